@@ -14,17 +14,17 @@ class CallTimes(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: class or function, as it is written; of a data set with the method: ``Images.__getitem__``.
-        kind: ``sample`` (the data set's own ``__getitem__``, ``__getitems__`` or ``next``), ``transform``,
+        kind: ``sample`` (``__getitem__``, ``__getitems__`` or ``__iter__`` of a data set), ``transform``,
             ``compose`` (a transform that has others) or ``collate``.
         depth: calls that it stands in, of those in this list: 0 for samples and collate.
-        calls: how many ended.
-        samples: that they made; other than ``calls`` only where one call makes several.
-        total_ns: wall time in it, with what it calls.
+        calls: how many ended: samples of the loader's data set, batches of the collate function; 0 where
+            that is not known.
+        total_ns: wall time in it, with what it calls; ``None`` where it was not measured, as it takes less
+            than 5 % of the time of making batches or too few samples were taken.
         inner_ns: of that, in the calls of this list that it makes.
-        cpu_ns: CPU time of the worker's thread from the first sample of each batch until all were there;
-            ``None`` where it was not read, as of transforms.
-        p50_ns, p99_ns: of one call, among the newest 2,048 of each worker.
-        max_ns: the longest call.
+        error_ns: half of what ``total_ns`` may be off by, where that is from samples: all in the list are
+            within twice their errors in 19 of 20 runs; ``None`` where a clock was read.
+        cpu_ns: CPU time of the worker's thread in it; ``None`` where it was not read, as of transforms.
         file, line: where its code is; ``""`` and 0 where it has no Python code.
         is_users: whether that is the user's own code.
         package: of a library; ``""`` otherwise.
@@ -33,14 +33,11 @@ class CallTimes(Record, frozen=True, kw_only=True):
     name: str
     kind: str
     depth: Count = 0
-    calls: Count
-    samples: Count
-    total_ns: Count
+    calls: Count = 0
+    total_ns: Count | None = None
     inner_ns: Count = 0
+    error_ns: Count | None = None
     cpu_ns: Count | None = None
-    p50_ns: Count = 0
-    p99_ns: Count = 0
-    max_ns: Count = 0
     file: str = ""
     line: Count = 0
     is_users: bool = False
@@ -48,8 +45,8 @@ class CallTimes(Record, frozen=True, kw_only=True):
 
     @property
     def own_ns(self) -> int:
-        """Wall time in it and in no other call of the list."""
-        return max(0, self.total_ns - self.inner_ns)
+        """Wall time in it and in no other call of the list; 0 where it was not measured."""
+        return max(0, (self.total_ns or 0) - self.inner_ns)
 
 
 class WorkerTimes(Record, frozen=True, kw_only=True):

@@ -16,23 +16,20 @@ from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatc
 from tests.analysis.test_loader_queue import measured
 from tests.support.diagnosed import MS, SETUP, analysis_of, steps_of, with_loader
 
-SAMPLE = CallTimes(name="Images.__getitem__", kind="sample", calls=400, samples=400, total_ns=0)
+SAMPLE = CallTimes(name="Images.__getitem__", kind="sample", calls=400, total_ns=0)
 
 
-def loader(service_ms, workers, *, rest_ms=0, cpu_share=0.0, collate_share=0.0, tail=None, **worker):
+def loader(service_ms, workers, *, rest_ms=0, cpu_share=0.0, collate_share=0.0, **worker):
     """A loader whose batches of 4 take these times, and how long steps wait for them."""
     service_ns = [one * MS for one in service_ms]
     batches, waits_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
     making_ns, number = sum(service_ns), max(1, workers)
     fetch_ns = round((1 - collate_share) * making_ns)
-    p50_ns, p99_ns = tail or (1, 1)
     sample = replace(
         SAMPLE,
         calls=4 * len(service_ns),
         total_ns=fetch_ns,
         cpu_ns=round(cpu_share * fetch_ns),
-        p50_ns=p50_ns,
-        p99_ns=p99_ns,
     )
     times = WorkerTimes(
         worker=0,
@@ -113,30 +110,14 @@ def test_collate_that_takes_most_of_it_is_named():
     assert facts.cause.saving_ns == pytest.approx(0.75 * facts.step_ns)
 
 
-def test_one_sample_in_twenty_that_is_slow():
-    """Samples of 1 ms, one in twenty of 41: two thirds of the time are beyond the median."""
-    record, waits_ms = loader([12] * 100, 8, rest_ms=0.5, tail=(MS, 41 * MS))
-    facts = facts_of(record, waits_ms, 0.5)
-    [call] = facts.calls
-    assert call.beyond_median == pytest.approx(2 / 3)
-    assert call.per_sample_ns == 3 * MS
-    assert facts.why is Why.SLOW_SAMPLES
-    assert facts.cause.share == pytest.approx(2 / 3)
-
-
 def test_workers_that_wait_for_a_cpu_are_slow_whatever_their_samples_are():
-    """The same where each worker made batches for 150 ms, and of these had no CPU for 40, or for 110.
-
-    A sample then takes 3 ms less 0.8, or less 2.2, where nobody else needs the CPUs: that is 1.2 ms more than
-    the median, or less than it.
-    """
-    for no_cpu_ms, why in ((40, Why.SLOW_SAMPLES), (110, Why.WAITS)):
-        record, waits_ms = loader([12] * 100, 8, rest_ms=0.5, tail=(MS, 41 * MS), cpu_wait_ns=no_cpu_ms * MS)
-        facts = facts_of(record, waits_ms, 0.5)
-        assert facts.cpu_wait == pytest.approx(no_cpu_ms / 150)
-        assert facts.why is why
+    """One batch in twenty takes 110 ms for 10: a third of the time, unless workers had no CPU for it."""
+    for no_cpu_ms, why in ((0, Why.SLOW_SAMPLES), (130, Why.WAITS)):  # of 375 ms in each worker
+        record, waits_ms = loader(([10] * 19 + [110]) * 10, 8, rest_ms=1, cpu_wait_ns=no_cpu_ms * MS)
+        facts = facts_of(record, waits_ms, 1)
+        assert facts.cpu_wait == pytest.approx(no_cpu_ms / 375)
         found = [one.share for one in facts.causes if one.why is Why.SLOW_SAMPLES]
-        assert found == pytest.approx([1 - 1 / (3 * (1 - 40 / 150))] if no_cpu_ms == 40 else [])
+        assert found == pytest.approx([1 / 3] if why is Why.SLOW_SAMPLES else [])
     unknown, waits_ms = loader([12] * 100, 8, rest_ms=0.5)
     assert facts_of(unknown, waits_ms, 0.5).cpu_wait is None
 
@@ -181,13 +162,16 @@ def test_the_start_of_each_epoch_may_be_all():
 def test_shares_of_workers_and_calls():
     record, waits_ms = loader([10] * 100, 2, rest_ms=1, wait_ns=500 * MS, collate_share=0.5)
     inner = CallTimes(
-        name="Blur", kind="transform", depth=1, calls=100, samples=100, total_ns=400 * MS, cpu_ns=100 * MS
+        name="Blur", kind="transform", depth=1, total_ns=400 * MS, error_ns=8 * MS, cpu_ns=100 * MS
     )
-    record = replace(record, calls=(replace(record.calls[0], inner_ns=400 * MS), inner))
+    small = CallTimes(name="Flip", kind="transform", depth=1)
+    record = replace(record, calls=(replace(record.calls[0], inner_ns=400 * MS), inner, small))
     facts = facts_of(record, waits_ms, 1)
     assert facts.making_ns == 1000 * MS
-    assert [one.share for one in facts.calls] == [0.1, 0.4]
-    assert [one.computing for one in facts.calls] == [0, 0.25]
+    assert [one.share for one in facts.calls] == [0.1, 0.4, None]
+    assert [one.computing for one in facts.calls] == [0, 0.25, None]
+    assert [one.mean_ns for one in facts.calls] == [1.25 * MS, MS, None]
+    assert [one.error_ns for one in facts.calls] == [None, 0.02 * MS, None]
     assert [one.waiting for one in facts.workers] == [0.5, 0.5]
     assert facts.waiting == 0.5
 

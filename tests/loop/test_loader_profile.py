@@ -35,8 +35,9 @@ def test_batches_are_taken_and_transforms_named(capsys):
     (workers,) = profile.run.ranks[0].workers
     sample, transform, _ = workers.calls
     assert (sample.name, transform.name) == ("Slow.__getitem__", "slowly")
-    assert transform.calls >= 80  # workers may be ahead
-    assert transform.total_ns / transform.calls >= 4e6
+    assert sample.calls >= 80  # workers may be ahead
+    assert sample.total_ns / sample.calls >= 4e6
+    assert (transform.total_ns or 0) <= sample.total_ns  # a busy machine may take too few samples
     assert profile.samples_per_s == pytest.approx(4 * profile.batches_per_s)
     assert profile.batches_per_s < 1 / 0.016
     assert "20 batches of DataLoader" in capsys.readouterr().out

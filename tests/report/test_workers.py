@@ -30,21 +30,16 @@ from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with
 DATA = "/home/me/data.py"
 
 
-def call(name, kind, depth, calls, total_ms, inner_ms=0, *, samples=None, cpu_ms=None, file=DATA, line=1):
-    """Of one call; its percentiles are its mean."""
-    each = total_ms * MS // calls
+def call(name, kind, depth, calls, total_ms, inner_ms=0, *, cpu_ms=None, error_ms=None, file=DATA, line=1):
     return CallTimes(
         name=name,
         kind=kind,
         depth=depth,
         calls=calls,
-        samples=samples or calls,
-        total_ns=total_ms * MS,
+        total_ns=None if total_ms is None else total_ms * MS,
         inner_ns=inner_ms * MS,
+        error_ns=None if error_ms is None else error_ms * MS,
         cpu_ns=None if cpu_ms is None else cpu_ms * MS,
-        p50_ns=each,
-        p99_ns=2 * each,
-        max_ns=3 * each,
         file=file,
         line=line,
         is_users=file == DATA,
@@ -98,10 +93,12 @@ LOADER = LoaderWorkers(
     start_method="fork",
     calls=(
         call("Images.__getitem__", "sample", 0, 80, 800, 720, cpu_ms=200, line=10),
-        call("Compose", "compose", 1, 80, 720, 700, file="/lib/torchvision/transforms.py", line=90),
-        call("Crop", "transform", 2, 80, 400, line=20),
-        call("Blur", "transform", 2, 40, 300, line=30),
-        call("collate", "collate", 0, 20, 200, samples=80, line=50),
+        call(
+            "Compose", "compose", 1, 0, 720, 700, error_ms=8, file="/lib/torchvision/transforms.py", line=90
+        ),
+        call("Crop", "transform", 2, 0, 400, error_ms=40, line=20),
+        call("Blur", "transform", 2, 0, 300, error_ms=20, line=30),
+        call("collate", "collate", 0, 20, 200, line=50),
     ),
     workers=(
         WorkerTimes(worker=0, batches=12, samples=48, fetch_ns=500 * MS, collate_ns=120 * MS, wait_ns=7 * MS),
@@ -133,7 +130,8 @@ def test_calls_with_their_shares_of_the_workers_time():
     one = table(report_of(LOADER), "worker_transforms")
     assert cells(one, "name") == ["Images.__getitem__", "Compose", "Crop", "Blur", "collate"]
     assert one.depths == (0, 1, 2, 2, 0)
-    assert cells(one, "avg_ns") == [10 * MS, 9 * MS, 5 * MS, 7.5 * MS, 10 * MS]
+    assert cells(one, "avg_ns") == [10 * MS, 9 * MS, 5 * MS, 3.75 * MS, 10 * MS]
+    assert cells(one, "error_ns") == [None, 0.1 * MS, 0.5 * MS, 0.25 * MS, None]
     assert cells(one, "own_ns") == [80 * MS, 20 * MS, 400 * MS, 300 * MS, 200 * MS]
     assert cells(one, "ratio") == pytest.approx([0.8, 0.72, 0.4, 0.3, 0.2])
     assert cells(one, "own_ratio") == pytest.approx([0.08, 0.02, 0.4, 0.3, 0.2])
@@ -145,6 +143,17 @@ def test_calls_with_their_shares_of_the_workers_time():
         *("data.py:20", "data.py:30", "data.py:50"),
     ]
     assert one.notes == ("Your files are in /home/me.",)
+
+
+def test_transforms_that_were_not_measured_are_dashes_with_the_reason():
+    small = replace(LOADER, calls=(*LOADER.calls[:3], call("Flip", "transform", 2, 0, None), LOADER.calls[4]))
+    one = table(report_of(small), "worker_transforms")
+    row = dict(zip([column.key for column in one.columns], one.rows[3], strict=True))
+    assert {key for key, value in row.items() if value is not None} == {"name", "kind", "place"}
+    assert one.notes[-1].startswith("A transform with dashes takes less than 5% of the time")
+    nothing = replace(LOADER, calls=(LOADER.calls[0], call("Flip", "transform", 1, 0, None)))
+    one = table(report_of(nothing), "worker_transforms")
+    assert one.notes[-1].startswith("Transforms have dashes: too few samples were taken")
 
 
 def test_each_worker():
@@ -428,7 +437,7 @@ BEGINS = {
     Why.THREADS: "Each of 2 workers has up to 18 threads, on 8 CPUs: ",
     Why.PICKLING: "Pickling batches takes CPU time as long as 60.0 % of making them. Let the collate",
     Why.COLLATE: "The collate function takes 60.0 % of the workers' time: ",
-    Why.SLOW_SAMPLES: "0 % of the batches take more than 3 times the median of 40 ms. Make slow samples",
+    Why.SLOW_SAMPLES: "0 % of the batches take over 3 times the median of 40 ms. Make slow samples",
     Why.TOO_FEW_WORKERS: "DataLoader(num_workers=4, persistent_workers=True): num_workers is 2 now.",
     Why.WAITS: "Making a batch mostly waits: 20.0 % of its time is CPU time. Read fewer, larger pieces",
     Why.COMPUTES: "Making a batch computes (20.0 % of its time is CPU time): make Crop cheaper;",
@@ -452,19 +461,16 @@ def test_each_cause_has_its_advice(why):
     assert "persistent_workers" not in kept.action
 
 
-def test_slow_samples_are_told_by_the_call_that_has_the_tail():
-    """Half of a call's time is beyond its median; else by the batches, of which one in twenty is slow."""
+def test_slow_samples_are_told_by_the_batches():
     facts = played(40, workers=2).workers[0]
     cause = WaitCause(why=Why.SLOW_SAMPLES, share=0.4, saving_ns=MS)
     facts = replace(facts, why=cause.why, causes=(cause,))
-    calls = tuple(replace(one, beyond_median=0.5 * (one.call.name == "Crop")) for one in facts.calls)
-    advice = cause_advice(replace(facts, calls=calls), None, 8)
-    assert advice.action.startswith("Crop usually takes 9 ms, but over 18 ms once in 100 calls. Make slow")
+    advice = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8)
+    assert advice.action.startswith("5.0 % of the batches take over 3 times the median of 40 ms. Make")
+    assert cause_advice(replace(facts, batch=None), None, 8).action.startswith("Few samples take much longer")
     assert len(advice.action) <= 3 * 77, "three lines of a terminal of 80 columns"
     assert advice.told.startswith(" Batches that are ready wait behind a slow one")
     assert "DataLoader(in_order=False)" in advice.told
-    said = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8).action
-    assert said.startswith("5.0 % of the batches take more than 3 times the median of 40 ms. Make slow")
     # Nothing is held back where batches come as they are ready, or one after the other.
     for changes in ({"is_ordered": False}, {"num_workers": 1}):
         assert not cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).told
@@ -491,7 +497,7 @@ def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
     assert told_of(facts) == (
         " In the workers Images.__getitem__ itself takes the most time: 8.75 ms a sample, 70.0 % of theirs."
     )
-    joined = replace(LOADER, calls=(call("pad", "collate", 0, 20, 900, samples=80),))
+    joined = replace(LOADER, calls=(call("pad", "collate", 0, 20, 900),))
     [facts] = analysis_of(steps, workers=(joined,)).workers
     assert told_of(facts) == " In the workers pad takes the most time: 45 ms a batch, 90.0 % of theirs."
     [facts] = analysis_of(steps, workers=(replace(LOADER, calls=()),)).workers

@@ -107,18 +107,19 @@ class CallFacts(Record, frozen=True, kw_only=True):
 
     Attributes:
         call: what was measured.
-        share: of the time in which workers made batches, in it and in no other call of the list.
-        per_sample_ns: wall time with what it calls, by sample of the loader; a call may be for some only.
+        share: of the time in which workers made batches, in it and in no other call of the list; ``None``
+            where it was not measured.
+        mean_ns: wall time with what it calls, by sample of the loader; of the collate function by batch.
+            ``None`` where it was not measured.
+        error_ns: half of what that may be off by; ``None`` where it is not from samples.
         computing: CPU time by wall time; ``None`` where CPU time was not read.
-        beyond_median: share of its time that it would not take if each call took as long as the median;
-            0 unless one call in a hundred takes three times the median.
     """
 
     call: CallTimes
-    share: float
-    per_sample_ns: float
+    share: float | None
+    mean_ns: float | None
+    error_ns: float | None
     computing: float | None
-    beyond_median: float
 
 
 class WorkerShares(Record, frozen=True, kw_only=True):
@@ -228,6 +229,7 @@ def _facts(
     times = record.workers
     fetch_ns, collate_ns = sum(one.fetch_ns for one in times), sum(one.collate_ns for one in times)
     making_ns, samples = fetch_ns + collate_ns, sum(one.samples for one in times)
+    batches = sum(one.batches for one in times)
     waited_ns, cpu_ns = sum(one.wait_ns for one in times), sum(one.cpu_ns for one in times)
     other_ns = sum_of_all(one.other_cpu_ns for one in times)
     fetch_cpu_ns = sum_of_all(one.cpu_ns for one in record.calls if one.kind == "sample")
@@ -242,7 +244,9 @@ def _facts(
     facts = WorkersFacts(
         record=record,
         making_ns=making_ns,
-        calls=tuple(_call(one, making_ns, samples) for one in record.calls),
+        calls=tuple(
+            _call(one, making_ns, batches if one.kind == "collate" else samples) for one in record.calls
+        ),
         workers=tuple(
             WorkerShares(
                 times=one,
@@ -275,15 +279,15 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _call(call: CallTimes, making_ns: int, samples: int) -> CallFacts:
-    mean_ns = _ratio(call.total_ns, call.calls)
-    is_tailed = call.p99_ns >= SLOW * call.p50_ns > 0
+def _call(call: CallTimes, making_ns: int, number: int) -> CallFacts:
+    """Facts of one call, whose times are told by so many samples or batches."""
+    is_known = call.total_ns is not None and number > 0
     return CallFacts(
         call=call,
-        share=_ratio(call.own_ns, making_ns),
-        per_sample_ns=_ratio(call.total_ns, samples),
-        computing=None if call.cpu_ns is None else min(1.0, _ratio(call.cpu_ns, call.total_ns)),
-        beyond_median=max(0.0, 1 - _ratio(call.p50_ns, mean_ns)) if is_tailed else 0.0,
+        share=None if call.total_ns is None else _ratio(call.own_ns, making_ns),
+        mean_ns=_ratio(call.total_ns or 0, number) if is_known else None,
+        error_ns=None if call.error_ns is None or not is_known else call.error_ns / number,
+        computing=None if call.cpu_ns is None else min(1.0, _ratio(call.cpu_ns, call.total_ns or 0)),
     )
 
 
@@ -375,18 +379,13 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
     elif workers and other >= _MOSTLY:
         add(Why.PICKLING, other, others_ns)
     add(Why.COLLATE, facts.collate, min(wait_ns, facts.collate * facts.step_ns))
-    # A worker that waits for a CPU is slow in some samples, whatever they are: without that wait the mean is
-    # less, and the median, of calls that are short and have none, is what it is.
-    no_cpu = facts.cpu_wait or 0.0
-    tails = [one.beyond_median for one in facts.calls if one.call.kind == "sample"]
-    tailed, own = max([0.0, *tails]), 0.0
-    if no_cpu < 1:
-        own = max(0.0, 1 - (1 - tailed) / (1 - no_cpu)) * (1 - facts.collate)
+    # A worker that waits for a CPU is slow in some batches, whatever they are.
+    own = slow = 0.0
     if facts.batch is not None and facts.batch.slow > 0:
         slow = facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns
-        own, tailed = max(own, slow - no_cpu), max(tailed, slow)
+        own = max(0.0, slow - (facts.cpu_wait or 0.0))
     order_ns = 0.0 if isinstance(queue, Absent) else queue.order_cost_ns or 0.0
-    slow_ns = max(own * facts.step_ns, _ratio(own, tailed) * order_ns)
+    slow_ns = max(own * facts.step_ns, _ratio(own, slow) * order_ns)
     add(Why.SLOW_SAMPLES, own, min(wait_ns, slow_ns))
     left_ns = wait_ns
     if not isinstance(queue, Absent) and queue.helps:

@@ -1,10 +1,14 @@
-"""What runs in a worker: it writes down batches, what calls took, and at which statements it was."""
+"""What runs in a worker: it writes down batches, and what its samples say of statements and transforms.
+
+The data set and its transforms stay as they are. Ours are two calls that torch makes on objects of its own in
+the worker: taking the next indices from its queue, with which a batch begins, and joining the samples.
+"""
 
 from __future__ import annotations
 
-import math
+import copy
+import functools
 import os
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +16,8 @@ from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -23,68 +28,95 @@ except ImportError:  # Windows, where workers are not looked into
 from torch.utils.data import get_worker_info
 
 from lightning_modelprof.measure.resources.cpu import cpu_wait_ns
-from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Sampler
+from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.measure.workers.call_samples import CallLook, CallSamples, State
+from lightning_modelprof.measure.workers.calls import CallName, Calls
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
-    CALL_HEAD,
     NUM_BATCHES,
-    NUM_KEPT,
     Head,
     SlotWriter,
-    Sum,
     claim_slot,
     open_memory,
 )
-from lightning_modelprof.measure.workers.stand_ins import InPlaceOf, drop_frame, itself
-from lightning_modelprof.measure.workers.timed_calls import OUTSIDE, TimedCalls
 from lightning_modelprof.run.stacks import StackSamples, merge_stacks
-
-_WORKERS: Final[dict[str, Worker]] = {}
-"""Of this process, by the key that its ``worker_init_fn`` and its collate function share."""
 
 _SYSTEM_EVERY_NS: Final = 250_000_000
 _TEXT_EVERY_NS: Final = 1_000_000_000
 _FIRST_TEXT_NS: Final = 100_000_000
 """What was seen is written down after so long, then after twice as long each time, up to the above."""
 
-_CALL_COST_NS: Final = 900
-_SAMPLE_COST_NS: Final = 1_200
-"""What a timed call, and a timed sample, take at most. Source: benchmarks/worker_cost.py."""
+_INTERVAL_NS: Final = 5_000_000
+_LOOKS_PER_FOLD: Final = 1_000
+"""Samples are taken more often than in the training: shares of transforms need many."""
+
+_STATEMENTS_EVERY: Final = 4
+"""Of so many samples one is of statements as well."""
 
 _MAIN_THREAD: Final = Path("/proc/self/schedstat")
 
 _OURS: Final = "lightning_modelprof.measure.workers."
 """Frames of these modules are in no stack."""
 
-_MOST_COST: Final = 0.01
-"""Of the time of samples: where timing all would take more, one batch in several is timed."""
+OUTSIDE: Final = object()
+"""In place of an inspection: a worker that waits is not looked at."""
 
 
-class WorkerStart(InPlaceOf):
+class WorkerText(msgspec.Struct):
+    """What a worker writes as a text.
+
+    Attributes:
+        stacks: that were seen.
+        calls: the same by call.
+        collate: the collate function; ``None`` where torch's loop is not as it was.
+    """
+
+    stacks: StackSamples
+    calls: CallSamples
+    collate: CallName | None = None
+
+
+def drop_frame(error: BaseException) -> None:
+    """Take the frame that has caught an error out of its traceback; a bare ``raise`` has to follow.
+
+    What the user reads is then as without us. Before Python 3.11 such a frame stays.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
+def _itself(original: Any) -> tuple[Any, ...]:
+    """A pickle that becomes something of the user's, also where there is nothing of ours."""
+    return cast, (None, original)
+
+
+class WorkerStart:
     """A ``worker_init_fn`` that begins to measure and calls the user's own.
+
+    While the loop runs it's an attribute of the user's DataLoader, and to all who ask but for ``is`` and
+    ``type`` it is the user's function. Copies and pickles that are not for a worker are that function.
 
     Args:
         original: the user's; ``None`` without.
-        key: that the collate function has, too.
         fd, path: where the shared memory is, in a child that inherits and in one that does not.
         name: of the shared memory.
         num_slots: of the shared memory.
         own: folders of packages that are the user's wherever they are.
-        sampling: whether statements are looked at.
+        sampling: whether samples are taken.
 
     Attributes:
         is_over: whether the loop has ended, and only the user's own is called.
     """
 
-    __slots__ = ("_arguments", "_pid", "is_over")
+    __slots__ = ("__weakref__", "_arguments", "_pid", "is_over", "original")
 
     def __init__(
         self,
         original: Callable[[int], Any] | None,
         *,
-        key: str,
         fd: int,
         path: str,
         name: str,
@@ -92,24 +124,19 @@ class WorkerStart(InPlaceOf):
         own: tuple[str, ...] = (),
         sampling: bool = True,
     ) -> None:
-        arguments = (key, fd, path, name, num_slots, own, sampling)
-        super().__init__(original, _arguments=arguments, _pid=os.getpid(), is_over=False)
+        arguments = (fd, path, name, num_slots, own, sampling)
+        ours = {"original": original, "_arguments": arguments, "_pid": os.getpid(), "is_over": False}
+        for key, value in ours.items():
+            object.__setattr__(self, key, value)
 
     def end(self) -> None:
         """From now on only the user's own is called."""
         object.__setattr__(self, "is_over", True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy that is not for a worker is the user's own function."""
-        if get_spawning_popen() is None or self.is_over:
-            return itself(self.original)
-        key, _, path, name, num_slots, own, sampling = self._arguments
-        return _make_start, (self.original, (key, path, name, num_slots, own, sampling))
-
     def __call__(self, worker_id: int) -> None:
         """As of ``worker_init_fn``."""
         worker = None
-        key, fd, path, name, num_slots, own, sampling = self._arguments
+        fd, path, name, num_slots, own, sampling = self._arguments
         is_child = os.getpid() != self._pid or fd < 0  # and not a loader without workers
         if is_child and not self.is_over:
             with suppress(Exception):  # it works without us
@@ -124,51 +151,54 @@ class WorkerStart(InPlaceOf):
                 raise
         info = get_worker_info()
         if worker is not None and info is not None:
-            _WORKERS[key] = worker
             try:
-                worker.begin(info.dataset)
+                worker.begin(info.dataset, _loop_frame())
             except Exception:  # as without us
                 with suppress(Exception):
                     worker.end()
 
-
-def _make_start(original: Any, arguments: tuple[str, str, str, int, tuple[str, ...], bool]) -> WorkerStart:
-    """In a child that inherits nothing."""
-    key, path, name, num_slots, own, sampling = arguments
-    return WorkerStart(
-        original, key=key, fd=-1, path=path, name=name, num_slots=num_slots, own=own, sampling=sampling
-    )
-
-
-class Collate(InPlaceOf):
-    """The user's collate function, timed in a worker that measures.
-
-    Args:
-        original: the user's.
-        key: that the ``worker_init_fn`` has, too.
-    """
-
-    __slots__ = ("_key",)
-
-    def __init__(self, original: Callable[..., Any], key: str) -> None:
-        super().__init__(original, _key=key)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """As of WorkerStart."""
-        if get_spawning_popen() is None:
-            return itself(self.original)
-        return Collate, (self.original, self._key)
+        """A copy that is not for a worker is the user's own function."""
+        if get_spawning_popen() is None or self.is_over:
+            return _itself(self.original)
+        return _make_start, (self.original, self._arguments[1:])
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's; torch calls it with the samples alone."""
-        worker = _WORKERS.get(self._key)
-        try:
-            if worker is None or len(args) != 1 or kwargs:
-                return self.original(*args, **kwargs)
-            return worker.collate(self.original, *args)
-        except BaseException as error:
-            drop_frame(error)
-            raise
+    # As the user's function
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For ``isinstance``."""
+        return type(self.original)
+
+    def __bool__(self) -> bool:
+        return bool(self.original)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.original == (other.original if type(other) is WorkerStart else other))
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self.original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "original"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.original, name)
+
+
+def _make_start(original: Any, arguments: tuple[str, str, int, tuple[str, ...], bool]) -> WorkerStart:
+    """In a child that inherits nothing."""
+    path, name, num_slots, own, sampling = arguments
+    return WorkerStart(original, fd=-1, path=path, name=name, num_slots=num_slots, own=own, sampling=sampling)
 
 
 class Worker:
@@ -177,34 +207,39 @@ class Worker:
     Args:
         slot: where it writes.
         user_code: whose code is whose.
-        sampling: whether statements are looked at.
+        sampling: whether samples are taken.
     """
 
     def __init__(self, slot: SlotWriter, user_code: UserCode, *, sampling: bool) -> None:
         self._slot, self._head = slot, slot.head
-        self._calls = TimedCalls(slot, user_code)
-        self._is_timing = True
-        self._until_end = self._until_timed = 0
-        self._random = random.Random(0)  # of our own: the data's numbers stay what they are
-        self._timed_cost_ns = self._timed_ns = 0
-        self._collate_words: memoryview | None = None
+        self._calls = Calls(user_code)
+        self.state = State(DATALOADER, OUTSIDE)
+        self._queue: Any = None
+        self._fetcher: Any = None
+        self._has_fetcher = False
+        self._message: Any = None
+        self._begin = (0, 0)
         self._last_ready_ns, self._last_index = 0, -1
         self._system_ns = 0
         self._system: tuple[int, ...] | None = None
-        self._look: StackLook | None = StackLook(self._calls.state, user_code) if sampling else None
+        self._sampling = sampling
+        self._look: StackLook | None = StackLook(self.state, user_code) if sampling else None
+        self._call_look: CallLook | None = None
         self._sampler: Sampler | None = None
         self._cpu_wait_ns: int | None = None
-        self._before = slot.text()
+        self._before = _decoded(slot.text())
+        self._collate_name: CallName | None = None
         self._since_text_ns, self._text_after_ns = 0, _FIRST_TEXT_NS
         self._sampler_cost_ns = 0
 
     # Life
 
-    def begin(self, dataset: Any) -> None:
+    def begin(self, dataset: Any, loop: FrameType | None) -> None:
         """Measure from now on.
 
         Args:
             dataset: the worker's.
+            loop: the frame of torch's loop, which makes the batches; ``None`` where it's not as it was.
         """
         head = self._head
         head[Head.STARTS] += 1
@@ -212,85 +247,114 @@ class Worker:
         if start_ns is not None:
             head[Head.STARTS_NS] += start_ns
             head[Head.STARTS_TIMED] += 1
-        self._calls.begin(dataset)
+        with suppress(Exception):  # the table is shorter then
+            self._calls.find(dataset)
+        queue, collate = _locals(loop, "index_queue", "collate_fn")
+        if collate is not None:
+            self._collate_name = self._calls.collate_name(collate)
         self._read_system(time.perf_counter_ns())
+        self._call_look = CallLook(
+            self.state, self._calls, None if self._before is None else self._before.calls
+        )
+        self._write_text(None)
         if self._look is not None:
-            looks = {"statements": self._look.look, "what was seen": self._save_sometimes}
-            self._sampler = Sampler(looks, is_crowded=lambda: _is_crowded(self._look))
+            looks = {
+                "statements": _one_in(_STATEMENTS_EVERY, self._look.look),
+                "transforms": self._call_look.look,
+                "what was seen": self._save_sometimes,
+            }
+            self._sampler = Sampler(
+                looks,
+                is_crowded=lambda: _is_crowded(self._look),
+                interval_ns=_INTERVAL_NS,
+                looks_per_fold=_LOOKS_PER_FOLD,
+            )
+            self._call_look.sampler = self._sampler
             self._sampler.resume()
         util.Finalize(None, self.end, exitpriority=100)
+        if queue is not None:
+            queue.get = functools.partial(self.take, queue.get)
+            self._queue = queue
 
     def end(self) -> None:
-        """Measure no more, and leave everything as it was."""
-        self._calls.switch(None)
+        """Measure no more, and leave torch's objects as they were."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            with suppress(AttributeError):
+                del queue.get
+        self._wrap(None)
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.pause()
-            self._write_text(sampler)
+        self._write_text(sampler)
         self._read_system(time.perf_counter_ns())
-        for key in [key for key, worker in _WORKERS.items() if worker is self]:
-            del _WORKERS[key]
+
+    def take(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Wait for the next indices; a batch begins when they are there."""
+        state = self.state
+        state.fetch_ns, state.inspection, self._begin = 0, OUTSIDE, (0, 0)
+        if not self._has_fetcher:
+            with suppress(Exception):
+                self._wrap(*_locals(_loop_frame(), "fetcher"))
+        message = original(*args, **kwargs)
+        if type(message) is tuple:
+            self._message = message
+            state.batch += 1
+            self._begin = time.perf_counter_ns(), time.thread_time_ns()
+            state.fetch_ns, state.inspection = self._begin[0], None
+        else:  # the end, or another epoch, for which torch makes another fetcher
+            self._has_fetcher = False
+        return message
+
+    def _wrap(self, fetcher: Any) -> None:
+        """Let a fetcher of torch's call us to join samples, and the one before as it did."""
+        before, self._fetcher = self._fetcher, None
+        if before is not None:
+            before.collate_fn = before.collate_fn.args[0]
+        if fetcher is not None:
+            fetcher.collate_fn = functools.partial(self.collate, fetcher.collate_fn)
+            self._fetcher, self._has_fetcher = fetcher, True
 
     def collate(self, original: Callable[[Any], Any], data: Any) -> Any:
         """Collate, and write down the batch."""
-        fetched_ns, fetched_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        self._calls.inner[0] = 0
+        self.state.fetch_ns = 0
+        fetched = time.perf_counter_ns(), time.thread_time_ns()
         try:
             return original(data)
         except BaseException as error:
             drop_frame(error)
             raise
         finally:
-            ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-            self._calls.state.inspection = OUTSIDE
+            ready = time.perf_counter_ns(), time.thread_time_ns()
+            self.state.inspection = OUTSIDE
             with suppress(Exception):
-                self._end_batch(original, data, (fetched_ns, fetched_cpu_ns), (ready_ns, cpu_ns))
+                self._end_batch(data, fetched, ready)
 
-    def _end_batch(self, original: Any, data: Any, fetched: tuple[int, int], ready: tuple[int, int]) -> None:
+    def _end_batch(self, data: Any, fetched: tuple[int, int], ready: tuple[int, int]) -> None:
         """Write down a batch.
 
         Args:
-            original: the user's collate function.
-            data: that it was given.
+            data: that the collate function was given.
             fetched: the clock, and that of CPU time, when it was called.
             ready: the same when it returned.
         """
-        (fetched_ns, fetched_cpu_ns), (ready_ns, cpu_ns) = fetched, ready
-        head, batch = self._head, self._calls.batch
-        begin_ns, cpu_begin_ns, samples, calls = batch
-        batch[:] = [0, 0, 0, 0]
-        words = self._collate_words
-        if words is None:
-            words = self._collate_words = self._slot.call(self._calls.name("", "collate", 0, original))
-        took_ns = ready_ns - fetched_ns
-        if words is not None:
-            number = words[Sum.CALLS]
-            words[CALL_HEAD + (number & (NUM_KEPT - 1))] = took_ns
-            words[Sum.CALLS] = number + 1
-            words[Sum.TOTAL_NS] += took_ns
-            words[Sum.INNER_NS] += self._calls.inner[0]
-            words[Sum.MAX_NS] = max(words[Sum.MAX_NS], took_ns)
-        if not begin_ns:  # its samples are not seen
-            self._plan_next()
+        (begin_ns, cpu_begin_ns), (fetched_ns, fetched_cpu_ns), (ready_ns, cpu_ns) = (
+            self._begin,
+            fetched,
+            ready,
+        )
+        self._begin = (0, 0)
+        if not begin_ns:  # it's called twice for one batch
             return
-        if self._is_timing:
-            head[Head.TIMED_SAMPLES] += samples
-            head[Head.TIMED_FETCH_NS] += fetched_ns - begin_ns
-            sample_words = self._calls.state.sample_words
-            if sample_words is not None:
-                sample_words[Sum.CPU_NS] += fetched_cpu_ns - cpu_begin_ns
-            self._timed_cost_ns += samples * _SAMPLE_COST_NS + calls * _CALL_COST_NS
-            self._timed_ns += ready_ns - begin_ns
-        else:
-            samples = samples or (len(data) if isinstance(data, list | tuple) else 1)
-        if words is not None:
-            words[Sum.SAMPLES] += samples
+        head = self._head
+        index, indices = self._message
+        samples = self._number_of(data, indices)
         head[Head.BATCHES] += 1
         head[Head.SAMPLES] += samples
         head[Head.FETCH_NS] += fetched_ns - begin_ns
-        head[Head.COLLATE_NS] += took_ns
+        head[Head.FETCH_CPU_NS] += fetched_cpu_ns - cpu_begin_ns
+        head[Head.COLLATE_NS] += ready_ns - fetched_ns
         head[Head.CPU_NS] += cpu_ns - cpu_begin_ns
-        index = _batch_number()
         if self._last_ready_ns and not 0 <= index <= self._last_index:  # no epoch has begun in between
             head[Head.WAIT_NS] += begin_ns - self._last_ready_ns
         self._last_ready_ns, self._last_index = ready_ns, index
@@ -305,23 +369,14 @@ class Worker:
             head[Head.WRITTEN] = written + 1
         if ready_ns - self._system_ns >= _SYSTEM_EVERY_NS:
             self._read_system(ready_ns)
-        self._plan_next()
-
-    def _plan_next(self) -> None:
-        """Whether calls of the next batch are timed."""
         if self._slot.silent[0]:
             self.end()
-            return
-        self._until_end -= 1
-        if self._until_end <= 0:  # of so many batches one is timed, which one is left to chance
-            share = self._timed_cost_ns / max(1, self._timed_ns)
-            self._until_end = max(1, min(64, math.ceil(share / _MOST_COST)))
-            self._until_timed = self._random.randrange(self._until_end)
-        is_timing = self._until_timed == 0
-        self._until_timed -= 1
-        if is_timing != self._is_timing:
-            self._is_timing = is_timing
-            self._calls.switch(is_timing)
+
+    def _number_of(self, data: Any, indices: Any) -> int:
+        """How many samples a batch has; only what torch made is asked."""
+        if not self._fetcher.auto_collation:
+            return 1
+        return next((len(one) for one in (data, indices) if type(one) is list or type(one) is tuple), 1)
 
     # Now and then
 
@@ -358,35 +413,66 @@ class Worker:
             self._since_text_ns, self._text_after_ns = 0, min(2 * self._text_after_ns, _TEXT_EVERY_NS)
             self._write_text(self._sampler)
 
-    def _write_text(self, sampler: Sampler) -> None:
-        if self._look is None:
+    def _write_text(self, sampler: Sampler | None) -> None:
+        look, call_look = self._look, self._call_look
+        if call_look is None:
             return
-        seen = self._look.samples(
-            first_interval_ns=MIN_INTERVAL_NS,
-            last_interval_ns=sampler.interval_ns,
-            cost_ns=sampler.cost_ns,
-            notes=tuple(sampler.notes),
-        )
-        seen = merge_stacks([seen], without=_OURS)
-        if self._before:
-            seen = merge_stacks([msgspec.json.decode(self._before, type=StackSamples), seen])
+        seen = StackSamples()
+        if look is not None and sampler is not None:
+            seen = look.samples(
+                first_interval_ns=_STATEMENTS_EVERY * _INTERVAL_NS,
+                last_interval_ns=_STATEMENTS_EVERY * sampler.interval_ns,
+                cost_ns=sampler.cost_ns,
+                notes=tuple(sampler.notes),
+            )
+            seen = merge_stacks([seen], without=_OURS)
+        if self._before is not None:
+            seen = merge_stacks([self._before.stacks, seen])
+        text = WorkerText(seen, call_look.samples(), self._collate_name)
         most = len(seen.stacks)
-        while not self._slot.write_text(msgspec.json.encode(seen)) and most > 1:
+        while not self._slot.write_text(msgspec.json.encode(text)) and most > 1:
             most //= 2
-            seen = merge_stacks([seen], most=most)
+            text.stacks = merge_stacks([seen], most=most)
 
 
-def _batch_number() -> int:
-    """The number of the batch that is collated, from torch's loop; -1 where it is not as it was."""
-    frame = sys._getframe(1)
+def _one_in(number: int, look: Callable[[int], None]) -> Callable[[int], None]:
+    """One look in so many, which stands for the time of all."""
+    passed = [0, 0]
+
+    def sometimes(elapsed_ns: int) -> None:
+        passed[0] += 1
+        passed[1] += elapsed_ns
+        if passed[0] == number:
+            time_ns = passed[1]
+            passed[:] = [0, 0]
+            look(time_ns)
+
+    return sometimes
+
+
+def _decoded(text: bytes) -> WorkerText | None:
+    return msgspec.json.decode(text, type=WorkerText) if text else None
+
+
+def _loop_frame() -> FrameType | None:
+    """The frame of torch's loop, which calls us; ``None`` where that is not as it was."""
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(8):
-        if frame.f_code.co_name == "_worker_loop":
-            number = frame.f_locals.get("idx")
-            return number if isinstance(number, int) else -1
-        if frame.f_back is None:
-            break
+        if frame is None or frame.f_code.co_name == "_worker_loop":
+            return frame
         frame = frame.f_back
-    return -1
+    return None
+
+
+def _locals(frame: FrameType | None, *names: str) -> list[Any]:
+    """Local variables of torch's loop; ``None`` for those that it doesn't have."""
+    if frame is None:
+        return [None] * len(names)
+    found = frame.f_locals
+    values = [found.get(name) for name in names]
+    if sys.version_info < (3, 13):  # a copy, which would hold what torch lets go
+        found.clear()
+    return values
 
 
 def _age_ns() -> int | None:

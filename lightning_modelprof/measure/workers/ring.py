@@ -1,8 +1,8 @@
 """Memory that the training and the workers of one DataLoader share: a slot for each worker, without a name.
 
-A worker claims a slot and is the only one that writes there: sums, its newest durations, a ring of batches,
-and texts. Nobody waits for anybody. The memory is a file without a name (``memfd``), which is gone with the
-last process that has it, however that ends; the claim is a lock of the system's, which ends likewise.
+A worker claims a slot and is the only one that writes there: sums, a ring of batches, and texts. Nobody waits
+for anybody. The memory is a file without a name (``memfd``), which is gone with the last process that has it,
+however that ends; the claim is a lock of the system's, which ends likewise.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import mmap
 import os
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,20 +27,11 @@ try:
 except ImportError:  # Windows, where there is no such memory either
     fcntl = resource = None  # type: ignore[assignment]
 
-MOST_CALLS: Final = 64
-"""Different calls that a worker tells apart."""
-
-NUM_KEPT: Final = 2048
-"""Newest durations of a call that a worker keeps, for percentiles. A power of two."""
-
 NUM_BATCHES: Final = 4096
 """Batches that a worker may be ahead of who reads them. A power of two."""
 
 BATCH_COLUMNS: Final = 8
 """Numbers that a batch takes in the ring; see :class:`SlotWriter`."""
-
-CALL_HEAD: Final = 8
-"""Numbers of a call before its durations; see :class:`Sum`."""
 
 _SPARE_FILES: Final = 32
 _SPARE_FILES_OF_SLOT: Final = 4
@@ -52,8 +42,6 @@ _SPARE_BYTES: Final = 256 * 2**20
 
 _WORD: Final = 8
 _HEAD_WORDS: Final = 64
-_CALL_WORDS: Final = CALL_HEAD + NUM_KEPT
-_NAMES_BYTES: Final = 1 << 16
 _TEXT_BYTES: Final = 1 << 18
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _MAP_FIXED: Final = 0x10
@@ -62,9 +50,7 @@ _MAP_FIXED: Final = 0x10
 _NUM_TEXTS: Final = 2  # one is read while the other is written
 
 _BATCHES_AT: Final = _HEAD_WORDS * _WORD
-_CALLS_AT: Final = _BATCHES_AT + NUM_BATCHES * BATCH_COLUMNS * _WORD
-_NAMES_AT: Final = _CALLS_AT + MOST_CALLS * _CALL_WORDS * _WORD
-_TEXTS_AT: Final = _NAMES_AT + _NAMES_BYTES
+_TEXTS_AT: Final = _BATCHES_AT + NUM_BATCHES * BATCH_COLUMNS * _WORD
 _SLOT_BYTES: Final = -(-(_TEXTS_AT + _NUM_TEXTS * _TEXT_BYTES) // _PAGE) * _PAGE
 
 
@@ -98,66 +84,21 @@ class Head:
     THREADS: Final = 17
     SYSTEM_TOLD: Final = 18
     """Not 0 where the numbers of the system above were read."""
-    TIMED_SAMPLES: Final = 19
-    """Samples of batches in which single calls were timed."""
+    FETCH_CPU_NS: Final = 19
+    """CPU time of the thread in making samples."""
     DROPPED: Final = 20
     WRITTEN: Final = 21
     """Batches that were ever written to the ring."""
     READ: Final = 22
     """Of those, the ones that were read; the only number that the training writes to a slot."""
-    NAMES_BYTES: Final = 23
     TEXT: Final = 24
     """Which text is the newest: 0 for none yet, then odd and even in turns."""
     TEXT_BYTES_EVEN: Final = 25
     TEXT_BYTES_ODD: Final = 26
-    TIMED_FETCH_NS: Final = 27
-    """What of the time of samples went to batches in which single calls were timed."""
     CPU_WAIT_NS: Final = 28
     """For which the main thread was ready to run and had no CPU, since the worker was ready."""
     CPU_WAIT_TOLD: Final = 29
     """Not 0 where the system tells that."""
-
-
-class Sum:
-    """Places of numbers at the begin of a call."""
-
-    CALLS: Final = 0
-    TOTAL_NS: Final = 1
-    INNER_NS: Final = 2
-    MAX_NS: Final = 3
-    CPU_NS: Final = 4
-    SAMPLES: Final = 5
-
-
-class CallName(msgspec.Struct, frozen=True):
-    """What a call is, as the worker knows it; fields as of CallTimes."""
-
-    name: str
-    kind: str
-    depth: int = 0
-    file: str = ""
-    line: int = 0
-    is_users: bool = False
-    package: str = ""
-
-    def numbered(self, number: int) -> CallName:
-        """The same name for another one in the same row."""
-        return msgspec.structs.replace(self, name=f"{self.name} #{number}")
-
-
-@dataclass
-class ReadCall:
-    """One call of one slot.
-
-    Attributes:
-        name: what it is.
-        sums: int64, by :class:`Sum`.
-        kept_ns: int64: its newest durations, in no order.
-    """
-
-    name: CallName
-    sums: NDArray[np.int64]
-    kept_ns: NDArray[np.int64]
 
 
 @dataclass
@@ -166,12 +107,10 @@ class ReadSlot:
 
     Attributes:
         head: int64, by :class:`Head`.
-        calls: that it has.
         text: the newest one; empty without.
     """
 
     head: NDArray[np.int64]
-    calls: list[ReadCall] = field(default_factory=list)
     text: bytes = b""
 
 
@@ -270,13 +209,7 @@ class Rings:
     def _slot(self, slot: int) -> ReadSlot:
         head = self._heads[slot].copy()
         at = _PAGE + slot * _SLOT_BYTES
-        names = _decode_names(self._map[at + _NAMES_AT : at + _NAMES_AT + int(head[Head.NAMES_BYTES])])
-        calls = []
-        for number, name in enumerate(names):
-            words = self._words(slot, _CALLS_AT + number * _CALL_WORDS * _WORD, _CALL_WORDS).copy()
-            kept = min(int(words[Sum.CALLS]), NUM_KEPT)
-            calls.append(ReadCall(name, words[:CALL_HEAD], words[CALL_HEAD : CALL_HEAD + kept]))
-        return ReadSlot(head, calls, _read_text(self._map, at, head))
+        return ReadSlot(head, _read_text(self._map, at, head))
 
     def close(self) -> None:
         """Let the memory go; what was read before stays."""
@@ -313,13 +246,6 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
     return memory
 
 
-def _decode_names(text: bytes) -> list[CallName]:
-    try:
-        return msgspec.json.decode(text, type=list[CallName]) if text else []
-    except msgspec.DecodeError:  # it is being written
-        return []
-
-
 def _read_text(memory: Any, at: int, head: Any) -> bytes:
     newest = int(head[Head.TEXT])
     if not newest:
@@ -341,7 +267,6 @@ class SlotWriter:
         silent: int64: the first is not 0 once the training wants to hear no more.
         batches: int64: ``BATCH_COLUMNS`` numbers for each batch: its number in the epoch, begin, samples
             there, ready, CPU time, samples.
-        names: of the calls in this slot, in order.
     """
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
@@ -350,27 +275,10 @@ class SlotWriter:
         self.silent = memoryview(memory)[:_WORD].cast("q")
         self.head = self._words(0, _HEAD_WORDS)
         self.batches = self._words(_BATCHES_AT, NUM_BATCHES * BATCH_COLUMNS)
-        begin = self._at + _NAMES_AT
-        self.names = _decode_names(memory[begin : begin + self.head[Head.NAMES_BYTES]])
 
     def _words(self, at: int, number: int) -> memoryview:
         begin = self._at + at
         return memoryview(self._map)[begin : begin + number * _WORD].cast("q")
-
-    def call(self, name: CallName) -> memoryview | None:
-        """The numbers of a call, by :class:`Sum`, and its durations; ``None`` where calls are too many."""
-        if name in self.names:
-            number = self.names.index(name)
-        else:
-            text = msgspec.json.encode([*self.names, name])
-            if len(self.names) >= MOST_CALLS or len(text) > _NAMES_BYTES:
-                return None
-            number = len(self.names)
-            self.names.append(name)
-            begin = self._at + _NAMES_AT
-            self._map[begin : begin + len(text)] = text
-            self.head[Head.NAMES_BYTES] = len(text)
-        return self._words(_CALLS_AT + number * _CALL_WORDS * _WORD, _CALL_WORDS)
 
     def text(self) -> bytes:
         """The newest text."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import os
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.errors import told
-from lightning_modelprof.measure.workers.in_worker import Collate, WorkerStart
-from lightning_modelprof.measure.workers.ring import CallName, Head, ReadCall, ReadSlot, Rings, Sum
-from lightning_modelprof.run.stacks import StackSamples, merge_stacks
+from lightning_modelprof.measure.workers.call_samples import LEAST_SHARE, merged
+from lightning_modelprof.measure.workers.in_worker import WorkerStart, WorkerText
+from lightning_modelprof.measure.workers.ring import Head, ReadSlot, Rings
+from lightning_modelprof.run.stacks import merge_stacks
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 
 MOST_BATCHES: Final = 1_000
@@ -39,8 +40,6 @@ _MOST_CLOSED: Final = 8
 
 _MOST_HELD_LOADERS: Final = 100
 """In a list of something that holds loaders; a longer one may be its data."""
-
-_NUMBERS: Final = itertools.count()
 
 
 class _Shape(NamedTuple):
@@ -94,7 +93,7 @@ class WatchedLoaders:
     def _add(self, loader: DataLoader[Any], position: int) -> None:
         shape = _shape(loader, position)
         watched = self._watched.get(shape)
-        if isinstance(loader.worker_init_fn, WorkerStart):
+        if type(loader.worker_init_fn) is WorkerStart:
             if watched is not None and watched.has(loader):  # the same loader again
                 watched.round = self._num_rounds
                 return
@@ -236,7 +235,6 @@ class _Watched:
     ) -> None:
         self.shape = shape
         self._is_ordered = bool(getattr(loader, "in_order", True))
-        self._key = f"{os.getpid()}-{next(_NUMBERS)}"
         self._rings = Rings(_SLOTS_OF_ONE * loader.num_workers + 1)
         self.round = 0
         self.is_shared = False
@@ -248,11 +246,9 @@ class _Watched:
 
     def enter(self, loader: DataLoader[Any]) -> None:
         """Begin each worker of a loader with a function of ours, which calls the user's own."""
-        init, collate = loader.worker_init_fn, loader.collate_fn
         rings = self._rings
         loader.worker_init_fn = start = WorkerStart(
-            init,
-            key=self._key,
+            loader.worker_init_fn,
             fd=rings.fd,
             path=rings.path,
             name=rings.name,
@@ -260,11 +256,6 @@ class _Watched:
             own=self._own,
             sampling=self._sampling,
         )
-        try:
-            loader.collate_fn = Collate(collate, self._key)
-        except BaseException:
-            loader.worker_init_fn = init
-            raise
         self._loaders = [one for one in self._loaders if one() is not None]
         self._loaders.append(weakref.ref(loader))
         self._starts = [one for one in self._starts if one() is not None]
@@ -272,9 +263,7 @@ class _Watched:
 
     def has(self, loader: DataLoader[Any]) -> bool:
         """Whether it is this one, and ours is still in it."""
-        return isinstance(loader.worker_init_fn, WorkerStart) and any(
-            one() is loader for one in self._loaders
-        )
+        return type(loader.worker_init_fn) is WorkerStart and any(one() is loader for one in self._loaders)
 
     def hear(self) -> None:
         """As of WatchedLoaders."""
@@ -300,33 +289,24 @@ class _Watched:
     def record(self) -> LoaderWorkers:
         """What was measured until now."""
         slots = self._rings.slots()
-        stacks = [part for slot in slots if (part := _stacks(slot)) is not None]
+        texts = [text for slot in slots if (text := _text(slot)) is not None]
+        stacks = [text.stacks for text in texts if text.stacks.samples]
         notes = []
         dropped = sum(int(slot.head[Head.DROPPED]) for slot in slots)
         if dropped:
             notes.append(f"{dropped:,} batches are in no figure of single batches: too many came at once.")
         if not slots:
             notes.append("No worker has begun to measure.")
-        elif not any(slot.head[Head.BATCHES] for slot in slots) and any(slot.calls for slot in slots):
-            notes.append("Single samples are not seen: the class of the data set cannot be derived from.")
         if self._rings.num_unclaimed:
             notes.append(
                 f"{self._rings.num_unclaimed} worker processes were not looked into: too many lived at once."
             )
         if self.is_shared:
             notes.append("Validation takes batches from the same DataLoader: they are counted, too.")
-        timed, samples = (
-            sum(int(slot.head[which]) for slot in slots) for which in (Head.TIMED_SAMPLES, Head.SAMPLES)
-        )
-        if timed and samples > 1.5 * timed:
-            notes.append(
-                f"Samples are made so fast that calls were timed in one batch of {round(samples / timed)};"
-                " times of calls are scaled up to all."
-            )
         return LoaderWorkers(
             **_of_shape(self.shape),
             is_ordered=self._is_ordered,
-            calls=_calls(slots),
+            calls=_calls(slots, texts),
             workers=_workers(slots),
             batches=self.batches(),
             stacks=merge_stacks(stacks) if stacks else None,
@@ -347,67 +327,47 @@ class _Watched:
 
 def _give_back(loader: Any) -> None:
     """Take ours out of a loader."""
-    for name in ("worker_init_fn", "collate_fn"):
-        ours = getattr(loader, name, None)
-        if isinstance(ours, WorkerStart | Collate):
-            with suppress(Exception):
-                setattr(loader, name, ours.original)
+    ours = getattr(loader, "worker_init_fn", None)
+    if type(ours) is WorkerStart:
+        with suppress(Exception):
+            loader.worker_init_fn = ours.original
 
 
-def _stacks(slot: ReadSlot) -> StackSamples | None:
+def _text(slot: ReadSlot) -> WorkerText | None:
     try:
-        return msgspec.json.decode(slot.text, type=StackSamples) if slot.text else None
+        return msgspec.json.decode(slot.text, type=WorkerText) if slot.text else None
     except (msgspec.DecodeError, UnicodeDecodeError):  # its worker wrote it anew twice while it was read
         return None
 
 
-def _calls(slots: Sequence[ReadSlot]) -> tuple[CallTimes, ...]:
+def _calls(slots: Sequence[ReadSlot], texts: Sequence[WorkerText]) -> tuple[CallTimes, ...]:
     """The calls of all workers, those that stand for the same call as one."""
-    found: dict[CallName, list[tuple[ReadSlot, ReadCall]]] = {}
-    for slot in slots:
-        for call in slot.calls:
-            if call.sums[Sum.CALLS] > 0:
-                found.setdefault(call.name, []).append((slot, call))
-    # A worker that has never collated lists its calls without the collate function.
-    return tuple(
-        sorted((_call(name, parts) for name, parts in found.items()), key=lambda one: one.kind == "collate")
-    )
-
-
-_TIMES: Final = (Sum.TOTAL_NS, Sum.INNER_NS, Sum.CPU_NS)
-
-
-def _call(name: CallName, parts: Sequence[tuple[ReadSlot, ReadCall]]) -> CallTimes:
-    sums = np.zeros(len(parts[0][1].sums))
-    for slot, call in parts:
-        # Of fast samples only some are timed. How many there were, and what they took, is known.
-        scale, time_scale, head = 1.0, 1.0, slot.head
-        if name.kind != "collate" and head[Head.TIMED_SAMPLES]:
-            scale = max(1.0, head[Head.SAMPLES] / head[Head.TIMED_SAMPLES])
-            if head[Head.TIMED_FETCH_NS]:
-                time_scale = max(1.0, head[Head.FETCH_NS] / head[Head.TIMED_FETCH_NS])
-        is_time = np.isin(np.arange(len(sums)), _TIMES)
-        sums += np.where(is_time, time_scale, scale) * call.sums
-    # Not by np.percentile, which imports for 0.1 s when it is first called.
-    kept = np.sort(np.concatenate([call.kept_ns for _, call in parts]))
-    p50, p99 = (kept[min(len(kept) - 1, int(share * len(kept)))] for share in (0.5, 0.99))
-    return CallTimes(
-        name=name.name,
-        kind=name.kind,
-        depth=name.depth,
-        calls=round(sums[Sum.CALLS]),
-        samples=round(sums[Sum.SAMPLES] or sums[Sum.CALLS]),
-        total_ns=round(sums[Sum.TOTAL_NS]),
-        inner_ns=min(round(sums[Sum.INNER_NS]), round(sums[Sum.TOTAL_NS])),
-        cpu_ns=round(sums[Sum.CPU_NS]) if name.kind == "sample" and not name.depth else None,
-        p50_ns=int(p50),
-        p99_ns=int(p99),
-        max_ns=max(int(call.sums[Sum.MAX_NS]) for _, call in parts),
-        file=name.file,
-        line=name.line,
-        is_users=name.is_users,
-        package=name.package,
-    )
+    if not any(slot.head[Head.BATCHES] for slot in slots):
+        return ()
+    head = np.sum([slot.head for slot in slots], axis=0)
+    fetch_ns, making_ns = int(head[Head.FETCH_NS]), int(head[Head.FETCH_NS] + head[Head.COLLATE_NS])
+    cpu_ns, samples = int(head[Head.FETCH_CPU_NS]), int(head[Head.SAMPLES])
+    seen = merged(text.calls for text in texts)
+    is_clocked = [one.call.kind == "sample" and not one.call.depth for one in seen.calls]
+    sampled = [one for one, clocked in zip(seen.calls, is_clocked, strict=True) if not clocked]
+    least = LEAST_SHARE * making_ns / fetch_ns * seen.time if fetch_ns and seen.is_enough else math.inf
+    known = [one for one in sampled if one.time >= least]
+    calls = []
+    for one, clocked in zip(seen.calls, is_clocked, strict=True):
+        call, inner_ns = CallTimes(**msgspec.structs.asdict(one.call)), 0
+        if seen.is_enough:
+            inner_ns = round(fetch_ns * ((seen.time if clocked else one.time) - one.own) / seen.time)
+        if clocked:
+            call = replace(call, calls=samples, total_ns=fetch_ns, inner_ns=inner_ns, cpu_ns=cpu_ns)
+        elif one in known:
+            error_ns = seen.error_ns(one, len(known), fetch_ns=fetch_ns, cpu_ns=cpu_ns, samples=samples)
+            total_ns = round(fetch_ns * one.time / seen.time)
+            call = replace(call, total_ns=total_ns, inner_ns=inner_ns, error_ns=round(error_ns))
+        calls.append(call)
+    for name in [text.collate for text in texts if text.collate is not None][:1]:
+        batches, took_ns = int(head[Head.BATCHES]), int(head[Head.COLLATE_NS])
+        calls.append(CallTimes(**msgspec.structs.asdict(name), calls=batches, total_ns=took_ns))
+    return tuple(calls)
 
 
 def _workers(slots: Sequence[ReadSlot]) -> tuple[WorkerTimes, ...]:

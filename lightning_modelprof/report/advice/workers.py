@@ -69,7 +69,7 @@ def longest_of_others(seen: Sequence[WorkersFacts], facts: WorkersFacts) -> floa
 
 def costliest(facts: WorkersFacts) -> CallFacts | None:
     """The call in the workers with most time of its own; ``None`` where none was timed."""
-    own = [one for one in facts.calls if one.call.kind != "compose" and one.call.own_ns]
+    own = [one for one in facts.calls if one.call.kind != "compose" and one.share]
     return max(own, key=lambda one: one.call.own_ns, default=None)
 
 
@@ -82,7 +82,7 @@ def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
     whose = f" of loader {facts.record.loader}" if num_loaders > 1 else ""
     return (
         f" In the workers{whose} {named(one.call)} takes the most time:"
-        f" {milliseconds(own_ns(facts, one))} {each}, {percent(one.share)} of theirs."
+        f" {milliseconds(own_ns(facts, one))} {each}, {percent(one.share or 0.0)} of theirs."
     )
 
 
@@ -94,7 +94,7 @@ def named(call: CallTimes) -> str:
 def own_ns(facts: WorkersFacts, one: CallFacts) -> float:
     """Its own time, by sample of the loader; that of the collate function by batch."""
     if one.call.kind == "collate":
-        return one.call.own_ns / max(one.call.calls, 1)
+        return one.call.own_ns / max(sum(worker.times.batches for worker in facts.workers), 1)
     return one.call.own_ns / max(sum(worker.times.samples for worker in facts.workers), 1)
 
 
@@ -251,22 +251,11 @@ def _held_back(facts: WorkersFacts) -> str:
 
 def _slow(facts: WorkersFacts) -> str:
     """How many are how slow."""
-    tailed = max(
-        (one for one in facts.calls if one.call.kind != "collate"),
-        key=lambda one: one.beyond_median * one.share,
-        default=None,
-    )
-    if tailed is not None and tailed.beyond_median * tailed.share:
-        call = tailed.call
-        return (
-            f"{call.name} usually takes {milliseconds(call.p50_ns)}, but over {milliseconds(call.p99_ns)}"
-            " once in 100 calls."
-        )
     batch = facts.batch
     if batch is None:
         return "Few samples take much longer than the others."
     return (
-        f"{percent(batch.slow)} of the batches take more than {SLOW} times the median of"
+        f"{percent(batch.slow)} of the batches take over {SLOW} times the median of"
         f" {milliseconds(batch.p50_ns)}."
     )
 
@@ -284,7 +273,7 @@ def _evidence(
                 "its own time for a " + ("batch" if one.call.kind == "collate" else "sample"),
                 own_ns(facts, one),
             ),
-            ratio("share of the workers' time", one.share),
+            ratio("share of the workers' time", one.share or 0.0),
         ]
     if facts.batch is not None:
         told.append(duration("one worker's time for a batch", facts.batch.mean_ns))

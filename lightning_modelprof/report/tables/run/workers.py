@@ -22,8 +22,9 @@ WORKER_TRANSFORMS: Final = TableKind(
     title="Worker calls",
     help=(
         "What a sample goes through in the workers, all workers of a loader together, in the order in which"
-        " a sample meets it. A call that stands in another one is indented below it. Times are wall times"
-        " by the worker's own clock."
+        " a sample meets it. A call that stands in another one is indented below it. Fetch and collate are"
+        " timed by the worker's clock. Transforms are told by samples of the worker's thread: a dash stands"
+        " where one takes less than 5 % of the time, or where too few samples were taken."
     ),
     columns=(
         Column("name", "Call", help="class or function; of a data set with its method."),
@@ -33,11 +34,21 @@ WORKER_TRANSFORMS: Final = TableKind(
             "Kind",
             help="`sample` (of the data set), `transform`, `compose` (it has others) or `collate`.",
         ),
-        Column("calls", "Calls", Unit.COUNT, help="that ended."),
-        Column("avg_ns", "Avg", Unit.DURATION_NS, help="of one call, with what it calls."),
-        Column("p50_ns", "p50", Unit.DURATION_NS, help="of one call, among the newest 2,048 of each worker."),
-        Column("p99_ns", "p99", Unit.DURATION_NS, help="of one call, among the newest 2,048 of each worker."),
-        Column("max_ns", "Max", Unit.DURATION_NS, help="the longest call."),
+        Column(
+            "avg_ns",
+            "Avg",
+            Unit.DURATION_NS,
+            help="of one sample, with what it calls; of `collate` of one batch.",
+        ),
+        Column(
+            "error_ns",
+            "Error",
+            Unit.DURATION_NS,
+            help=(
+                "of the average: in 19 of 20 runs all averages are right within twice their errors. A dash"
+                " where a clock was read."
+            ),
+        ),
         Column("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without the calls below it."),
         Column(
             "ratio",
@@ -166,23 +177,30 @@ def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:
         columns=_columns(WORKER_TRANSFORMS, loaders),
         rows=_rows(loaders, [(loader, _call_row(loader, one, folder)) for loader, one in calls]),
         depths=tuple(one.call.depth for _, one in calls),
-        notes=(f"Your files are in {folder}.",) if folder else (),
+        notes=(*((f"Your files are in {folder}.",) if folder else ()), *_dashes(loaders)),
         absent_reason=None if calls else _reason(loaders),
     )
 
 
+def _dashes(loaders: Sequence[WorkersFacts]) -> tuple[str, ...]:
+    """Why transforms have no times."""
+    calls = [one for loader in loaders for one in loader.calls]
+    if all(one.mean_ns is not None for one in calls):
+        return ()
+    if any(one.error_ns is not None for one in calls):
+        return ("A transform with dashes takes less than 5% of the time: samples are too few to tell more.",)
+    return ("Transforms have dashes: too few samples were taken, or each takes less than 5% of the time.",)
+
+
 def _call_row(loader: WorkersFacts, one: CallFacts, folder: str) -> tuple[Cell, ...]:
-    call = one.call
+    call, is_known = one.call, one.call.total_ns is not None
     return (
         call.name,
         call.kind,
-        call.calls,
-        call.total_ns / call.calls if call.calls else None,
-        call.p50_ns,
-        call.p99_ns,
-        call.max_ns,
-        call.own_ns,
-        call.total_ns / loader.making_ns if loader.making_ns else None,
+        one.mean_ns,
+        one.error_ns,
+        call.own_ns if is_known else None,
+        (call.total_ns or 0) / loader.making_ns if is_known and loader.making_ns else None,
         one.share if loader.making_ns else None,
         one.computing,
         _place(call, folder),

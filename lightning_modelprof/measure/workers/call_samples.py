@@ -1,0 +1,322 @@
+"""What samples of a worker's thread say of its transforms: shares of the time, and how sure they are."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import sys
+import threading
+from collections.abc import Callable, Container, Iterable
+from statistics import NormalDist
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+
+from lightning_modelprof.measure.sampling.sampler import Sampler
+from lightning_modelprof.measure.sampling.stack_look import no_collection
+from lightning_modelprof.measure.workers.calls import CallName, Calls
+
+LEAST_SHARE: Final = 0.05
+"""Of the time in which batches are made: transforms that take less are not measured."""
+
+CONFIDENCE: Final = 0.95
+
+_LEAST_LOOKS: Final = 50
+_LEAST_BATCHES: Final = 5
+"""Fewer samples, or batches in which they were taken, measure no transform."""
+
+
+class CallSums(msgspec.Struct):
+    """What was seen of one call. Times are seconds that samples stand for, added up batch by batch.
+
+    Attributes:
+        call: which one.
+        time, own: in it with what it calls, and in it alone.
+        squares: of the time in each batch.
+        products: of that time and the time of all samples in the batch.
+        late: products of what samples stand for and how late they were.
+    """
+
+    call: CallName
+    time: float = 0.0
+    own: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+    late: float = 0.0
+
+
+class CallSamples(msgspec.Struct):
+    """What was seen of all calls while samples were made; sums of several workers add up.
+
+    Attributes:
+        calls: in the order in which a sample meets them.
+        looks: samples of the thread.
+        batches: in which they were taken.
+        time: that they stand for.
+        squares: of that time in each batch.
+        weights: squares of the time that each sample stands for.
+    """
+
+    calls: list[CallSums] = []
+    looks: int = 0
+    batches: int = 0
+    time: float = 0.0
+    squares: float = 0.0
+    weights: float = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a share can be told."""
+        return self.looks >= _LEAST_LOOKS and self.batches >= _LEAST_BATCHES and self.time > 0
+
+    def add(self, other: CallSamples) -> None:
+        """Add what another worker, or the same one before, has seen."""
+        for name in ("looks", "batches", "time", "squares", "weights"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        known = {one.call: one for one in self.calls}
+        for one in other.calls:
+            if one.call not in known:
+                self.calls.append(CallSums(one.call))
+            mine = known.get(one.call) or self.calls[-1]
+            for name in ("time", "own", "squares", "products", "late"):
+                setattr(mine, name, getattr(mine, name) + getattr(one, name))
+
+    def error_ns(self, one: CallSums, number: int, *, fetch_ns: int, cpu_ns: int, samples: int) -> float:
+        """Half of what a call's time may be off by; only where there is enough.
+
+        Times of so many calls are all within twice their errors in 19 of 20 runs (Bonferroni).
+
+        Samples of the thread inside one call aren't independent, but batches nearly are. So a share is a
+        ratio of sums over batches, with the standard error of such a ratio. With few batches that is itself
+        unsure, by as much as Student's t is wider than the normal distribution. Batches that happen to be
+        alike would make it too small: it's never less than that of as many independent samples, one more of
+        which would have been elsewhere.
+
+        A sample that is due while the worker runs has to wait, and may find it in the next call. So each call
+        may have got as much as samples in it were late, but no more than the worker ran.
+
+        Args:
+            one: the call.
+            number: of calls whose errors are told.
+            fetch_ns: in which all samples of the data set were made.
+            cpu_ns: CPU time of that.
+            samples: of the data set.
+        """
+        share = min(1.0, one.time / self.time)
+        apart = max(0.0, one.squares - 2 * share * one.products + share**2 * self.squares)
+        as_batches = apart * self.batches / (self.batches - 3)
+        sample = self.weights / self.time
+        likely = (one.time + sample) / (self.time + 2 * sample)
+        as_samples = likely * (1 - likely) * self.weights
+        sure = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / number)
+        drawn_ns = sure / 2 * math.sqrt(max(as_batches, as_samples)) / self.time * fetch_ns
+        return math.hypot(drawn_ns, min(1e9 * one.late / one.time * samples, cpu_ns))
+
+
+def merged(parts: Iterable[CallSamples]) -> CallSamples:
+    """The sums of several workers."""
+    found = CallSamples()
+    for part in parts:
+        found.add(part)
+    return found
+
+
+class State:
+    """The phase ledger of a worker: what it's at."""
+
+    def __init__(self, phase: int, outside: Any) -> None:
+        self.current, self.inspection = phase, outside
+        self.ranges: Any = None
+        self.in_validation, self.validation = False, None
+        self.batch = 0  # how many were begun
+        self.fetch_ns = 0  # when samples were begun that are being made; 0 otherwise
+
+
+class CallLook:
+    """Notes which calls the thread that made it is in, each time that it's called from another thread.
+
+    Args:
+        state: of the worker.
+        calls: that it has.
+        before: what the worker before it in the same place has seen.
+
+    Attributes:
+        sampler: that calls it.
+    """
+
+    sampler: Sampler
+
+    def __init__(self, state: State, calls: Calls, before: CallSamples | None) -> None:
+        self._state, self._calls, self._before = state, calls, before
+        self._thread = threading.get_ident()
+        self._rows = [CallSums(name) for name in calls.names]
+        self._all = CallSamples(calls=self._rows)
+        self._batch = 0
+        self._times: dict[int, float] = {}  # of the newest batch, by row
+        self._time = 0.0
+
+    def look(self, elapsed_ns: int) -> None:
+        """Take a sample that stands for ``elapsed_ns``.
+
+        One that was due before samples were begun is of what was before, which kept this thread from running.
+        """
+        state = self._state
+        if not state.fetch_ns or self.sampler.due_ns < state.fetch_ns:
+            return
+        with no_collection():
+            frame = sys._current_frames().get(self._thread)
+            running = self._running(frame)
+            del frame
+        if self._batch != state.batch:
+            self._close_batch()
+            self._batch = state.batch
+        seconds, times = elapsed_ns / 1e9, self._times
+        self._all.looks += 1
+        self._all.weights += seconds * seconds
+        self._time += seconds
+        late = seconds * self.sampler.late_ns / 1e9
+        for row in running:
+            times[row] = times.get(row, 0.0) + seconds
+            self._rows[row].late += late
+        if running:
+            self._rows[running[0]].own += seconds
+
+    def _running(self, frame: FrameType | None) -> list[int]:
+        """The calls that are running, innermost first."""
+        known, rows = self._calls.codes, []
+        while frame is not None:
+            by_first = known.get(id(frame.f_code))
+            if by_first is not None:
+                row = by_first.get(0)
+                if row is None:
+                    first = first_argument(frame, by_first)
+                    row = next(iter(by_first.values())) if first is None else by_first.get(first)
+                if row is not None and row not in rows:
+                    rows.append(row)
+            frame = frame.f_back
+        return rows
+
+    def _close_batch(self) -> None:
+        """Add up the newest batch."""
+        time, times = self._time, self._times
+        self._time, self._times = 0.0, {}
+        if time:
+            _add_batch(self._all, self._rows, time, times)
+
+    def samples(self) -> CallSamples:
+        """What was seen so far; may be called while looks go on."""
+        found = merged([self._all])
+        rows = {one.call: one for one in found.calls}
+        if self._time:
+            _add_batch(found, [rows[one.call] for one in self._rows], self._time, dict(self._times))
+        if self._before is not None:
+            found.add(self._before)
+        return found
+
+
+def _add_batch(samples: CallSamples, rows: list[CallSums], time: float, times: dict[int, float]) -> None:
+    samples.batches += 1
+    samples.time += time
+    samples.squares += time * time
+    for row, its in times.items():
+        one = rows[row]
+        one.time += its
+        one.squares += its * its
+        one.products += its * time
+
+
+# Which object a function that runs got first
+
+
+def first_argument(frame: FrameType, known: Container[int]) -> int | None:
+    """The id of what the function in a frame got first, usually ``self``; ``None`` where that can't be told.
+
+    ``frame.f_locals`` would tell, but before Python 3.13 that writes to what ``locals()`` gives the function.
+
+    Args:
+        frame: of a function that runs, while the interpreter is ours.
+        known: ids of objects, one of which it may be.
+    """
+    code = frame.f_code
+    if not code.co_argcount:
+        return None
+    return _first_argument(frame, code.co_varnames[0], known)
+
+
+def _by_name(frame: FrameType, name: str, _: Container[int]) -> int | None:
+    """Python 3.12 and later have a function for it."""
+    try:
+        return id(_get_var(frame, name))
+    except NameError:  # it was deleted
+        return None
+
+
+_HEAD: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
+"""Bytes of any object before what is its own."""
+
+
+def _in_memory(frame: FrameType, name: str, _: Container[int]) -> int | None:
+    """In Python 3.11: read where the interpreter has it, once two addresses there are the ones expected.
+
+    Source: Include/internal/pycore_frame.h and Include/cpython/pyframe.h of CPython 3.11.
+    """
+    word = ctypes.sizeof(ctypes.c_void_p)
+
+    def at(address: int) -> int:
+        return ctypes.c_void_p.from_address(address).value or 0
+
+    inner = at(id(frame) + _HEAD + word)
+    if not inner or at(inner + 4 * word) != id(frame.f_code) or at(inner + 5 * word) != id(frame):
+        return None
+    first = at(inner + 9 * word)
+    if first and name in frame.f_code.co_cellvars:  # a function inside uses it, too
+        first = at(first + _HEAD)
+    return first or None
+
+
+def _among_referents(frame: FrameType, name: str, known: Container[int]) -> int | None:
+    """In Python 3.10: the garbage collector knows what a frame holds, its first variable first."""
+    if name in frame.f_code.co_cellvars:
+        return None
+    held = map(id, gc.get_referents(frame))
+    return next((one for one in held if one in known), 0)
+
+
+def _not_told(frame: FrameType, name: str, known: Container[int]) -> None:  # noqa: ARG001
+    return None
+
+
+def _way() -> Callable[[FrameType, str, Container[int]], int | None]:
+    """How it's told here, if it's told right of a method that runs."""
+    if sys.implementation.name != "cpython" or hasattr(sys, "gettotalrefcount"):
+        return _not_told
+    way = (
+        _by_name if _get_var is not None else _in_memory if sys.version_info >= (3, 11) else _among_referents
+    )
+
+    class Tried:
+        def itself(self) -> bool:
+            return way(sys._getframe(), "self", {id(self)}) == id(self)
+
+        def captured(self) -> bool:
+            def itself() -> Tried:
+                return self
+
+            return way(sys._getframe(), "self", {id(self)}) in (id(itself()), None)
+
+    return way if Tried().itself() and Tried().captured() else _not_told
+
+
+def _c_function() -> Any:
+    try:
+        function = ctypes.pythonapi.PyFrame_GetVar
+    except AttributeError:  # before Python 3.12
+        return None
+    function.argtypes, function.restype = [ctypes.py_object, ctypes.py_object], ctypes.py_object
+    return function
+
+
+_get_var: Final = _c_function()
+_first_argument: Final = _way()

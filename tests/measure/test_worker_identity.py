@@ -1,0 +1,192 @@
+"""Batches are bit-identical with workers looked into and without, whatever data sets see of themselves."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import multiprocessing
+import os
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_modelprof import LoopProfiler
+from lightning_modelprof.measure.workers.watch import WatchedLoaders
+from tests.support import self_inspecting as made
+from tests.support.fits import run_script
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers are looked into on Linux")
+
+
+def digest(batches: Any) -> str:
+    found = hashlib.sha256()
+    for leaf in tree_leaves(batches):
+        value = torch.as_tensor(leaf)
+        found.update(f"{type(leaf)} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.as_subclass(torch.Tensor).contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def epochs(make: Any, method: str, *, is_watched: bool, **options: Any) -> tuple[tuple[str, int], Any]:
+    """Two epochs of a loader: what came and how much of it, and what was measured."""
+    torch.manual_seed(3)
+    loader = DataLoader(make(), 2, num_workers=2, multiprocessing_context=method, **options)
+    watched = WatchedLoaders()
+    if is_watched:
+        watched.add(loader)
+    batches = [batch for _ in range(2) for batch in loader]
+    record = watched.record()
+    watched.end()
+    return (digest(batches), len(batches)), record
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("case", made.CASES)
+def test_samples_are_the_same_in_a_fork(case: str, persistent_workers: bool) -> None:
+    make, options = made.CASES[case], {"persistent_workers": persistent_workers}
+    expected, nothing = epochs(make, "fork", is_watched=False, **options)
+    found, (record,) = epochs(make, "fork", is_watched=True, **options)
+    assert found == expected
+    assert nothing == ()
+    assert sum(one.batches for one in record.workers) == found[1]  # and they were looked into
+    assert [call.kind for call in record.calls if not call.depth] == ["sample", "collate"]
+
+
+class All(Dataset[Any]):
+    """Each sample has one of every case; their objects are found below it."""
+
+    def __init__(self) -> None:
+        no_pickle = ("a proxy", "what is asked is counted")
+        kinds = {name: make for name, make in made.CASES.items() if name not in no_pickle}
+        names = [name for name, make in kinds.items() if isinstance(make(), made.Base)]
+        self.cases = {name: made.CASES[name]() for name in names}
+
+    def __len__(self) -> int:
+        return made.SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return [
+            case.__getitems__([index])[0] if isinstance(case, made.Several) else case[index]
+            for case in self.cases.values()
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [All, made.Yields, made.OfSlots])
+def test_samples_are_the_same_in_a_new_interpreter(make: Any) -> None:
+    collate = made.CollatesItself() if make is not All else None
+    options = {"collate_fn": collate, "worker_init_fn": made.start, "persistent_workers": True}
+    expected, _ = epochs(make, "spawn", is_watched=False, **options)
+    found, (record,) = epochs(make, "spawn", is_watched=True, **options)
+    assert found == expected
+    assert sum(one.batches for one in record.workers) == found[1] >= 8
+
+
+def test_a_collate_function_and_the_start_of_workers_that_look_at_themselves() -> None:
+    outcomes = [
+        epochs(
+            made.Vars,
+            "fork",
+            is_watched=is_watched,
+            collate_fn=made.CollatesItself(),
+            worker_init_fn=made.start,
+            persistent_workers=True,
+        )[0]
+        for is_watched in (False, True)
+    ]
+    assert outcomes[0] == outcomes[1]
+
+
+# The loader, in the training process
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index)
+
+
+def seeds(worker: int, by: int = 1) -> None:
+    torch.manual_seed(worker * by)
+
+
+def test_the_collate_function_stays_in_the_loader() -> None:
+    watched, collate, seeding = WatchedLoaders(), made.CollatesItself(), functools.partial(seeds, by=2)
+    loader = DataLoader(Rows(), 4, num_workers=1, collate_fn=collate, worker_init_fn=seeding)
+    watched.add(loader)
+    assert loader.collate_fn is collate
+    assert len(list(loader)) == 2
+    assert isinstance(loader.worker_init_fn, functools.partial)
+    assert loader.worker_init_fn == seeding
+    assert loader.worker_init_fn.keywords == {"by": 2}
+    assert pickle.loads(pickle.dumps(loader.worker_init_fn)).keywords == {"by": 2}
+    (record,) = watched.record()
+    assert record.workers[0].batches == 2
+    watched.end()
+    assert loader.worker_init_fn is seeding
+
+
+def test_a_loader_without_a_start_of_workers_has_none_to_those_who_ask() -> None:
+    loader = DataLoader(Rows(), 4, num_workers=1)
+    watched = WatchedLoaders()
+    watched.add(loader)
+    assert not loader.worker_init_fn
+    assert loader.worker_init_fn == None  # noqa: E711
+    assert pickle.loads(pickle.dumps(loader.worker_init_fn)) is None
+    watched.end()
+    assert loader.worker_init_fn is None
+
+
+class Holds:
+    """A loader of somebody's own, whose data are a long list."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loaders, self.data = [loader], Unread(range(1000))
+
+
+class Unread(list[Any]):
+    def __iter__(self) -> Any:
+        raise AssertionError("of the user's: too long to be gone through")
+
+
+def test_what_is_no_list_of_loaders_is_not_gone_through() -> None:
+    watched = WatchedLoaders()
+    loader = DataLoader(Rows(), 4, num_workers=1)
+    watched.add(Holds(loader))
+    assert len(list(loader)) == 2
+    assert watched.record()[0].workers[0].batches == 2
+    watched.end()
+
+
+def test_the_start_method_can_be_set_later(tmp_path: Any) -> None:
+    script = """
+        import multiprocessing
+        from torch.utils.data import DataLoader
+        from lightning_modelprof.measure.workers.watch import WatchedLoaders
+
+        watched = WatchedLoaders()
+        watched.add(DataLoader([1, 2], num_workers=1))
+        multiprocessing.set_start_method("spawn")
+        print([one.start_method for one in watched.record()] == multiprocessing.get_all_start_methods()[:1])
+        """
+    result = run_script(script, cwd=tmp_path, fresh=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "True"
+
+
+def test_workers_of_an_epoch_that_is_broken_off_are_gone_as_without_us() -> None:
+    loader = DataLoader(Rows(), 1, num_workers=2)
+    with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
+        for _ in range(2):
+            for number, _ in enumerate(profiler.fetch(loader)):
+                if number == 3:
+                    break
+            gc.collect()
+            assert multiprocessing.active_children() == []
