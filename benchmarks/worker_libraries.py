@@ -332,7 +332,12 @@ def seen(callback: Any) -> dict[str, Any]:
     calls = [call for loader in loaders for call in loader.calls]
     return {
         "calls": [
-            [call.name, call.kind, call.depth, call.calls, round(call.total_ns / max(1, call.calls) / 1e6, 2)]
+            [
+                call.name,
+                call.kind,
+                call.depth,
+                None if call.total_ns is None else round(call.total_ns / 1e6, 2),
+            ]
             for call in calls
         ],
         "notes": [note for loader in loaders for note in loader.notes],
