@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.loop import step_boundaries as allowance
+from lightning_modelprof.loop.budget import Budget
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 
 BATCH: Final = 384
@@ -120,8 +121,8 @@ def fit(folder: Path) -> Callable[[bool], Callable[[], object]]:
 def supposed(folder: Path, blocks: int) -> None:
     """Print what counting and a window took, and what is supposed of them."""
     spent: list[float] = []
-    spend = allowance.Allowance.spend
-    allowance.Allowance.spend = lambda self, ns: (spent.append(ns), spend(self, ns))[1]  # type: ignore[func-returns-value, method-assign]
+    spend = Budget.spend
+    Budget.spend = lambda self, ns: (spent.append(ns), spend(self, ns))[1]  # type: ignore[func-returns-value, method-assign]
     try:
         callback = ModelProfCallback(
             active=10, flops=True, inspect={"sampling": False}, dirpath=tempfile.mkdtemp(dir=folder)
@@ -130,7 +131,7 @@ def supposed(folder: Path, blocks: int) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer(folder, callback).fit(model, loader(60))
     finally:
-        allowance.Allowance.spend = spend  # type: ignore[method-assign]
+        Budget.spend = spend  # type: ignore[method-assign]
     assert callback.run is not None
     cost = callback.run.ranks[0].model_cost
     assert cost is not None

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.loop import inspection_plan, process_loops, session, windows
+from lightning_modelprof.loop import budget, inspection_plan, process_loops, session, windows
 from lightning_modelprof.loop import parts as loop_parts
-from lightning_modelprof.loop import step_boundaries as allowance
 from lightning_modelprof.loop.helper import Helper
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from tests.support.chromium import start_chromium
@@ -59,14 +58,14 @@ _SHORT = {
     for module, name in (
         (process_loops, "SHORT_FIT"),
         (process_loops, "SHORT_EVALUATION"),
-        (allowance, "LEAST_NS"),
+        (budget, "LEAST_NS"),
         (session, "REPORT_AFTER_NS"),
         (inspection_plan, "SKIPPED_SHARE"),
         (loop_parts, "SHORT_LOOP"),
     )
 }
 process_loops.SHORT_FIT = process_loops.SHORT_EVALUATION = 0
-allowance.LEAST_NS = 10**18
+budget.LEAST_NS = 10**18
 session.REPORT_AFTER_NS = 0
 inspection_plan.SKIPPED_SHARE, loop_parts.SHORT_LOOP = math.inf, 0
 

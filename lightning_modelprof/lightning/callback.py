@@ -49,8 +49,8 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
             parts of the batch allow, mostly the first dimension of its tensors.
             It is called every step and must return an int without waiting for the device.
         unit: what samples_fn counts, for example tokens.
-        log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, 0
-            logs none. Only a fit logs.
+        log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, or
+            more where logging takes over 5 % of the time; 0 logs none. Only a fit logs.
         dirpath: folder for the report, the archive and the traces; None means the folder modelprof beside the
             logger's files, or in the Trainer's default_root_dir. A folder that holds an earlier run is not
             touched: _1, _2, ... is appended.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import torch.distributed
@@ -41,6 +41,10 @@ _PREFIX: Final = "lightning-modelprof"
 
 
 _SAID, _NOTHING = b"+", b"-"
+
+
+TOO_SHORT: Final = "\0"
+"""In a folder's place: the loop is too short for a report. No path has such a character."""
 
 
 NOT_HERE: Final = "no ModelProfCallback joined there"
@@ -69,6 +73,7 @@ class Meeting:
         self._box = self._own_box = ""
         self._keys: list[str] = []
         self._has_spoken = False
+        self._announced: dict[str, int] = {}
         self.absent: dict[int, str] = {}
 
     def come(self) -> None:
@@ -93,6 +98,11 @@ class Meeting:
         return self._rank == (0 if self._store is None else self._find_first())
 
     @property
+    def can_talk(self) -> bool:
+        """Whether there is a store to reach other ranks by."""
+        return self._store is not None
+
+    @property
     def is_complete(self) -> bool:
         """Whether every rank is here; may be asked from the end of ``setup`` to the begin of the loop."""
         if self._world_size == 1:
@@ -115,7 +125,7 @@ class Meeting:
         """What the first rank says; ``None`` where it says nothing in time.
 
         Args:
-            folder: of this rank; only that of the first one counts.
+            folder: of this rank, or :data:`TOO_SHORT`; only what the first one says counts.
         """
         if self.is_first:
             if self._store is not None:
@@ -140,6 +150,22 @@ class Meeting:
 
     def _plan_of(self, plan: str, rank: int) -> str:
         return self._key(f"plan/{plan}/{rank}")
+
+    # While the loop runs
+
+    def announce(self, what: str, step: int) -> None:
+        """Tell the other ranks at which step something starts, to be called on the first; doesn't wait."""
+        self._put(self._key(f"step/{what}"), str(step).encode())
+        self._announced[what] = step
+
+    def announced(self, what: str) -> int | None:
+        """The step at which something starts, ``None`` if the first rank hasn't said so yet; doesn't wait."""
+        store = self._store
+        if what not in self._announced and store is not None and not self.is_first:
+            key = self._key(f"step/{what}")
+            if store.check([key]):
+                self._announced[what] = int(store.get(key))
+        return self._announced.get(what)
 
     # When the loop ends
 
@@ -258,6 +284,33 @@ def _store() -> Any:
         return get_store()
     get_store = getattr(torch.distributed.group.WORLD, "get_group_store", None)
     return None if get_store is None else get_store()
+
+
+class StepAnnouncements:
+    """How a session's first rank tells the others at which step something starts.
+
+    Args:
+        meeting: of the ranks.
+        guard: calls a function and returns ``None`` if the ranks cannot be reached.
+
+    Attributes:
+        is_first: whether this rank decides.
+    """
+
+    def __init__(
+        self, meeting: Meeting, is_first: bool, guard: Callable[[Callable[[], int | None]], int | None]
+    ) -> None:
+        self._meeting = meeting
+        self._guard = guard
+        self.is_first = is_first
+
+    def announce(self, what: str, step: int) -> None:
+        """Tell the other ranks; doesn't wait."""
+        self._guard(lambda: self._meeting.announce(what, step))
+
+    def announced(self, what: str) -> int | None:
+        """The step that was announced, ``None`` so far; doesn't wait."""
+        return self._guard(lambda: self._meeting.announced(what))
 
 
 class ScheduledStop:

@@ -11,7 +11,13 @@ from typing import Any, Final, TypeVar
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, told, traceback_text, warn
 from lightning_modelprof.lightning.host import LightningHost
-from lightning_modelprof.lightning.meeting import Meeting, ScheduledStop, scheduled_stop
+from lightning_modelprof.lightning.meeting import (
+    TOO_SHORT,
+    Meeting,
+    ScheduledStop,
+    StepAnnouncements,
+    scheduled_stop,
+)
 from lightning_modelprof.lightning.phases import AroundClock, check_names
 from lightning_modelprof.loop.process_loops import (
     PROCESS_LOOPS,
@@ -201,9 +207,13 @@ class SessionKeeper:
         """The loop begins; returns the session's ledger if there is something to measure."""
         if self._session is not None and self._session.is_armed:  # somebody else calls our hooks as well
             return self._session.ledger
-        if self._meeting is None or self._is_short(trainer, pl_module):
+        if self._meeting is None:
             return None
-        folder = self._meet(trainer, self._meeting)
+        short = self._find_short(trainer, pl_module)
+        folder, is_short = self._meet(trainer, self._meeting, is_short=short is not None)
+        if is_short:
+            self._time_only(short)
+            return None
         session = self._session
         if session is None:  # it has failed, and has been at the meeting all the same
             return None
@@ -228,26 +238,33 @@ class SessionKeeper:
         for hook in [name for name, value in vars(self).items() if _is_passed_over(name, value)]:
             del vars(self)[hook]
 
-    def _is_short(self, trainer: Any, pl_module: Any) -> bool:
-        """Whether the loop that begins is too short for a report: then nothing but its time is taken."""
-        session = self._session
-        if session is None:
-            return False
+    def _find_short(self, trainer: Any, pl_module: Any) -> ShortLoop | None:
+        """The loop that begins, if this rank finds it too short for a report."""
+        if self._session is None:
+            return None
+        found: list[ShortLoop | None] = []
 
         def look() -> None:
-            self._short = short_loop(
-                self.config,
-                LightningHost(trainer, self._loop),
-                model=type(pl_module).__name__,
-                wanted=self._directory,
-                now=self._clock(),
+            found.append(
+                short_loop(
+                    self.config,
+                    LightningHost(trainer, self._loop),
+                    model=type(pl_module).__name__,
+                    wanted=self._directory,
+                    now=self._clock(),
+                )
             )
 
         self._guard(look)
-        if self._short is not None:
-            self._session = None
+        return found[0] if found else None
+
+    def _time_only(self, short: ShortLoop | None) -> None:
+        """The loop is too short for a report: the first rank takes its time, the others take nothing."""
+        session, self._session = self._session, None
+        if self._trainer.is_global_zero:
+            self._short = short
+        if session is not None:
             self._guard(session.close)
-        return self._short is not None
 
     def _end_short(self, *, failed: bool = False) -> bool:
         """The loop has ended; returns whether it was a short one."""
@@ -256,13 +273,24 @@ class SessionKeeper:
             self._guard(lambda: PROCESS_LOOPS.add_short(short, self._clock(), failed=failed))
         return short is not None
 
-    def _meet(self, trainer: Any, meeting: Meeting) -> Path | None:
-        """The ranks come together; returns the folder for files, which the first one claims for all."""
+    def _meet(self, trainer: Any, meeting: Meeting, *, is_short: bool) -> tuple[Path | None, bool]:
+        """The ranks come together. The first one decides for all.
+
+        Args:
+            trainer: that runs the loop.
+            meeting: of its ranks.
+            is_short: whether this rank finds the loop too short for a report.
+
+        Returns:
+            The folder for files, which the first rank has claimed, and whether the loop is too short.
+        """
         claimed = ""
         is_first = self._among_ranks(lambda: meeting.is_first)
         if is_first is None:
             is_first = trainer.is_global_zero
-        if self._directory is not None and is_first:
+        if is_first and is_short:
+            claimed = TOO_SHORT
+        elif self._directory is not None and is_first:
             try:
                 claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
             except OSError as error:
@@ -273,6 +301,8 @@ class SessionKeeper:
             except Exception:  # the other ranks are waiting
                 self._step_aside()
         agreed = self._among_ranks(lambda: meeting.agree_on_folder(claimed))
+        if agreed == TOO_SHORT or (agreed is None and is_short):
+            return None, True
         absent = (self._among_ranks(meeting.find_absent) or ()) if is_first else ()
         if absent:
             warn(
@@ -284,8 +314,10 @@ class SessionKeeper:
             warn("the first rank did not say where files go, so this rank writes none")
         if self._session is not None:
             self._session.is_first = is_first
+            if meeting.can_talk:
+                self._session.announcements = StepAnnouncements(meeting, is_first, self._ask_ranks)
         folder = claimed if agreed is None else agreed
-        return Path(folder) if folder else None
+        return (Path(folder) if folder else None), False
 
     def _end(self, trainer: Any) -> None:
         """The loop is over."""
@@ -320,6 +352,10 @@ class SessionKeeper:
                 self._is_cut_off = True
                 warn(f"could not reach the other ranks: {told(error)}")
             return None
+
+    def _ask_ranks(self, talk: Callable[[], _T]) -> _T | None:
+        """As above while a loop runs: whoever couldn't be reached once may take long to fail again."""
+        return None if self._is_cut_off else self._among_ranks(talk)
 
     def _stop_session(self, status: str) -> None:
         session, self._ledger, self._evaluation = self._session, None, None

@@ -153,15 +153,38 @@ class Inspection:
         return self._plan.counted is not None and self._plan.counted in self._steps
 
     def postpone(self, later: Callable[[InspectionPlan], InspectionPlan], why: str) -> None:
-        """Other steps are inspected, if the loop lasts; to be called while :attr:`may_wait`.
+        """Other steps are inspected in place of those that are left, if the loop lasts.
 
         Args:
             later: gives them.
             why: a clause that says so, for the report of a loop that does not last.
         """
+        if not self.may_wait:
+            left = tuple(step for step in self._plan.timed if step in self._steps)
+            plan = later(InspectionPlan(counted=None, timed=left))
+            self._plan = InspectionPlan(counted=self._plan.counted, timed=plan.timed)
+            self._steps = {*plan.timed}
+            self._note_left(why)
+            return
         self._plan = later(self._plan)
         self._steps = {self._plan.counted, *self._plan.timed} - {None}
         self.cost = replace(self.cost, count_note=why, times_note=why, size_note=why, sites_note=why)
+
+    def leave_rest(self, why: str) -> None:
+        """No further step is inspected; to be called when one was.
+
+        Args:
+            why: a clause that says so.
+        """
+        self._steps = set()
+        self._note_left(why)
+
+    def _note_left(self, why: str) -> None:
+        """Modules are timed later if at all: what else is taken after that is taken now."""
+        self.cost = replace(self.cost, times_note=why)
+        if self.cost.size is None:
+            with _disable_current_modes():
+                self._take_rest()
 
     def begin_step(self, step: int) -> bool:
         """A step begins: whether it is inspected."""

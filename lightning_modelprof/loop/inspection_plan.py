@@ -54,8 +54,7 @@ def plan_later(
         schedule: of windows that do not wait as well; ``None`` if there are none.
         accumulate: batches per optimizer step: the counted step stays at the same place among them.
     """
-    assert plan.counted is not None
-    wanted = (plan.counted, *plan.timed)
+    wanted = (*(() if plan.counted is None else (plan.counted,)), *plan.timed)
     by = math.ceil(by / accumulate) * accumulate
     if schedule is not None and schedule.active:
         end = by + schedule.skip_first + 2 * accumulate * max(schedule.cycle, 1)
@@ -65,7 +64,10 @@ def plan_later(
             if all(schedule.action(step + one) is WindowAction.WAIT for step in wanted)
         )
         by = next(free, end)
-    return InspectionPlan(counted=plan.counted + by, timed=tuple(step + by for step in plan.timed))
+    return InspectionPlan(
+        counted=None if plan.counted is None else plan.counted + by,
+        timed=tuple(step + by for step in plan.timed),
+    )
 
 
 def steps_to_skip(config: ProfileConfig, num_steps: int | None) -> int:

@@ -72,11 +72,11 @@ def short_loop(
     """The loop that begins, if it is too short for a report; ``None`` if it gets one.
 
     It gets one where a step is asked for by name: by ``steps``, ``active`` or ``flops``, if the loop has that
-    step. Of several ranks each loop gets one, as all of them would have to be sure that it is short.
+    step. With several ranks the first one decides for all.
     """
     loop, batches = host.loop, host.num_steps
     limit = SHORT_FIT if loop.is_fit else SHORT_EVALUATION
-    if batches is None or batches >= limit or host.world_size > 1 or config.asks_for_steps(batches):
+    if batches is None or batches >= limit or config.asks_for_steps(batches):
         return None
     return ShortLoop(
         loop=loop,

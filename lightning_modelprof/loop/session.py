@@ -22,7 +22,7 @@ from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection_plan import steps_to_skip
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.parts import LoopParts, Sampling, make_parts
-from lightning_modelprof.loop.step_boundaries import SaveTimer, StepBoundaries
+from lightning_modelprof.loop.step_boundaries import Announcements, SaveTimer, StepBoundaries
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
@@ -65,6 +65,7 @@ class LoopSession:
         is_armed: whether the loop has begun.
         is_finished: whether it has ended.
         is_first: whether this rank reports for all; known when the loop begins.
+        announcements: of the first of several ranks; ``None`` where they cannot talk.
         failure: the status of a loop of whose end our callback is not told.
         message: to the first rank; ``None`` before the loop has ended well.
         on_trace_ready: the user's, who wants the trace of each window and the report of it.
@@ -119,6 +120,7 @@ class LoopSession:
             host.watch_loaders(workers, self._cleanup)
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
         self.is_first = host.is_first
+        self.announcements: Announcements | None = None
         self.message: bytes | None = None
         self.on_trace_ready: Callable[[Path | None, Report], None] | None = None
         self.run: Run | None = None
@@ -169,6 +171,7 @@ class LoopSession:
             saves=self._saves,
             save=self._save,
             clock=self._clock,
+            announcements=self.announcements,
         )
         host.begin(self.seam, self.ledger, self._cleanup)
         timing.slow.start()
@@ -280,6 +283,8 @@ class LoopSession:
             on_report(parts.outputs, run, report)
         if status != "finished":
             self.tell()
+        if self._boundaries is not None:
+            self._boundaries.log_last()  # last: the user's loggers may take long
 
     def add_around(self) -> None:
         """What comes after the loop is over, too: save the run and its report with it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.loop.budget import Budget
 from lightning_modelprof.loop.host import Host, num_prefetched
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_later
@@ -15,8 +15,7 @@ from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import NEVER, Capture
-from lightning_modelprof.record import LARGEST
-from lightning_modelprof.run.steps import StepTag
+from lightning_modelprof.run.steps import SPECIAL, StepTag
 
 _DEFAULT_CUT: Final = 50
 """Steps between two cuts for a progress bar when nothing is logged: as often as Lightning logs by default."""
@@ -37,7 +36,47 @@ _LONGEST_WAIT: Final = 10**9
 _WAITED: Final = "{what} would have taken more than 5 % of {loop} ({ask} does it in any case)"
 
 
+_NOT_AGREED: Final = "the ranks could not agree on a step for {what} ({ask} does it in any case)"
+
+
+_MISSED: Final = "this rank heard too late at which step the other ranks did it ({ask} does it in any case)"
+
+
+_RETRY_SHARE: Final = 8
+"""What had to wait is looked at again after an eighth more steps at the earliest."""
+
+
+_LEAST_GAP: Final = 8
+"""Steps between two looks at what the first rank has announced, and between its word and the deed."""
+
+
+_GAP_SHARE: Final = 4
+"""Such a gap is a quarter of the steps so far, so a million steps need fewer than 60 looks."""
+
+
 _NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
+
+
+# What is announced: its key, its name in a report, and what asks for it by name.
+_WINDOW: Final = ("window", "a profiler window", "active=10")
+_COUNT: Final = ("count", "looking into a step", "flops=True")
+_TIMES: Final = ("times", "timing modules", "flops=True")
+
+
+class Announcements(Protocol):
+    """How the first rank tells the others at which step something starts.
+
+    Attributes:
+        is_first: whether this is the rank that decides.
+    """
+
+    is_first: bool
+
+    def announce(self, what: str, step: int) -> None:
+        """Tell the other ranks; doesn't wait."""
+
+    def announced(self, what: str) -> int | None:
+        """The step that was announced, ``None`` so far; doesn't wait."""
 
 
 class StepBoundaries:
@@ -52,6 +91,7 @@ class StepBoundaries:
         saves: when the archive is saved.
         save: saves it.
         clock: host clock.
+        announcements: of the first of several ranks; ``None`` where they cannot talk.
     """
 
     def __init__(
@@ -65,9 +105,11 @@ class StepBoundaries:
         saves: SaveTimer,
         save: Callable[[], None],
         clock: HostClock,
+        announcements: Announcements | None = None,
     ) -> None:
         self._config = config
         self._host = host
+        self._announcements = announcements
         self._loop = loop = host.loop
         self._timing = timing
         self._parts = parts
@@ -77,10 +119,15 @@ class StepBoundaries:
         self._clock = clock
         self._armed_ns = clock()
         self._warm_ns = 0  # when the first step ended
-        self._usual_ns = 0  # what a step took before the one that is looked into
         self._inspection_began_ns = 0
-        self._window_began = self._window_began_ns = self._window_step_ns = 0
-        self._allowance = Allowance(clock)
+        self._budget = Budget(clock, is_alone=host.world_size == 1)
+        self._slowed_since_ns: int | None = None  # when the running step began, if we make it slower
+        self._usual_ns = 0.0  # what it would take otherwise
+        self._window_ns = 0.0  # how much longer the steps of the open window took than usual ones
+        self._expected_ns = 0.0  # what we think the inspection of the running step costs
+        self._inspected_ns = 0.0  # how much longer the newest inspected step took
+        self._counted_ns = 0.0  # the same with what is done after it, the most so far
+        self._num_waiting = 1  # ranks that wait while this one inspects a step by itself
         # Several ranks end at the same batch instead: see ScheduledStop.
         self._stops_trainer = config.stop_after_profile and loop.is_fit and host.world_size == 1
         log_every = config.log_every_n_steps
@@ -92,12 +139,16 @@ class StepBoundaries:
         # Without the sampling thread memory is looked at between steps.
         is_often = self._is_watched or not config.inspect.sampling
         self._log_every = (log_every or _DEFAULT_CUT) if is_often else _LOOK_EVERY
+        self._next_cut = self._log_every
+        self._cut_ns = 0  # what the newest cut took
+        self._has_left_out = False  # a cut since the newest one
 
     def begin_step(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
         timing, parts = self._timing, self._parts
         ledger, capture = timing.ledger, parts.capture
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
+        self._end_slowed_step(self._budget.begin())
         if step == 1:
             self._warm_ns = self._clock()
             self._check()
@@ -105,13 +156,15 @@ class StepBoundaries:
         if parts.sampling is None and ledger.ranges is None:
             parts.memory.look(step)  # not in a window: torch's Python tracer would record it
         if capture is not None and step == capture.next_step:
-            self._step_window(capture, step)
+            with self._budget.asked_for(by_name=self._config.asks_for_window):
+                self._step_window(capture, step)
         if parts.inspection is not None:
-            self._inspect(parts.inspection, step)
+            with self._budget.asked_for(by_name=self._is_asked):
+                self._inspect(parts.inspection, step)
             if step == parts.inspection.again_at and timing.sizes is not None:
                 timing.sizes.last = -1  # its size may be counted again, though it is that of the step before
-        if step and step % self._log_every == 0 and self._is_watched:
-            self._cut()
+        if self._is_watched and step >= self._next_cut:
+            self._cut_if_affordable(step)
         elif step and step % _LOOK_EVERY == 0:
             timing.live.take()
         if step and step % _LOOK_EVERY == 0:
@@ -119,6 +172,24 @@ class StepBoundaries:
         if step:
             self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
+        now = self._budget.end()
+        is_slowed = ledger.inspection is not None or (capture is not None and capture.is_open)
+        self._slowed_since_ns = now if is_slowed else None
+
+    def _end_slowed_step(self, now: int) -> None:
+        """The step that ended may have been slower because of us: count that as ours."""
+        since_ns, self._slowed_since_ns = self._slowed_since_ns, None
+        if since_ns is None:
+            return
+        tags = self._timing.recorder.newest_tags
+        longer_ns = now - since_ns - self._usual_ns
+        if self._timing.ledger.inspection is None:
+            # A validation or the turn of an epoch takes longer by what the user does.
+            self._window_ns += 0 if tags & SPECIAL else longer_ns
+            return
+        self._inspected_ns = self._expected_ns if tags & SPECIAL else max(0.0, longer_ns)
+        if not self._is_asked:
+            self._budget.spend(self._inspected_ns * self._num_waiting)
 
     def _step_window(self, capture: Capture, step: int) -> None:
         """Open or close a window, which the sampling thread is not to be seen in."""
@@ -126,7 +197,7 @@ class StepBoundaries:
         if self._must_wait(capture, step):
             return
         if not capture.is_open:
-            self._note_window(step)
+            self._usual_ns, self._window_ns = self._usual_step_ns(step), 0.0
         if sampling is not None:
             sampling.pause()
         tags = capture.begin_step(step)
@@ -134,9 +205,9 @@ class StepBoundaries:
             sampling.resume()
         timing.ledger.tags |= tags
         if StepTag.PROFILER_STOP in tags:
-            passed_ns = self._clock() - self._window_began_ns
-            self._allowance.spend(passed_ns - (step - self._window_began) * self._window_step_ns)
-            self._note_window(step)  # the next one may have begun
+            if not self._config.asks_for_window:
+                self._budget.spend(self._window_ns)
+            self._window_ns = 0.0
             timing.recorder.drain(step, num_prefetched(self._host))
         timing.ledger.ranges = capture.ranges
         timing.seam.choose_table()
@@ -148,30 +219,30 @@ class StepBoundaries:
         ledger = self._timing.ledger
         if ledger.inspection is not None:
             ledger.inspection = None
+            begin_ns = self._budget.now()
             inspection.end_step()
+            longer_ns = self._inspected_ns + self._budget.now() - begin_ns
+            self._counted_ns = max(self._counted_ns, longer_ns)
             ledger.tags |= StepTag.INSPECTED  # what was done just now is in the step that begins
             self._timing.live.set_flops(inspection.cost)
             # Meanwhile the workers went on, by no more batches than steps would have fitted in.
-            passed_ns = self._clock() - self._inspection_began_ns
-            self._drain(step, passed_ns)
-            self._allowance.spend(passed_ns - self._usual_ns)
-        if (
-            inspection.next_step <= step
-            and self._may_wait(inspection)
-            and self._is_postponed(inspection, step)
-        ):
-            return
+            self._drain(step, self._clock() - self._inspection_began_ns)
+        if inspection.next_step <= step and not self._is_asked:
+            if inspection.may_wait:
+                if self._is_postponed(inspection, step):
+                    return
+            elif self._leaves_rest(inspection, step):
+                return
         if inspection.begin_step(step):
-            ledger.inspection = inspection
-            ledger.tags |= StepTag.INSPECTED
-            self._inspection_began_ns = self._clock()
-            self._usual_ns = self._step_ns(self._inspection_began_ns, max(step, 1))
+            self._num_waiting = 1
+            self._begin_inspected_step(inspection, step)
 
-    def _note_window(self, step: int) -> None:
-        """A window may open now: how long steps take without one."""
-        now = self._clock()
-        self._window_began, self._window_began_ns = step, now
-        self._window_step_ns = self._step_ns(now, max(step, 1))
+    def _begin_inspected_step(self, inspection: Inspection, step: int) -> None:
+        ledger = self._timing.ledger
+        ledger.inspection = inspection
+        ledger.tags |= StepTag.INSPECTED
+        self._inspection_began_ns = self._clock()
+        self._usual_ns = self._usual_step_ns(step)
 
     def _must_wait(self, capture: Capture, step: int) -> bool:
         """Whether the window that is to begin comes later, as nobody has asked for it."""
@@ -184,25 +255,23 @@ class StepBoundaries:
         wait = self._steps_to_wait(step, window_ns)
         if inspection is not None and not inspection.is_done:  # whose count says how large a trace will be
             wait = max(1, inspection.next_step + 1 - step)
+        wait, why = self._agree(_WINDOW, step, wait, window_ns)
         if wait:
-            capture.postpone(
-                wait, _WAITED.format(what="a profiler window", loop=self._loop.subject, ask="active=10")
-            )
+            capture.postpone(wait, why)
         return wait > 0
 
-    def _may_wait(self, inspection: Inspection) -> bool:
-        return inspection.may_wait and not self._is_asked()
-
+    @property
     def _is_asked(self) -> bool:
-        """Whether looking into steps is asked for by name; several ranks have to do so in the same steps."""
+        """Whether looking into steps is asked for by name."""
         config = self._config
-        is_asked = config.flops or config.inspect.fvcore or config.profile_memory
-        return is_asked or self._host.world_size > 1
+        return bool(config.flops or config.inspect.fvcore or config.profile_memory)
 
     def _is_postponed(self, inspection: Inspection, step: int) -> bool:
         """Whether the steps that are to be inspected come later, as nobody has asked for them."""
         config = self._config
-        wait = self._steps_to_wait(step, self._count_ns(step))
+        self._expected_ns = self._count_ns(step)
+        wait = self._steps_to_wait(step, self._expected_ns)
+        wait, why = self._agree(_COUNT, step, wait, self._expected_ns)
         if wait:
             inspection.postpone(
                 partial(
@@ -211,21 +280,98 @@ class StepBoundaries:
                     schedule=config.schedule if config.asks_for_window else None,
                     accumulate=self._host.accumulate,
                 ),
-                _WAITED.format(what="looking into a step", loop=self._loop.subject, ask="flops=True"),
+                why,
             )
         return wait > 0
+
+    def _leaves_rest(self, inspection: Inspection, step: int) -> bool:
+        """Whether modules are timed later, or not at all, because inspecting steps was dearer than expected.
+
+        A rank that timed its modules later than the others would keep them waiting once more.
+        """
+        config = self._config
+        self._expected_ns = self._inspected_ns
+        wait = self._steps_to_wait(step, self._expected_ns)
+        if not wait:
+            return False
+        why = self._waited(_TIMES)
+        if self._host.world_size > 1:
+            inspection.leave_rest(why)
+            return True
+        inspection.postpone(
+            partial(
+                plan_later,
+                by=wait,
+                schedule=config.schedule if config.asks_for_window else None,
+                accumulate=1,
+            ),
+            why,
+        )
+        return True
+
+    def _waited(self, what: tuple[str, str, str]) -> str:
+        _, named, ask = what
+        return _WAITED.format(what=named, loop=self._loop.subject, ask=ask)
+
+    def _agree(self, what: tuple[str, str, str], step: int, wait: int, cost_ns: float) -> tuple[int, str]:
+        """In how many steps something starts, on all ranks at once, or is looked at again; and why not now.
+
+        The first rank decides, and says so some steps ahead. The others look whether it has. Nobody waits: a
+        rank that looks too late goes without.
+
+        Args:
+            what: of ``_WINDOW`` and ``_COUNT``.
+            step: the step that begins.
+            wait: after how many steps this rank has time for it.
+            cost_ns: what it may take.
+        """
+        key, named, ask = what
+        if self._host.world_size == 1:
+            return wait, self._waited(what)
+        others = self._announcements
+        if others is None:
+            return _LONGEST_WAIT, _NOT_AGREED.format(what=named, ask=ask)
+        start = others.announced(key)
+        if start is not None and start < step:
+            return _LONGEST_WAIT, _MISSED.format(ask=ask)
+        if start is not None:
+            self._budget.reserve(0 if start == step else cost_ns)
+            return start - step, self._waited(what)
+        accumulate = max(1, self._host.accumulate)
+        gap = max(_LEAST_GAP, 2 * accumulate, step // _GAP_SHARE)
+        gap = -(-gap // accumulate) * accumulate
+        if others.is_first and not wait:
+            others.announce(key, step + gap)
+            self._budget.reserve(cost_ns)
+        return gap, self._waited(what)
 
     def _count_ns(self, step: int) -> float:
         """What counting a step takes, about."""
         module = self._host.module
         num_modules = sum(1 for _ in module.modules()) if module is not None else 0
-        steps_ns = COUNT_STEPS * self._step_ns(self._clock(), max(step, 1))
+        steps_ns = COUNT_STEPS * self._budget_step_ns(step)
         return COUNT_NS + min(steps_ns, NS_PER_MODULE * num_modules)
 
     def _steps_to_wait(self, step: int, cost_ns: float) -> int:
         """In how many steps something of such cost is within bounds; 0 if it is now."""
-        wait_ns = self._allowance.wait_ns(cost_ns)
-        return min(_LONGEST_WAIT, -(-wait_ns // self._step_ns(self._clock(), max(step, 1))))
+        wait_ns = self._budget.wait_ns(cost_ns)
+        if not wait_ns:
+            return 0
+        wait = -(-wait_ns // self._budget_step_ns(step))
+        return min(_LONGEST_WAIT, max(wait, step // _RETRY_SHARE))  # to ask again costs time, too
+
+    def _budget_step_ns(self, step: int) -> int:
+        """What a step took so far as the budget counts, at least 1."""
+        return max(1, self._budget.elapsed_ns // max(step, 1))
+
+    def _usual_step_ns(self, step: int) -> float:
+        """What a step takes in which nothing of ours or special happens, as the budget counts."""
+        self._timing.live.take()
+        usual_ns = self._timing.budget.usual_ns
+        elapsed_ns, passed_ns = self._budget.elapsed_ns, self._clock() - self._armed_ns
+        if not usual_ns or passed_ns <= 0:
+            return self._budget_step_ns(step)
+        return usual_ns * elapsed_ns / passed_ns
 
     def meet_size(self, size: int) -> None:
         """The running step has a batch of another size than the one before: count it, if that tells more."""
@@ -240,24 +386,53 @@ class StepBoundaries:
             step == 0
             or ledger.inspection is not None
             or ledger.tags & _NOT_TO_COUNT
-            or (not self._is_asked() and self._steps_to_wait(step, self._count_ns(step)))
+            or not self._may_count_size(step)
         ):
             sizes.last = -1  # look again at the next batch
             return
         inspection.begin_size(step, size)
-        ledger.inspection = inspection
-        ledger.tags |= StepTag.INSPECTED
+        self._begin_inspected_step(inspection, step)
         ledger.next_boundary = step + 1
-        self._inspection_began_ns = self._clock()
-        self._usual_ns = self._step_ns(self._inspection_began_ns, step)
+        self._slowed_since_ns = self._budget.now()
+
+    def _may_count_size(self, step: int) -> bool:
+        """Ranks count their sizes at steps of their own, and all wait for each."""
+        if self._is_asked:
+            return True
+        self._num_waiting = self._host.world_size if self._loop.is_fit else 1
+        self._expected_ns = max(self._count_ns(step), self._counted_ns)
+        return not self._steps_to_wait(step, self._expected_ns * self._num_waiting)
+
+    def _cut_if_affordable(self, step: int) -> None:
+        """Show figures now if that is within bounds, or else later, over all steps until then."""
+        live, is_asked = self._timing.live, bool(self._config.log_every_n_steps)
+        if not is_asked and not self._cut_ns and self._logs_scalars:
+            live.take()
+            self._cut_ns = self._timing.budget.most_logging_ns  # the user's own figures take as long
+        wait = 0 if is_asked else self._steps_to_wait(step, self._cut_ns)
+        self._has_left_out = wait > 0
+        if not wait:
+            with self._budget.asked_for(by_name=is_asked):
+                begin_ns = self._budget.now()
+                self._cut()
+                self._cut_ns = self._budget.now() - begin_ns
+        self._next_cut = -(-(step + max(1, wait)) // self._log_every) * self._log_every
 
     def _cut(self) -> None:
         """Show the clean steps since the last cut to those who watch."""
-        live, parts = self._timing.live, self._parts
-        live.cut()
-        scalars = live.scalars()
+        self._timing.live.cut()
+        self._log_scalars()
+
+    def _log_scalars(self) -> None:
+        scalars, parts = self._timing.live.scalars(), self._parts
         if scalars and self._logs_scalars:
             parts.outputs.log_scalars(scalars | parts.memory.scalars(), self._host.logger_step)
+
+    def log_last(self) -> None:
+        """The loop is over and was cut once more: log that if figures were due and had to wait."""
+        if self._has_left_out:
+            self._has_left_out = False
+            self._log_scalars()
 
     def _save_if_due(self, step: int) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
@@ -278,7 +453,11 @@ class StepBoundaries:
     def _next_boundary(self, step: int) -> int:
         """The next step at whose start there is something to do."""
         capture, inspection = self._parts.capture, self._parts.inspection
-        upcoming = [(step // every + 1) * every for every in (self._log_every, _LOOK_EVERY)]
+        upcoming = [(step // _LOOK_EVERY + 1) * _LOOK_EVERY]
+        if self._is_watched:
+            upcoming.append(self._next_cut)
+        else:  # memory is looked at
+            upcoming.append((step // self._log_every + 1) * self._log_every)
         upcoming.append(max(step + 1, self._parts.memory.growth.next_step))
         if step == 0:
             upcoming.append(1)  # are all names known?
@@ -298,14 +477,6 @@ class StepBoundaries:
         """What a step took so far, at least 1; without the first one, in which much is done once."""
         first, begin_ns = (1, self._warm_ns) if step > 1 and self._warm_ns else (0, self._armed_ns)
         return max(1, (now - begin_ns) // max(1, step - first))
-
-
-SHARE: Final = 0.05
-"""Of the time that the loop has run so far."""
-
-
-LEAST_NS: Final = 100_000_000
-"""What may be taken of any loop."""
 
 
 WINDOW_NS: Final = 100_000_000
@@ -329,31 +500,6 @@ COUNT_STEPS: Final = 7
 
 Source: as above.
 """
-
-
-class Allowance:
-    """What was taken of a loop beside its timing, and how long it must run until more may be.
-
-    Args:
-        clock: host clock; the loop begins now.
-    """
-
-    def __init__(self, clock: HostClock) -> None:
-        self._clock = clock
-        self._began_ns = clock()
-        self._spent_ns = 0
-
-    def spend(self, ns: int) -> None:
-        """So much was taken."""
-        self._spent_ns += max(0, ns)
-
-    def wait_ns(self, cost_ns: float) -> int:
-        """How much longer the loop must run until something of this cost is within bounds; 0 if it is."""
-        wanted_ns = self._spent_ns + cost_ns
-        if wanted_ns <= LEAST_NS:
-            return 0
-        passed_ns = self._clock() - self._began_ns
-        return max(0, min(LARGEST, math.ceil(wanted_ns / SHARE) - passed_ns))
 
 
 # A save costs its time again only after this many times that time has passed.

@@ -24,7 +24,7 @@ from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import ModelCost
-from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, SPECIAL, StepTag, StepTimings
 from lightning_modelprof.units import digits
@@ -221,18 +221,26 @@ _IN_WINDOWS: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 _SLOWED: Final = _IN_WINDOWS | int(StepTag.INSPECTED)
 
 
+_LOGGING: Final = PHASE_INDEX["logging"]
+
+
 class OwnBudget:
     """Counts the time that is this profiler's, and says when another window would be too much.
 
     Args:
         max_overhead: share of the loop that may be ours; ``None`` sets no limit.
+
+    Attributes:
+        most_logging_ns: the most a step's own logging took.
     """
 
     def __init__(self, max_overhead: float | None) -> None:
         self._max_overhead = max_overhead
         self._loop_ns = self._work_ns = self._opening_ns = self._closing_ns = 0
         self._slowed, self._in_windows, self._clean = _Steps(), _Steps(), _Steps()
+        self._plain = _Steps()  # with those that the benchmark skips
         self._num_windows = 0
+        self.most_logging_ns = 0
 
     def add(self, steps: StepTimings) -> None:
         """Steps that ended since this was last called."""
@@ -247,6 +255,8 @@ class OwnBudget:
         self._slowed.add(others_ns[is_usual & ((steps.tags & _SLOWED) != 0)])
         self._in_windows.add(others_ns[is_usual & is_in_window])
         self._clean.add(steps.clean().duration_ns)
+        self._plain.add(others_ns[is_usual & ((steps.tags & _SLOWED) == 0) & (steps.step > 0)])
+        self.most_logging_ns = max(self.most_logging_ns, int(steps.phases_ns[:, _LOGGING].max(initial=0)))
 
     def add_window(self, close_ns: int) -> None:
         """A window was recorded and took so long to close; the rest of what it takes is in its steps."""
@@ -257,6 +267,11 @@ class OwnBudget:
     def own_ns(self) -> float:
         """Work between steps, and how much longer than clean ones the steps took that were slowed down."""
         return self._work_ns + self._slowed.beyond(self._clean)
+
+    @property
+    def usual_ns(self) -> float:
+        """Mean of the steps in which nothing of ours or special happened; 0 before the first."""
+        return self._plain.mean_ns
 
     @property
     def window_ns(self) -> float:
@@ -293,6 +308,10 @@ class _Steps:
     def add(self, durations_ns: NDArray[np.int64]) -> None:
         self._count += len(durations_ns)
         self._ns += int(durations_ns.sum())
+
+    @property
+    def mean_ns(self) -> float:
+        return self._ns / self._count if self._count else 0.0
 
     def beyond(self, usual: _Steps) -> float:
         """Nanoseconds more than as many usual steps take; 0 while there is none of these."""

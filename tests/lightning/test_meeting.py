@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_modelprof.lightning import meeting as meeting_module
-from lightning_modelprof.lightning.meeting import Meeting
+from lightning_modelprof.lightning.meeting import TOO_SHORT, Meeting
 from lightning_modelprof.run.archive import load_run
 from tests.support.fits import run_script
 
@@ -119,6 +119,21 @@ def test_what_was_said_in_another_loop_is_not_mistaken(store):
     assert again[1].agree_on_folder("") is None, "the first has not said it yet"
     assert again[0].agree_on_folder("the second folder") == "the second folder"
     assert again[1].agree_on_folder("") == "the second folder"
+
+
+def test_a_step_is_announced_and_nobody_waits_for_that(store):
+    first, second, third = come(0, 1, 2)
+    assert first.announced("window") is None
+    assert second.announced("window") is None
+    first.announce("window", 40)
+    assert [one.announced("window") for one in (first, second, third)] == [40] * 3
+    assert third.announced("count") is None
+
+
+def test_the_first_rank_says_that_a_loop_is_too_short(store):
+    first, second = come(0, 1)
+    told = together(lambda: first.agree_on_folder(TOO_SHORT), lambda: second.agree_on_folder("mine"))
+    assert told == [TOO_SHORT] * 2
 
 
 def test_a_thousand_loops_leave_a_handful_of_keys(store):

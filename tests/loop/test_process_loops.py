@@ -18,9 +18,11 @@ from torch import nn
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.cli.main import main
+from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.lightning.host import LightningHost
 from lightning_modelprof.loop import process_loops
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop
+from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop, short_loop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
 from tests.support.bench import make_trainer
@@ -103,6 +105,17 @@ def test_from_where_on_a_loop_has_a_report(tmp_path, loop, batches, has_report):
     callback = callback_in(tmp_path / "run", active=0, terminal=False)
     getattr(trainer_of(callback, tmp_path), loop)(Small(), [0] * batches)
     assert (callback.report is not None) == has_report
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_test_of_two_batches_is_short_with_any_number_of_ranks(world_size):
+    host = Host()
+    host.world_size = world_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Host, "num_steps", 2)
+        found = short_loop(ProfileConfig(), host, model="Small", wanted=None, now=0)
+    assert found is not None
+    assert found.batches == 2
 
 
 def test_short_loops_after_a_fit_are_in_its_archive_and_report(tmp_path, capsys):

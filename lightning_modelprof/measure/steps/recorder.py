@@ -86,6 +86,11 @@ class Recorder:
         phases_ns, tags, samples = step
         self._rows.append(_STEP.pack(*phases_ns, tags, samples))
 
+    @property
+    def newest_tags(self) -> int:
+        """Tags of the step that was added last, as long as it is in no cut; 0 without."""
+        return int(_STEP.unpack(self._rows[-1])[-2]) if self._rows else 0
+
     def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
         """The device's times of a step are known now, a step or more after it ended."""
         self._device_rows[step] = phases_ns

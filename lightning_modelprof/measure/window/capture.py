@@ -127,21 +127,24 @@ class Capture:
 
     @property
     def may_wait(self) -> bool:
-        """Whether no window has begun, and no other rank keeps to the schedule."""
+        """Whether no window has begun."""
         upcoming = self._upcoming
-        return upcoming is not None and upcoming.index == 0 and not self.is_open and not self._scheduled
+        return upcoming is not None and upcoming.index == 0 and not self.is_open
 
     def postpone(self, steps: int, why: str) -> None:
         """All windows come so many steps later, if the loop lasts; to be called while :attr:`may_wait`.
 
         Args:
-            steps: how many.
+            steps: how many, the same on all ranks.
             why: a clause that says so, for the report of a loop that does not.
         """
         self._why_late = why
         self._schedule = replace(self._schedule, skip_first=self._schedule.skip_first + steps)
         self._upcoming = self._schedule.window(0)
         self.next_step = NEVER if self._upcoming is None else self._upcoming.first_warmup
+        if self._scheduled is not None:
+            self._scheduled = ScheduledSteps(self._schedule, self._scheduled.lag)
+            self.next_step = sooner(self.next_step, self._scheduled.next_step)
 
     def begin_step(self, step: int) -> StepTag:
         """Step number ``step`` begins; returns the tags that this gives it."""
@@ -479,12 +482,13 @@ class ScheduledSteps:
             gradients accumulate. So many steps later it may be that it waits for the closing of a window.
 
     Attributes:
+        lag: as given.
         next_step: the next step number at whose start :meth:`begin_step` must be called.
     """
 
     def __init__(self, schedule: Schedule, lag: int = 0) -> None:
         self._schedule = schedule
-        self._lag = lag
+        self.lag = lag
         self._upcoming = schedule.window(0)
         self._last_late = NEVER
         self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
@@ -498,7 +502,7 @@ class ScheduledSteps:
         """Step number ``step`` begins; returns the tags that this gives it."""
         tags = StepTag(0)
         if self._upcoming is not None and step > self._upcoming.last:
-            self._last_late = step + self._lag
+            self._last_late = step + self.lag
             self._upcoming = self._schedule.window(self._upcoming.index + 1)
         if step <= self._last_late:
             tags |= StepTag.PROFILER_STOP
