@@ -345,6 +345,7 @@ def run(case, *arguments):
         trainer = make_trainer(".", Dies(), callback_of(), strategy=strategy, devices=2)
         trainer.fit(Net(), loader(64))
     elif case == "uneven":
+        process_loops.SHORT_EVALUATION = 0
         trainer = trainer_of(callback_of(), Sums(), use_distributed_sampler=False)
         trainer.validate(Net(), datamodule=Uneven(), verbose=False)
 
