@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 
 import pytest
 import torch
@@ -84,6 +85,14 @@ def _a_process_of_its_own(request, monkeypatch):
     PROCESS_LOOPS.forget()
     yield
     PROCESS_LOOPS.forget()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_interrupts():
+    """Lightning ignores Ctrl-C once it has interrupted a fit, and a shell does for its background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
