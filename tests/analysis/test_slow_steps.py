@@ -29,7 +29,8 @@ from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, SlowStep, SlowSteps, StepTag, StepTimings
-from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
+from tests.support.bench import FakeClock
+from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer
 
 MS = 1_000_000
 MACHINE_WORDS = "the machine: the training thread waited for a CPU"
@@ -567,14 +568,17 @@ def test_steps_that_are_slow_by_a_rule(steps, number, num_steps, every):
     assert _period(steps, number, num_steps) == every
 
 
-def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path):
+def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path, monkeypatch):
     """A fit of 1 ms a step, of which every tenth takes 30 ms more."""
+    monkeypatch.setattr(slow_steps_module, "cpu_wait_ns", lambda: 0)
+    callback = make_callback(tmp_path, active=0)
+    callback._clock = clock = FakeClock()
 
     def every_ten(batch_idx):
-        time.sleep(0.031 if batch_idx % 10 == 9 else 0.001)
+        clock.advance((31 if batch_idx % 10 == 9 else 1) * MS)
 
-    callback = run_fit(tmp_path, module=Net(every_ten), data=loader(200), active=0, flops=False)
+    fit_quietly(make_trainer(tmp_path, callback), Net(every_ten), loader(200))
     [found] = [one for one in callback.report.findings if one.kind == "slow_steps"]
     assert found.title == "Every 10 steps one takes long in the forward"
-    assert found.saving_ns_per_step == pytest.approx(3 * MS, rel=0.4)
+    assert found.saving_ns_per_step == pytest.approx(30 * MS * 10 / 99)  # but for the first step
     assert found.locations
