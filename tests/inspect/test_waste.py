@@ -373,7 +373,11 @@ def spin(seconds):
 def test_clocks_of_other_threads():
     """One thread computes for 0.2 s of CPU time, one waits; a third one has ended when it is asked for."""
     clocks = ThreadClocks(threading.get_ident())
-    waits, may_end = threading.Event(), threading.Event()
+    waits, may_end, was_seen = threading.Event(), threading.Event(), threading.Event()
+
+    def work_and_go():
+        spin(0.1)
+        was_seen.wait()
 
     def work():
         spin(0.2)
@@ -382,15 +386,16 @@ def test_clocks_of_other_threads():
     threads = [
         threading.Thread(target=work, name="busy"),
         threading.Thread(target=waits.wait, name="idle"),
-        threading.Thread(target=spin, args=(0.1,), name="gone"),
+        threading.Thread(target=work_and_go, name="gone"),
     ]
     for thread in threads:
         thread.start()
     while threads[2].is_alive():
         clocks.look(sys._current_frames())
         clocks.learn_names()
+        if clocks._took_ns.get(threads[2].ident, 0) >= 0.1e9:
+            was_seen.set()
         time.sleep(0.001)
-    time.sleep(0.01)
     while clocks._took_ns.get(threads[0].ident, 0) < 0.2e9:
         clocks.look(sys._current_frames())
         time.sleep(0.001)
@@ -400,8 +405,7 @@ def test_clocks_of_other_threads():
     for thread in threads:
         thread.join()
     assert 0.2e9 <= took["busy"] <= 0.22e9
-    # The last look may have been before its end.
-    assert 0.05e9 <= took["gone"] <= 0.11e9
+    assert 0.1e9 <= took["gone"] <= 0.11e9
     assert "idle" not in took
 
 
