@@ -2,13 +2,17 @@
 
 The faulty code measures what the fault takes. Where it computes, the fault and the steps are both measured in
 CPU time of the training's thread, which a busy machine does not change. Where another process is waited for,
-both are measured by a clock that stands still while the training's thread waits for a CPU. The line to find
+both are measured by a clock that stands still while the training's thread waits for a CPU. So they are where
+a finding rests on samples alone: those faults sleep, because a thread that wants to look at one that computes
+has to wait for a CPU, and on a busy machine it then sees some places more often than others. The line to find
 is the one that carries ``# fault: <name>``: the statement that takes the time, or the ``def`` of a function
 that no thread of the training process runs, or that costs nothing itself.
 """
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import multiprocessing
 import os
 import re
@@ -32,10 +36,15 @@ from torchmetrics import MeanSquaredError
 FILE = Path(__file__)
 NUM_STEPS = 40
 SIZE = 8
+LINEAR = inspect.getsourcefile(nn.Linear)
 
 
 _BUSY = """
 import time
+
+import torch
+from torch import nn
+from torchmetrics import MeanSquaredError
 
 def wait(milliseconds):
     begin = time.thread_time_ns()
@@ -46,11 +55,34 @@ def spin(self, milliseconds):
     begin = time.thread_time_ns()
     wait(self.scale * milliseconds)
     self.spent_ns += time.thread_time_ns() - begin
+
+def sleep(self, milliseconds):
+    begin = self.clock()
+    time.sleep(milliseconds / 1e3)
+    self.spent_ns += self.clock() - begin
+
+class SlowCell(nn.GRUCell):
+    def forward(self, *inputs):
+        time.sleep(0.000_5)
+        return super().forward(*inputs)
+
+class SlowError(MeanSquaredError):
+    def update(self, *arguments):
+        time.sleep(0.001)
+        super().update(*arguments)
+
+class SlowValue(torch.Tensor):
+    def clone(self):
+        time.sleep(0.000_2)
+        return self.as_subclass(torch.Tensor).clone()
 """
 _MADE: dict[str, Any] = {"__name__": "busy"}
 # As code of a library, so that the innermost line of the user's is the one that calls it.
 exec(compile(_BUSY, "<busy>", "exec"), _MADE)
 wait: Callable[[float], None] = _MADE["wait"]
+SlowCell: type[nn.GRUCell] = _MADE["SlowCell"]
+SlowError: type[MeanSquaredError] = _MADE["SlowError"]
+SlowValue: type[torch.Tensor] = _MADE["SlowValue"]
 
 
 class Costs:
@@ -66,7 +98,7 @@ class Costs:
         self.spent_ns = 0
         self.measured_ns: list[int] = []
         self.scale = scale
-        self.clock: Any = time.thread_time_ns
+        self.clock: Any = time.perf_counter_ns
 
     def per_step_ns(self, num_steps: int) -> float:
         """What a step takes that we do not inspect."""
@@ -75,11 +107,14 @@ class Costs:
     spin = _MADE["spin"]
     """Be busy for so many milliseconds: after a sleep everything takes longer, on a cold core."""
 
+    sleep = _MADE["sleep"]
+    """Sleep for so many milliseconds; only where ``Training.waits``."""
+
     @contextmanager
     def measured(self) -> Iterator[None]:
-        begin = time.thread_time_ns()
+        begin = self.clock()
         yield
-        self.measured_ns.append(time.thread_time_ns() - begin)
+        self.measured_ns.append(self.clock() - begin)
 
 
 @dataclass
@@ -94,7 +129,7 @@ class Training:
     trainer: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     waits: bool = False
-    """Whether it waits for another process, so that CPU time is not all that counts."""
+    """Whether it sleeps or waits for another process, so that CPU time is not all that counts."""
 
 
 @dataclass(frozen=True)
@@ -484,20 +519,21 @@ def slow_epoch_turns(costs: Costs, folder: Path) -> Training:
 class ManyValues(Model):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         loss = self.loss(batch)
+        value = loss.detach().as_subclass(SlowValue)  # as if it were waited for
         with self.costs.measured():
             for number in range(80):
-                self.log(f"value_{number}", loss)  # fault: many_log_calls
+                self.log(f"value_{number}", value)  # fault: many_log_calls
         return loss
 
 
 def many_log_calls(costs: Costs, folder: Path) -> Training:
-    return Training(ManyValues(costs), rows())
+    return Training(ManyValues(costs), rows(), waits=True)
 
 
 class MetricEachStep(Model):
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs)
-        self.errors = nn.ModuleList(MeanSquaredError() for _ in range(240))
+        self.errors = nn.ModuleList(SlowError() for _ in range(10))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         outputs = self.layers(batch)
@@ -509,7 +545,8 @@ class MetricEachStep(Model):
 
 
 def metrics_each_step(costs: Costs, folder: Path) -> Training:
-    return Training(MetricEachStep(costs), rows(4 * 300))  # so many that chance in the samples is small
+    # So many that chance in the samples is small.
+    return Training(MetricEachStep(costs), rows(4 * 240), waits=True)
 
 
 class SlowFile(TorchCheckpointIO):
@@ -636,11 +673,11 @@ def slow_layer_hooks(costs: Costs, folder: Path) -> Training:
     model = Model()
 
     def watch(layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        costs.spin(5)  # fault: slow_layer_hooks
+        costs.sleep(5)  # fault: slow_layer_hooks
 
     for layer in [one for one in model.layers.modules() if isinstance(one, nn.Linear)][:2]:
         layer.register_forward_hook(watch)
-    return Training(model, rows())
+    return Training(model, rows(), waits=True)
 
 
 class SteppedByHand(Model):
@@ -648,12 +685,12 @@ class SteppedByHand(Model):
 
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs)
-        self.cell = nn.GRUCell(SIZE, SIZE)
+        self.cell = SlowCell(SIZE, SIZE)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         with self.costs.measured():
             state = torch.zeros_like(inputs)
-            for _ in range(60):
+            for _ in range(20):
                 state = self.cell(inputs, state)  # fault: stepped_by_hand
         return state
 
@@ -662,7 +699,8 @@ class SteppedByHand(Model):
 
 
 def stepped_by_hand(costs: Costs, folder: Path) -> Training:
-    return Training(SteppedByHand(costs), rows(NUM_STEPS * 64))  # so that enough samples are of its line
+    # So that enough samples are of its line.
+    return Training(SteppedByHand(costs), rows(NUM_STEPS * 16), waits=True)
 
 
 class TableByPython(nn.Module):
@@ -674,7 +712,7 @@ class TableByPython(nn.Module):
         self.scale = nn.Parameter(torch.ones(SIZE))
 
     def numbers(self) -> list[float]:
-        self.costs.spin(6)
+        self.costs.sleep(6)
         return [0.5] * SIZE
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -692,7 +730,8 @@ class WithTable(Model):
 
 
 def table_made_by_python(costs: Costs, folder: Path) -> Training:
-    return Training(WithTable(costs), rows(NUM_STEPS * 12))  # so that enough samples are of its line
+    # So that enough samples are of its line.
+    return Training(WithTable(costs), rows(NUM_STEPS * 12), waits=True)
 
 
 class RowLoop(Model):
@@ -853,7 +892,7 @@ class OwnOptimizer(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
-        self.costs.spin(10)  # fault: own_optimizer
+        self.costs.sleep(10)  # fault: own_optimizer
         return loss
 
 
@@ -863,11 +902,29 @@ class SteppedByOwn(Model):
 
 
 def own_optimizer(costs: Costs, folder: Path) -> Training:
-    return Training(SteppedByOwn(costs), rows(NUM_STEPS * 12))  # so that enough samples are of its line
+    # So that enough samples are of its line.
+    return Training(SteppedByOwn(costs), rows(NUM_STEPS * 12), waits=True)
+
+
+class SlowSource(Callback):
+    """As if a source lay on a slow disk: whether it has changed is asked for every stack that leads there."""
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        self.before = linecache.checkcache
+        linecache.checkcache = self.check
+
+    def check(self, filename: str | None = None) -> None:
+        if filename == LINEAR:
+            time.sleep(0.001)
+        self.before(filename)
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        linecache.checkcache = self.before
 
 
 def anomaly_detection(costs: Costs, folder: Path) -> Training:
-    return Training(Model(), rows(NUM_STEPS * 32), trainer={"detect_anomaly": True})
+    trainer = {"detect_anomaly": True}
+    return Training(Model(), rows(NUM_STEPS * 12), before=[SlowSource()], trainer=trainer, waits=True)
 
 
 class ManyThreads(Callback):
