@@ -643,7 +643,14 @@ JOB = textwrap.dedent("""
     from lightning.pytorch import Callback
     from torch.utils.data import DataLoader, Dataset
     from lightning_modelprof.loop import session
+    from tests.support.bench import UndisturbedClock
     from tests.support.fits import Net, make_callback, make_trainer
+
+    class Undisturbed(Callback):
+        # The time in which a rank waits for a CPU is in no phase.
+        def setup(self, trainer, module, stage):
+            ours = trainer.callbacks[trainer.callbacks.index(self) + 1]
+            ours._clock = UndisturbedClock()
 
     class SlowOnRankOne(Dataset):
         def __init__(self, case):
@@ -692,8 +699,9 @@ JOB = textwrap.dedent("""
         callback, module = make_callback(Path(folder), active=0), SlowModule()
         module.case = case
         others = {"callback": [SlowOnRankZero()], "breaks": [BreaksOnRankOne()]}.get(case, [])
+        callbacks = [Undisturbed(), callback, *others]
         trainer = make_trainer(
-            Path(folder), callback, *others, strategy=strategy, devices=2, enable_progress_bar=False
+            Path(folder), *callbacks, strategy=strategy, devices=2, enable_progress_bar=False
         )
         trainer.fit(module, DataLoader(SlowOnRankOne(case), batch_size=2))
 """)
