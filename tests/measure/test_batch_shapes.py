@@ -98,8 +98,9 @@ def test_nested_and_sparse_tensors_are_told_apart_by_their_elements():
 
 
 def test_no_value_is_read():
+    """Nor the shape of a tensor whose class may compute it."""
     tensor = torch.Tensor._make_subclass(Tattling, torch.ones(2, 3))
-    assert shapes_of({"x": tensor}) == ((2, 3),)
+    assert shapes_of({"x": tensor, "y": torch.ones(2)}) == ((2,),)
 
 
 def test_what_raises_has_no_size():
@@ -180,17 +181,15 @@ def test_lists_of_numbers_and_text_cost_nothing():
     assert sizes([[1, ones(5), 2], 3]) != sizes([[1, ones(6), 2], 3])
 
 
-def test_of_a_long_list_of_objects_a_few_stand_for_all():
+def test_of_a_long_list_of_objects_a_few_stand_for_all(monkeypatch):
     """However long it is; of samples that are alike they say exactly what all of them would."""
     looked_at = set()
+    read = batch_shapes.fields_of
+    monkeypatch.setattr(batch_shapes, "fields_of", lambda part: looked_at.add(id(part)) or read(part))
 
     class Sample:
         def __init__(self, width):
             self.x, self.label = ones(width, 2), 3
-
-        def __getattribute__(self, name):
-            looked_at.add(id(self))
-            return super().__getattribute__(name)
 
     sizes = BatchShapes()
     first = [Sample(3) for _ in range(1_000)]
@@ -198,7 +197,7 @@ def test_of_a_long_list_of_objects_a_few_stand_for_all():
     assert sizes.shapes(1) == ((1_000, 6_000, 3, 2),)
     looked_at.clear()
     assert sizes(first) == 1
-    assert 0 < len(looked_at) <= 64
+    assert 0 < len(looked_at & set(map(id, first))) <= 64
     assert sizes([Sample(3) for _ in range(999)]) == 2
     assert sizes([Sample(4) for _ in range(1_000)]) == 3
     assert shapes_of({"samples": first}) == sizes.shapes(1)

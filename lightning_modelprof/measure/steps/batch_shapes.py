@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from itertools import islice
+from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_modelprof.measure.steps.batch_parts import (
+    class_attribute,
+    element_of,
+    elements_of,
+    fields_of,
+    is_dense,
+    is_leaf,
+    is_tensor,
+    length_of,
+    mro_of,
+    shape_of,
+    tensor_shape,
+    undisturbed,
+)
 from lightning_modelprof.run.batches import BatchSizes, Shapes
 from lightning_modelprof.run.steps import NOT_CLEAN
 
@@ -43,8 +56,6 @@ _SIGNIFICANT_BITS: Final = 5
 _TENSOR: Final = torch.Tensor
 _FOREIGN: Final = frozenset(("torch", "lightning", "pytorch_lightning"))
 """Packages that a LightningModule's bases are of, and that know how tensors are made."""
-
-_LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, torch.nn.Module)
 
 
 class BatchShapes:
@@ -77,11 +88,14 @@ class BatchShapes:
         """The size of a batch; never raises."""
         try:
             if self._is_plain:
-                kind = batch.__class__
-                if (kind is list or kind is tuple) and len(batch) <= _FEW:
-                    key: Hashable = tuple([p.shape if p.__class__ is _TENSOR else _key(p) for p in batch])
-                else:
-                    key = batch.shape if kind is _TENSOR else _key(batch)
+                with undisturbed():
+                    kind = type(batch)
+                    if (kind is list or kind is tuple) and len(batch) <= _FEW:
+                        key: Hashable = tuple(
+                            [tensor_shape(p) if type(p) is _TENSOR else _key(p) for p in batch]
+                        )
+                    else:
+                        key = tensor_shape(batch) if kind is _TENSOR else _key(batch)
             else:
                 key = shapes_of(batch)
             size = self._known.get(key)
@@ -134,7 +148,7 @@ class BatchShapes:
     def _add(self, batch: Any, key: Hashable) -> int:
         """A batch of a new size, or one that is only found by a longer look."""
         exact = shapes_of(batch)
-        self.odd_class = self.odd_class or _odd_class(batch)
+        self._note_odd_class(batch)
         if self._is_plain and _has_sparse(batch):
             self._is_plain = False
             key = exact
@@ -148,10 +162,14 @@ class BatchShapes:
     def _add_odd(self, batch: Any) -> int:
         self._is_plain = False
         try:
-            self.odd_class = self.odd_class or _odd_class(batch)
+            self._note_odd_class(batch)
             return self._number_of(shapes_of(batch))
         except Exception:  # as above
             return UNKNOWN
+
+    def _note_odd_class(self, batch: Any) -> None:
+        if self.odd_class is None:
+            self.odd_class = _odd_class(batch)
 
     def _number_of(self, shapes: Shapes) -> int:
         size = self._shapes.get(shapes) if shapes else UNKNOWN
@@ -179,9 +197,9 @@ class BatchShapes:
 
 def is_of_tensors(batch: Any) -> bool:
     """Whether it is a tensor, or a container of nothing else: all that differs then is told by shapes."""
-    kind = batch.__class__
+    kind = type(batch)
     parts = batch.values() if kind is dict else batch if kind is list or kind is tuple else (batch,)
-    return all(part.__class__ is _TENSOR for part in parts)
+    return all(type(part) is _TENSOR for part in parts)
 
 
 def shapes_of(batch: Any) -> Shapes:
@@ -193,17 +211,18 @@ def _walk(part: Any, depth: int, left: list[int]) -> Iterable[tuple[int, ...]]:
     left[0] -= 1
     if left[0] < 0 or depth > _MAX_DEPTH:
         return
-    if isinstance(part, (torch.Tensor, np.ndarray)):
-        yield _shape(part)
+    shape = shape_of(part)
+    if shape is not None:
+        yield shape
         return
     children = _children(part)
     if depth == 0 and 1 < len(children) <= _FEW:  # a field of nested lists leaves the others what they need
         inner = [list(_walk(one, 1, [_MOST_PARTS // len(children)])) for one in children]
     else:
         inner = [list(_walk(one, depth + 1, left)) for one in children]
-    is_long = len(inner) > _FEW and isinstance(part, (list, tuple))
+    is_long = len(inner) > _FEW and _is_sequence(part)
     if is_long or _is_list_of_fields(part):
-        yield from _summed(inner, len(part))
+        yield from _summed(inner, length_of(part))
         return
     for shapes in inner:
         yield from shapes
@@ -225,57 +244,37 @@ def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[i
         yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*whole, strict=True)))
 
 
+def _is_sequence(part: Any) -> bool:
+    return issubclass(type(part), (list, tuple))
+
+
 def _is_list_of_fields(part: Any) -> bool:
-    if not isinstance(part, (list, tuple)) or not part:
+    if not _is_sequence(part) or not length_of(part):
         return False
-    return all(isinstance(one, dict) for one in _some_of(part))
+    return all(issubclass(type(one), dict) for one in _some_of(part))
 
 
-def _some_of(part: Sequence[Any]) -> Sequence[Any]:
+def _some_of(part: Any) -> Sequence[Any]:
     """The elements of a list, or some that stand for them."""
-    if len(part) <= _MOST_LOOKED_AT or all(one.__class__ is _TENSOR for one in part):
-        return part
-    last = len(part) - 1
-    return [part[place * last // (_MOST_LOOKED_AT - 1)] for place in range(_MOST_LOOKED_AT)]
+    elements = list(elements_of(part))
+    if len(elements) <= _MOST_LOOKED_AT or all(type(one) is _TENSOR for one in elements):
+        return elements
+    last = len(elements) - 1
+    return [elements[place * last // (_MOST_LOOKED_AT - 1)] for place in range(_MOST_LOOKED_AT)]
 
 
 def _children(part: Any) -> Sequence[Any]:
-    """What a container or an object holds, without calling anything of it."""
-    if isinstance(part, (list, tuple)):
-        return () if _is_of_numbers(part) else _some_of(part)[:_MOST_PARTS]
-    if isinstance(part, (dict, UserDict)):
-        return list(islice(dict.values(part) if isinstance(part, dict) else part.data.values(), _MOST_PARTS))
-    if isinstance(part, _LEAVES):
+    """What a container or an object holds."""
+    if is_tensor(part):
         return ()
-    variables = getattr(part, "__dict__", {})
-    there = [name for name in _slots(part.__class__) if hasattr(part, name)]
-    return [*(getattr(part, name) for name in there), *list(variables.values())[:_MOST_PARTS]]
+    if _is_sequence(part):
+        return () if _is_of_numbers(part) else _some_of(part)[:_MOST_PARTS]
+    return [value for _, value in islice(fields_of(part), _MOST_PARTS)]
 
 
-def _is_of_numbers(part: Sequence[Any]) -> bool:
+def _is_of_numbers(part: Any) -> bool:
     """Whether a list is one of numbers or text: token ids that were not stacked are many in every batch."""
-    return len(part) > _FEW and isinstance(part[0], _LEAVES) and isinstance(part[-1], _LEAVES)
-
-
-@lru_cache(maxsize=256)
-def _slots(kind: type) -> tuple[str, ...]:
-    names: list[str] = []
-    for one in kind.__mro__:
-        own = getattr(one, "__slots__", ())
-        names += [own] if isinstance(own, str) else own
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
-
-
-def _shape(tensor: Any) -> tuple[int, ...]:
-    """Of a nested tensor its samples and elements, of a sparse one its values too."""
-    if isinstance(tensor, torch.Tensor):
-        if tensor.is_nested:
-            return (int(tensor.size(0)), int(tensor.values().numel()))
-        if tensor.layout is torch.sparse_coo:
-            return (*tensor.shape, int(tensor._nnz()))
-        if tensor.layout is not torch.strided:
-            return (*tensor.shape, int(tensor.values().numel()))
-    return tuple(map(int, tensor.shape))
+    return length_of(part) > _FEW and is_leaf(element_of(part, 0)) and is_leaf(element_of(part, -1))
 
 
 def _key(part: Any, dry: list[int] | None = None) -> Hashable:
@@ -290,21 +289,22 @@ def _key(part: Any, dry: list[int] | None = None) -> Hashable:
         if dry[0] <= 0:
             return None
         dry[0] -= 1
-    is_dict = part.__class__ is dict
-    if is_dict or part.__class__ is list or part.__class__ is tuple:
+    kind = type(part)
+    is_dict = kind is dict
+    if is_dict or kind is list or kind is tuple:
         if not is_dict and _is_of_numbers(part):
             return None
         some = part.values() if is_dict else _some_of(part)
         shapes: list[Hashable] = []
         for one in some:
-            if one.__class__ is _TENSOR:
-                shapes.append(one.shape)
+            if type(one) is _TENSOR:
+                shapes.append(tensor_shape(one))
                 if dry is not None:
                     dry[0] = _MOST_DRY
             else:
-                shapes.append(None if isinstance(one, _LEAVES) else _key(one, dry or [_MOST_DRY]))
-        return tuple(shapes) if is_dict or some is part else (len(part), *shapes)
-    if isinstance(part, _LEAVES):
+                shapes.append(None if is_leaf(one) else _key(one, dry or [_MOST_DRY]))
+        return tuple(shapes) if len(some) == len(part) else (len(part), *shapes)
+    if is_leaf(part):
         return None
     found = tuple(_walk(part, 1, [_MOST_PARTS if dry is None else _MOST_IN_OBJECT]))
     if dry is not None:
@@ -314,36 +314,41 @@ def _key(part: Any, dry: list[int] | None = None) -> Hashable:
 
 def _has_sparse(part: Any, depth: int = 0) -> bool:
     """Whether shapes alone do not say how large the tensors are."""
-    if isinstance(part, torch.Tensor):
-        return part.is_nested or part.layout is not torch.strided
+    if is_tensor(part):
+        return not is_dense(part)
     return depth <= _MAX_DEPTH and any(_has_sparse(one, depth + 1) for one in _children(part))
 
 
 def _odd_class(part: Any, depth: int = 0) -> type | None:
     """The class of the first tensor that torch's constructor makes for a class of its own."""
-    if isinstance(part, _TENSOR):
+    if is_tensor(part):
         return type(part) if _calls_torchs(type(part)) else None
     found = (_odd_class(one, depth + 1) for one in _children(part)) if depth <= _MAX_DEPTH else ()
-    return next(filter(None, found), None)
+    return next((one for one in found if one is not None), None)
 
 
 def own_tensors(owner: type) -> type | None:
     """Such a class from a package that the module's class, or one of its bases, is of."""
-    packages = {kind.__module__.partition(".")[0] for kind in owner.__mro__} - _FOREIGN
+    packages = {_package(kind) for kind in mro_of(owner)} - _FOREIGN
     waiting: list[type] = [_TENSOR]
     while waiting:
         kinds: list[type] = type.__subclasses__(waiting.pop())
         waiting += kinds
         for kind in kinds:
-            if kind.__module__.partition(".")[0] in packages and _calls_torchs(kind):
+            if _package(kind) in packages and _calls_torchs(kind):
                 return kind
     return None
 
 
+def _package(kind: type) -> str:
+    return str(class_attribute(kind, "__module__")).partition(".")[0]
+
+
 def _calls_torchs(kind: type) -> bool:
     """Whether its ``__new__`` calls another one, and not ``_make_subclass`` or ``as_subclass`` as most do."""
-    names = getattr(getattr(kind.__new__, "__code__", None), "co_names", ())
-    return "__new__" in names
+    made_by = class_attribute(kind, "__new__")
+    function = made_by.__func__ if type(made_by) is staticmethod else made_by
+    return type(function) is FunctionType and "__new__" in function.__code__.co_names
 
 
 def _flat(shapes: Shapes) -> list[int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import index
 from typing import Any, Final, NamedTuple
@@ -14,6 +13,20 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import BatchSampler, DataLoader
 
+from lightning_modelprof.measure.steps.batch_parts import (
+    Attribute,
+    at_path,
+    class_name,
+    dtype_of,
+    elements_of,
+    fields_of,
+    is_list,
+    is_tensor,
+    length_of,
+    shape_of,
+    undisturbed,
+    variables_of,
+)
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.steps import NOT_MEASURED
 
@@ -105,29 +118,20 @@ class SampleCounter:
     def __call__(self, batch: Any) -> int:
         """The number of samples, ``NOT_MEASURED`` if it cannot be told."""
         self._seen = seen = self._seen + 1
-        if batch.__class__ is self._refused:
+        if type(batch) is self._refused:
             return NOT_MEASURED
         if self._reading is None:
             return self._search(batch)
-        part: Any = batch
         try:
-            for key in self._reading.path:
-                part = getattr(part, key) if key.__class__ is Attribute else part[key]
-        except (LookupError, TypeError, AttributeError):
+            part = at_path(batch, self._reading.path)
+        except (LookupError, TypeError):
             return self._search(batch)
-        kind = part.__class__
-        if kind is not self._kind:
+        if type(part) is not self._kind:
             return self._search(batch)
-        if self._reading.is_length:
-            count = len(part)
-        elif kind is torch.Tensor and not part.is_nested:
-            shape = part.shape
-            if not shape:
-                return self._search(batch)
-            count = shape[0]
-        else:
-            size = size_of(part)
-            count = NOT_MEASURED if size is None else size
+        size = length_of(part) if self._reading.is_length else size_of(part)
+        if size is None and is_tensor(part):
+            return self._search(batch)
+        count = NOT_MEASURED if size is None else size
         if seen < self._next_search:
             return count
         return self._check(batch, count)
@@ -141,7 +145,7 @@ class SampleCounter:
                 self.note = self.note or counted.note
             return count
         other = f"a later batch speaks for another number than the first one, which gives {count:,} for it"
-        self._reading, self._refused = None, batch.__class__
+        self._reading, self._refused = None, type(batch)
         self.note = counted.note if counted.reading is None and counted.note else f"{other}; {_HELP}"
         return NOT_MEASURED
 
@@ -157,12 +161,9 @@ class SampleCounter:
         self._reading = reading = counted.reading
         if reading is None:
             if counted.note:
-                self._refused = batch.__class__
+                self._refused = type(batch)
             return NOT_MEASURED
-        part = batch
-        for key in reading.path:
-            part = getattr(part, key) if key.__class__ is Attribute else part[key]
-        self._kind = part.__class__
+        self._kind = type(at_path(batch, reading.path))
         return reading.count
 
 
@@ -327,10 +328,12 @@ _TEXTS: Final = (str, bytes, type(None))
 _PLAIN: Final = (*_TEXTS, int, float, complex)
 
 
-class Attribute(str):
-    """A step of a path that is the name of an attribute, and no key."""
+_KEYS: Final = (str, int, Attribute)
+"""Types of keys that are looked up again in later batches: others may run code of the user's."""
 
-    __slots__ = ()
+
+_OWN_COUNTS: Final = ("num_graphs", "_num_graphs", "batch_size", "_batch_size")
+"""Variables in which objects keep how many samples they hold."""
 
 
 class Reading(Record, frozen=True):
@@ -382,34 +385,41 @@ def parts_of(batch: Any) -> list[Part]:
 
 
 def size_of(part: Any) -> int | None:
-    """Samples in one part by its own account: the first dimension of a tensor, or what an object says itself.
+    """Samples in one part by its own account: the first dimension of a tensor, or what an object keeps.
 
-    That is ``num_graphs`` or ``batch_size``, if it is a number, and the sequences of a ``PackedSequence``.
+    That is a number in its variable ``num_graphs`` or ``batch_size``, or the sequences of a
+    ``PackedSequence``.
     """
-    if isinstance(part, torch.Tensor):
-        return part.size(0) if part.dim() else None  # a nested tensor has no shape
-    if isinstance(part, np.ndarray):
-        return len(part) if part.ndim else None
-    if isinstance(part, (*_PLAIN, list)):
+    kind = type(part)
+    if issubclass(kind, (torch.Tensor, np.ndarray)):
+        shape = shape_of(part)
+        return shape[0] if shape else None
+    if issubclass(kind, PackedSequence):
+        return _num_sequences(part)
+    if issubclass(kind, (*_PLAIN, list, tuple, dict, type)):
         return None
-    if isinstance(part, PackedSequence):
-        return (
-            len(part.sorted_indices) if part.sorted_indices is not None else int(part.batch_sizes.numpy()[0])
-        )
-    for name in ("num_graphs", "batch_size"):
-        try:
-            size = getattr(part, name, None)
-        except Exception:  # whatever an object of the user's does there
-            continue
-        size = size[0] if isinstance(size, torch.Size) and size else size
-        if isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_COUNT:
-            return index(size)
+    variables = variables_of(part)
+    for name in _OWN_COUNTS:
+        size = variables.get(name)
+        size = size[0] if type(size) is torch.Size and size else size
+        if type(size) is int and 0 <= size <= MAX_COUNT:
+            return size
     return None
+
+
+def _num_sequences(packed: Any) -> int | None:
+    _, batch_sizes, order, _ = elements_of(packed)
+    if order is not None:
+        return size_of(order)
+    if type(batch_sizes) is not torch.Tensor:
+        return None
+    with undisturbed():  # torch keeps these on the CPU
+        return int(batch_sizes.numpy()[0])
 
 
 def name_of(path: tuple[Any, ...]) -> str:
     """A place in a batch as Python writes it."""
-    return "batch" + "".join(f".{key}" if isinstance(key, Attribute) else f"[{key!r:.40}]" for key in path)
+    return "batch" + "".join(f".{key}" if type(key) is Attribute else f"[{key!r:.40}]" for key in path)
 
 
 class _Search:
@@ -419,7 +429,7 @@ class _Search:
         self._left = _MOST_PARTS
 
     def parts(self, part: Any, path: tuple[Any, ...]) -> list[Part]:
-        if isinstance(part, _PLAIN):
+        if issubclass(type(part), _PLAIN):
             return []
         self._left -= 1
         if self._left < 0 or len(path) > _MAX_DEPTH:
@@ -427,7 +437,7 @@ class _Search:
         size = size_of(part)
         if size is not None:
             return [_sized(part, size, path)]
-        return self._of_list(part, path) if _is_list(part) else self._inner(_children(part), path)
+        return self._of_list(part, path) if is_list(part) else self._inner(_children(part), path)
 
     def _inner(self, children: Iterable[tuple[Any, Any]], path: tuple[Any, ...]) -> list[Part]:
         """Of each child; none takes the share of those that follow, however deep it is."""
@@ -441,9 +451,9 @@ class _Search:
         return found
 
     def _of_list(self, part: Any, path: tuple[Any, ...]) -> list[Part]:
-        elements = list(islice(part, _MOST_ELEMENTS))
-        length = Reading(len(part), path, is_length=True)
-        text = f"a list of {len(part):,}"
+        elements = list(islice(elements_of(part), _MOST_ELEMENTS))
+        length = Reading(length_of(part), path, is_length=True)
+        text = f"a list of {length.count:,}"
         inner = self._inner(enumerate(elements), path)
         if not _are_alike(elements):
             return inner
@@ -456,10 +466,10 @@ class _Search:
             return inner  # an optional field is not there
         if any(map(holds_number, elements)):
             shared, is_torn = frozenset(), False  # stacking would have made a tensor of it: these are samples
-        elif _is_list(next(one for one in elements if one is not None)):
+        elif is_list(next(one for one in elements if one is not None)):
             has_lists = any(reading.is_length for one in inner for reading in one.readings)
             has_lists = has_lists and not (path and all(one.is_weak for one in inner))  # as token ids
-            if (has_lists and not is_torn) or (len(part) < FEW and not (is_torn and path)):
+            if (has_lists and not is_torn) or (length.count < FEW and not (is_torn and path)):
                 return inner  # fields, such as images and targets, or batches of several loaders
         readings = (length, *(one for one in tensors[0].readings if one.count in shared))
         return [
@@ -476,51 +486,36 @@ class _Search:
 
 
 def _sized(part: Any, size: int, path: tuple[Any, ...]) -> Part:
-    shape = () if getattr(part, "is_nested", False) else tuple(getattr(part, "shape", ()))
+    shape = shape_of(part) or ()
     return Part(
         path,
-        str(shape) if shape else f"a {type(part).__name__}",
+        str(shape) if shape else f"a {class_name(type(part))}",
         (Reading(size, path, is_length=False),),
         is_image=len(shape) == 3 and size in _CHANNELS,
         is_vector=len(shape) == 1,
     )
 
 
-def _children(part: Any) -> Iterable[tuple[Any, Any]]:
-    """The named parts of a mapping, a dataclass, an attrs class, a named tuple or another object."""
-    if isinstance(part, Mapping):
-        return list(islice(part.items(), _MOST_ELEMENTS))
-    if isinstance(part, (torch.nn.Module, type)):
-        return ()
-    names: Iterable[str]
-    if is_dataclass(part):
-        names = [one.name for one in fields(part)]
-    else:
-        attrs = getattr(type(part), "__attrs_attrs__", None)
-        names = [one.name for one in attrs] if attrs else getattr(part, "_fields", None) or _variables(part)
-    missing = object()
-    found = ((Attribute(name), getattr(part, name, missing)) for name in islice(names, _MOST_ELEMENTS))
-    return [(key, child) for key, child in found if child is not missing]
-
-
-def _variables(part: Any) -> list[str]:
-    return [name for name in getattr(part, "__dict__", {}) if isinstance(name, str)]
-
-
-def _is_list(part: Any) -> bool:
-    return isinstance(part, Sequence) and not isinstance(part, _PLAIN) and not hasattr(part, "_fields")
+def _children(part: Any) -> list[tuple[Any, Any]]:
+    """The named parts of a mapping, a dataclass, a named tuple or another object."""
+    return [one for one in islice(fields_of(part), _MOST_ELEMENTS) if any(type(one[0]) is kind for kind in _KEYS)]
 
 
 def _is_scalar(part: Any) -> bool:
-    return isinstance(part, (*_PLAIN, np.generic)) or (isinstance(part, torch.Tensor) and not part.dim())
+    kind = type(part)
+    return issubclass(kind, (*_PLAIN, np.generic)) or (issubclass(kind, torch.Tensor) and not shape_of(part))
 
 
 def holds_number(part: Any) -> bool:
     """Whether there is a number right in a mapping, an object, or a list that has more than numbers."""
     if _is_scalar(part) or size_of(part) is not None:
         return False
-    children = list(islice(part, _MOST_ELEMENTS)) if _is_list(part) else [one for _, one in _children(part)]
-    numbers = [_is_scalar(one) and not isinstance(one, _TEXTS) for one in children]
+    children = (
+        list(islice(elements_of(part), _MOST_ELEMENTS))
+        if is_list(part)
+        else [one for _, one in _children(part)]
+    )
+    numbers = [_is_scalar(one) and not issubclass(type(one), _TEXTS) for one in children]
     return any(numbers) and not all(numbers)
 
 
@@ -532,10 +527,10 @@ def _are_alike(elements: list[Any]) -> bool:
     first = there[0]
     if any(map(_is_scalar, there)):
         return all(map(_is_scalar, there))
-    if isinstance(first, (torch.Tensor, np.ndarray)):
+    if dtype_of(first) is not None:
         # Not the classes: a wrapper of a tensor may stand beside a plain one.
-        return len({(getattr(one, "ndim", None), getattr(one, "dtype", None)) for one in there}) == 1
-    if len({type(one) for one in there}) > 1:
+        return len({(len(shape_of(one) or ()), dtype_of(one)) for one in there}) == 1
+    if any(type(one) is not type(first) for one in there):
         return False
     names = [{key for key, _ in _children(one)} for one in there]
-    return _is_list(first) or all(not own or own & names[0] for own in names)
+    return is_list(first) or all(not own or own & names[0] for own in names)

@@ -1,0 +1,216 @@
+"""What a batch holds and how large its tensors are, read without running any code of the user's.
+
+A property, a ``__getitem__`` or a ``__torch_function__`` may draw a random number, count its calls or be
+slow. So types are compared by ``type(part)``, and everything is read from where Python, torch and NumPy store
+it.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+Shape = tuple[int, ...]
+
+_BASE: Any = torch._C.TensorBase
+_ARRAY: Any = np.ndarray
+_KIND: Any = type.__dict__
+
+tensor_shape: Final[Callable[[Any], torch.Size]] = _BASE.shape.__get__
+"""The shape of a tensor that is no nested one; to be called within :data:`undisturbed`."""
+
+undisturbed: Final = torch._C.DisableTorchFunction
+"""While it is entered, torch asks no subclass and no mode of the user's."""
+
+mro_of: Final[Callable[[type], tuple[type, ...]]] = _KIND["__mro__"].__get__
+"""A class and its bases, whatever its metaclass does; so too the next two."""
+
+_namespace: Final[Callable[[type], Mapping[str, Any]]] = _KIND["__dict__"].__get__
+class_name: Final[Callable[[type], str]] = _KIND["__name__"].__get__
+
+LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, torch.nn.Module)
+"""Types in which no tensor of a batch is looked for."""
+
+
+class Attribute(str):
+    """A step of a path that is the name of an attribute, and no key."""
+
+    __slots__ = ()
+
+
+def is_leaf(part: Any) -> bool:
+    """Whether no tensor is looked for in it."""
+    return issubclass(type(part), LEAVES)
+
+
+def is_tensor(part: Any) -> bool:
+    """Whether it is a tensor, of whatever class."""
+    return issubclass(type(part), torch.Tensor)
+
+
+def is_list(part: Any) -> bool:
+    """Whether it is a list or a tuple without named fields."""
+    kind = type(part)
+    return kind is list or kind is tuple or (issubclass(kind, (list, tuple)) and not _is_named(kind))
+
+
+def shape_of(part: Any) -> Shape | None:
+    """The shape of a tensor or an array.
+
+    Of a nested tensor its samples and elements, of a sparse one the number of its values too. ``None`` for
+    anything else, and for a tensor of a class that may compute its shape.
+    """
+    kind = type(part)
+    if issubclass(kind, np.ndarray):
+        return tuple(_ARRAY.shape.__get__(part))
+    if not issubclass(kind, torch.Tensor) or _dispatches(kind):
+        return None
+    with undisturbed():
+        if kind is not torch.Tensor and "_ragged_idx" in (inner := variables_of(part)):
+            return (tensor_shape(inner["_offsets"])[0] - 1, _BASE.numel(inner["_values"]))
+        if _BASE.is_nested.__get__(part):
+            return (_BASE.size(part, 0), _BASE.numel(part))
+        shape = tuple(tensor_shape(part))
+        return shape if _BASE.layout.__get__(part) is torch.strided else (*shape, _num_values(part))
+
+
+def is_dense(part: Any) -> bool:
+    """Whether the shape of a tensor tells how large it is."""
+    if type(part) is not torch.Tensor and "_ragged_idx" in variables_of(part):
+        return False
+    with undisturbed():
+        return not _BASE.is_nested.__get__(part) and _BASE.layout.__get__(part) is torch.strided
+
+
+def dtype_of(part: Any) -> Any:
+    """The type of the elements of a tensor or an array; ``None`` for anything else."""
+    if issubclass(type(part), np.ndarray):
+        return _ARRAY.dtype.__get__(part)
+    if not is_tensor(part):
+        return None
+    with undisturbed():
+        return _BASE.dtype.__get__(part)
+
+
+def elements_of(part: Any) -> Iterator[Any]:
+    """Of a list or tuple, one after the other."""
+    return (list if issubclass(type(part), list) else tuple).__iter__(part)
+
+
+def length_of(part: Any) -> int:
+    """Of a list or tuple."""
+    return (list if issubclass(type(part), list) else tuple).__len__(part)
+
+
+def element_of(part: Any, place: int) -> Any:
+    """One of a list or tuple."""
+    return (list if issubclass(type(part), list) else tuple).__getitem__(part, place)
+
+
+def fields_of(part: Any) -> Iterable[tuple[Any, Any]]:
+    """The named parts of a mapping, a dataclass, a named tuple or another object, with their keys or names.
+
+    Of a mapping that keeps its items neither in a ``dict`` nor in its variables nothing is known.
+    """
+    kind = type(part)
+    if issubclass(kind, dict):
+        return dict.items(part)
+    if issubclass(kind, (list, tuple)):
+        names = class_attribute(kind, "_fields")
+        return zip(map(Attribute, names), elements_of(part), strict=False) if type(names) is tuple else ()
+    if issubclass(kind, (*LEAVES, torch.Tensor, np.ndarray)):
+        return ()
+    variables = variables_of(part)
+    if any(one is UserDict for one in mro_of(kind)):  # an abstract class would hash the user's
+        data = variables.get("data")
+        return dict.items(data) if issubclass(type(data), dict) else ()
+    found = [
+        *_in_slots(part),
+        *((Attribute(name), value) for name, value in dict.items(variables) if type(name) is str),
+    ]
+    names = class_attribute(kind, "__dataclass_fields__")
+    return [one for one in found if one[0] in names] if type(names) is dict else found
+
+
+def at_path(part: Any, path: Iterable[Any]) -> Any:
+    """What is found in a batch by following keys, positions and attributes.
+
+    Raises:
+        LookupError: when it isn't there.
+    """
+    for key in path:
+        part = _child(part, key)
+    return part
+
+
+def variables_of(part: Any) -> dict[str, Any]:
+    """An object's own variables; empty where its class has another ``__dict__``."""
+    for kind in mro_of(type(part)):
+        found = _namespace(kind).get("__dict__")
+        if found is not None:
+            variables = found.__get__(part) if type(found) in _STORED else None
+            return variables if type(variables) is dict else {}
+    return {}
+
+
+def class_attribute(kind: type, name: str) -> Any:
+    """What a class or its bases define under a name, as it is stored; ``None`` without."""
+    for one in mro_of(kind):
+        namespace = _namespace(one)
+        if name in namespace:
+            return namespace[name]
+    return None
+
+
+def _child(part: Any, key: Any) -> Any:
+    kind = type(part)
+    if type(key) is not Attribute:
+        if issubclass(kind, (list, tuple)):
+            return element_of(part, key)
+        mapping = part if issubclass(kind, dict) else variables_of(part).get("data", {})
+        found = dict.get(mapping, key, _MISSING)
+    else:
+        found = next((value for name, value in fields_of(part) if name == key), _MISSING)
+    if found is _MISSING:
+        raise LookupError(key)
+    return found
+
+
+_MISSING: Final = object()
+_STORED: Final = (GetSetDescriptorType, MemberDescriptorType)
+
+
+def _in_slots(part: Any) -> Iterator[tuple[Attribute, Any]]:
+    for kind in mro_of(type(part)):
+        namespace = _namespace(kind)
+        names = namespace.get("__slots__", ())
+        for name in (names,) if type(names) is str else names if type(names) in (tuple, list, dict) else ():
+            slot = namespace.get(name) if type(name) is str else None
+            if type(slot) is MemberDescriptorType:
+                try:
+                    yield Attribute(name), slot.__get__(part)
+                except AttributeError:  # empty
+                    continue
+
+
+def _is_named(kind: type) -> bool:
+    return type(class_attribute(kind, "_fields")) is tuple
+
+
+def _dispatches(kind: type) -> bool:
+    """Whether a class that isn't torch's has ``__torch_dispatch__``: it may compute the shape there."""
+    for one in mro_of(kind):
+        namespace = _namespace(one)
+        if "__torch_dispatch__" in namespace:
+            return str(namespace.get("__module__")).partition(".")[0] != "torch"
+    return False
+
+
+def _num_values(tensor: Any) -> int:
+    with torch._C._DisableTorchDispatch():  # no mode of the user's sees it
+        return int(_BASE._nnz(tensor))
