@@ -7,6 +7,7 @@ from typing import Any
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, nearest, quoted, warn
 from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.measure.stored import modules_of, named_modules
 
 
 def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) -> Any:
@@ -69,8 +70,8 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
     kinds = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
     if not config.inspect.ignore_modules or kinds[0].__name__ != "ModelHooks":
         return
-    names = {plain_path(path) for path, _ in pl_module.named_modules() if path}
-    names |= {type(module).__name__ for module in pl_module.modules()}
+    names = {plain_path(path) for path, _ in named_modules(pl_module) if path}
+    names |= {type(module).__name__ for module in modules_of(pl_module)}
     for name in config.inspect.ignore_modules:
         if name not in names:
             raise ConfigError(

@@ -31,6 +31,7 @@ from lightning_modelprof.measure.setup.environment import read_libraries, traine
 from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files
 from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.records import AroundLoop
@@ -317,7 +318,7 @@ class LiveTrainer(Live):
             "module_hooks": hooks,
             "data_hooks": {} if data is None else own_methods(data, ("LightningDataModule",)),
             "keeps_gradients": _keeps_gradients(self._module) if "optimizer_zero_grad" in hooks else None,
-            "num_trainable_tensors": sum(parameter.requires_grad for parameter in self._module.parameters()),
+            "num_trainable_tensors": sum(map(is_trained, parameters_of(self._module))),
         }
 
     def libraries(self) -> dict[str, Any]:

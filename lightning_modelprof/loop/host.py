@@ -16,6 +16,7 @@ from lightning_modelprof.errors import ConfigError, ModelProfError
 from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.measure.setup.training_setup import Live
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
+from lightning_modelprof.measure.stored import parameters_of
 from lightning_modelprof.run.loops import FIT, Loop
 from lightning_modelprof.run.records import AroundLoop, CallbackTime
 
@@ -74,7 +75,7 @@ class Host:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        parameter = next(iter(self.module.parameters()), None) if self.module is not None else None
+        parameter = next(iter(parameters_of(self.module)), None) if self.module is not None else None
         return torch.device("cpu") if parameter is None else parameter.device
 
     @property

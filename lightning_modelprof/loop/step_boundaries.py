@@ -14,6 +14,7 @@ from lightning_modelprof.loop.inspection_plan import plan_later
 from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.stored import modules_of
 from lightning_modelprof.measure.window.capture import NEVER, Capture
 from lightning_modelprof.run.steps import SPECIAL, StepTag
 
@@ -348,7 +349,7 @@ class StepBoundaries:
     def _count_ns(self, step: int) -> float:
         """What counting a step takes, about."""
         module = self._host.module
-        num_modules = sum(1 for _ in module.modules()) if module is not None else 0
+        num_modules = sum(1 for _ in modules_of(module)) if module is not None else 0
         steps_ns = COUNT_STEPS * self._budget_step_ns(step)
         return COUNT_NS + min(steps_ns, NS_PER_MODULE * num_modules)
 

@@ -43,7 +43,16 @@ LAWS = {
         "record",
     ),
     "measure": ("measure", "processes", "threads", "run", "units", "errors", "record"),
-    "inspect": ("inspect", "measure.clock", "measure.user_code", "run", "units", "errors", "record"),
+    "inspect": (
+        "inspect",
+        "measure.clock",
+        "measure.stored",
+        "measure.user_code",
+        "run",
+        "units",
+        "errors",
+        "record",
+    ),
     "timing": (
         "timing",
         "inspect",

@@ -22,6 +22,16 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.measure.stored import (
+    buffers_of,
+    class_name,
+    modules_of,
+    mro_of,
+    named_modules,
+    namespace_of,
+    parameters_of,
+    qualified_name,
+)
 
 T = TypeVar("T")
 
@@ -59,7 +69,7 @@ def plain_copy(model: ModuleT) -> ModuleT:
     """
     with _copy_errors(model):
         copied = _copy(model, {})
-    for module in copied.modules():
+    for module in modules_of(copied):
         _silence(module)
     return copied
 
@@ -85,11 +95,11 @@ def fake_copy(model: ModuleT) -> tuple[ModuleT, FakeTensorMode]:
     # Without kernels to fall back on, as those compute; what a model holds beside its modules becomes fake.
     mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
     with _copy_errors(model):
-        tensors = (*model.parameters(), *model.buffers())
+        tensors = (*parameters_of(model), *buffers_of(model))
         memo = {id(tensor): _on_the_cpu(mode, tensor) for tensor in tensors if tensor.is_meta}
         with fake_tensor.FakeCopyMode(mode):
             copied = _copy(model, memo)
-    for module in copied.modules():
+    for module in modules_of(copied):
         _silence(module)
         _do_without_values(module)
     return copied, mode
@@ -158,16 +168,16 @@ def _copy_errors(model: nn.Module) -> Iterator[None]:
 
 def _copy(model: ModuleT, memo: dict[int, Any]) -> ModuleT:
     """Copy a model as it was before torch.compile."""
-    for module in model.modules():
+    for module in modules_of(model):
         # How Lightning notes torch.compile(LightningModule): what is in it cannot be copied.
         if module.__dict__.get("_compiler_ctx") is not None:
             memo[id(module.__dict__["_compiler_ctx"])] = None
     # The innermost come first: a wrapper's copy is the copy of what it wraps.
-    for module in reversed(list(model.modules())):
+    for module in reversed(list(modules_of(model))):
         if "_orig_mod" in module._modules:
             memo[id(module)] = deepcopy(module._modules["_orig_mod"], memo)
     copied = deepcopy(model, memo)
-    for module in model.modules():
+    for module in modules_of(model):
         if "_orig_mod" not in module._modules:
             _undo_compiling(module, memo)
     return copied
@@ -291,18 +301,19 @@ def find_compiled(root: nn.Module) -> str | None:
     """
     if getattr(root, "_compiler_ctx", None):  # how Lightning notes torch.compile(LightningModule)
         return type(root).__name__
-    for path, module in root.named_modules():
+    for path, module in named_modules(root):
         if _is_compiled(module):
             return path or type(root).__name__
-    kinds = {kind for module in root.modules() for kind in type(module).__mro__}
-    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
-        if kind.__module__.partition(".")[0] in _NOT_THE_USERS:
+    kinds = {id(kind): kind for module in modules_of(root) for kind in mro_of(type(module))}
+    for kind in sorted(kinds.values(), key=qualified_name):
+        module_name = str(namespace_of(kind).get("__module__"))
+        if module_name.partition(".")[0] in _NOT_THE_USERS:
             continue
-        file = vars(sys.modules.get(kind.__module__, _NOTHING))
+        file = vars(sys.modules.get(module_name, _NOTHING))
         used = {name: file[name] for name in _names_used_by(kind) if name in file}
-        function = _find_function(vars(kind)) or _find_function(used)
+        function = _find_function(namespace_of(kind)) or _find_function(used)
         if function is not None:
-            return f"{function} beside {kind.__name__}"
+            return f"{function} beside {class_name(kind)}"
     return None
 
 
@@ -319,7 +330,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 def _names_used_by(kind: type) -> set[str]:
     """Global names and attributes in the methods of a class, with what is nested in them."""
-    codes = [value.__code__ for value in vars(kind).values() if isinstance(value, FunctionType)]
+    codes = [value.__code__ for value in namespace_of(kind).values() if isinstance(value, FunctionType)]
     names: set[str] = set()
     while codes:
         code = codes.pop()
@@ -331,10 +342,6 @@ def _names_used_by(kind: type) -> set[str]:
 def _find_function(names: Any) -> str | None:
     """The first of the named objects that torch.compile made; asked without running code of theirs."""
     for name, value in list(names.items()):
-        if (
-            isinstance(value, FunctionType)
-            and COMPILED_FROM in vars(value)
-            and not name.startswith(_OF_DYNAMO)
-        ):
+        if type(value) is FunctionType and COMPILED_FROM in vars(value) and not name.startswith(_OF_DYNAMO):
             return str(name)
     return None

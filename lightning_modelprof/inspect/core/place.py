@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_modelprof.inspect.core.model_copies import find_compiled
+from lightning_modelprof.measure.stored import derives, is_a, modules_of, named_modules
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
 
@@ -127,16 +128,16 @@ class Whereabouts:
         """
         hookless = {
             id(part)
-            for layer in self._root.modules()
-            if isinstance(layer, nn.TransformerEncoderLayer) and not layer.training
-            for part in layer.modules()
+            for layer in modules_of(self._root)
+            if is_a(layer, nn.TransformerEncoderLayer) and not layer.training
+            for part in modules_of(layer)
         }
         before, after = self._hook(self._enter_module), self._hook(self._leave_module)
-        for module in self._root.modules():
-            if id(module) in hookless or isinstance(module, torch.jit.ScriptModule):
+        for module in modules_of(self._root):
+            if id(module) in hookless or is_a(module, torch.jit.ScriptModule):
                 continue
-            self._cleanup.append(module.register_forward_pre_hook(before, prepend=True).remove)
-            self._cleanup.append(module.register_forward_hook(after, always_call=True).remove)
+            self._cleanup.append(nn.Module.register_forward_pre_hook(module, before, prepend=True).remove)
+            self._cleanup.append(nn.Module.register_forward_hook(module, after, always_call=True).remove)
         if hookless:
             self._cleanup += hooked_alone(hookless, before, after)
 
@@ -195,9 +196,9 @@ def paths_below(root: nn.Module) -> dict[int, str]:
 
     ``module`` in front is left out where the root is a DistributedDataParallel.
     """
-    is_ddp = isinstance(root, DistributedDataParallel)
+    is_ddp = derives(type(root), DistributedDataParallel)
     paths = {}
-    for path, module in root.named_modules():
+    for path, module in named_modules(root):
         parts = path.split(".")
         if is_ddp and parts[0] == "module":
             parts = parts[1:]

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import (
 )
 
 from lightning_modelprof.inspect.modules.module_times import compiles_backward
+from lightning_modelprof.measure.stored import buffers_of, modules_of, parameters_of
 
 
 @contextmanager
@@ -36,12 +37,12 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
         inputs: what it is run on, tensors in any containers.
     """
     leaves = [tensor for tensor in tensors_in(inputs) if tensor.is_leaf and tensor.requires_grad]
-    wanting = {id(tensor): tensor for tensor in (*model.parameters(), *leaves)}.values()
+    wanting = {id(tensor): tensor for tensor in (*parameters_of(model), *leaves)}.values()
     parameters = [(tensor, tensor.requires_grad, tensor.grad) for tensor in wanting]
-    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    attributes = [(vars(module), dict(vars(module))) for module in modules_of(model)]
     held = {id(value): value for _, saved in attributes for value in saved.values()}
     containers = [(value, value.copy()) for value in held.values() if type(value) in _CONTAINERS]
-    tensors = {id(b): b for b in model.buffers()}
+    tensors = {id(b): b for b in buffers_of(model)}
     for value in held.values():
         if isinstance(value, torch.Tensor) and not value.is_meta and not isinstance(value, nn.Parameter):
             tensors[id(value)] = value

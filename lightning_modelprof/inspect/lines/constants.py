@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lightning_modelprof.measure.stored import is_trained, modules_of
+
 
 class _Held(NamedTuple):
     """A tensor that a module holds: where, and its version when the step began."""
@@ -42,13 +44,9 @@ class ConstantWatch:
         self._written: set[int] = set()  # storages that something else was written into
         self._held: list[_Held] = []
         self._used: set[int] = set()
-        for module in () if root is None else root.modules():
+        for module in () if root is None else modules_of(root):
             for name, value in [*module._buffers.items(), *vars(module).items()]:
-                if (
-                    isinstance(value, torch.Tensor)
-                    and type(value) is torch.Tensor
-                    and not value.requires_grad
-                ):
+                if type(value) is torch.Tensor and not is_trained(value):
                     self._held.append(_Held(module, name, weakref.ref(value), value._version))
                     self._learn(value)
         self._of_modules = {id(one.tensor()): one for one in self._held}

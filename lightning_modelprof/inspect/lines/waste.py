@@ -23,6 +23,13 @@ from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.unused_outputs import OutputWatch
+from lightning_modelprof.measure.stored import (
+    is_a,
+    modules_of,
+    named_modules,
+    named_parameters,
+    parameters_of,
+)
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.model_cost import DenseTable, RepeatedCall, StepWaste, UnusedGradients
 from lightning_modelprof.run.setup import CodePlace
@@ -103,7 +110,7 @@ class WasteWatch:
 
     def begin(self) -> None:
         """Put the hooks on; :meth:`end` takes them off again."""
-        for name, module in self._root.named_modules():
+        for name, module in named_modules(self._root):
             path = plain_path(name)
             if path and not _is_random(module):
                 hook = ModuleHook(partial(self._enter, path), self._note)
@@ -148,7 +155,7 @@ class WasteWatch:
         with torch._C.DisableTorchFunctionSubclass():  # a class of the user's is not asked for a version
             versions = (
                 *(tensor._version for tensor in tensors),
-                *(one._version for one in module.parameters()),
+                *(one._version for one in parameters_of(module)),
             )
         call = _Call(
             tuple(map(weakref.ref, tensors)), versions, tuple(rest), self._lines.innermost(_OUR_FRAMES)
@@ -164,10 +171,10 @@ class WasteWatch:
     # Gradients that nobody uses
 
     def _follow_gradients(self) -> None:
-        for name, parameter in self._root.named_parameters():
+        for name, parameter in named_parameters(self._root):
             if parameter.requires_grad:
                 self._path_of[id(parameter)] = plain_path(name.rpartition(".")[0])
-        for parameter in self._root.parameters():  # also those that are frozen for one of the passes
+        for parameter in parameters_of(self._root):  # also those that are frozen for one of the passes
             add = getattr(parameter, "register_post_accumulate_grad_hook", None)
             if add is not None and parameter.is_leaf and parameter.requires_grad:
                 self._cleanup.append(add(ModuleHook(self._take_gradient, self._note)).remove)
@@ -261,9 +268,8 @@ class WasteWatch:
 def _is_random(module: nn.Module) -> bool:
     """Whether two calls with the same tensors need not give the same, as far as its own class tells."""
     return any(
-        isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training
-        for one in module.modules()
-    ) or any(isinstance(one, nn.RNNBase) and one.dropout > 0 and one.training for one in module.modules())
+        is_a(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training for one in modules_of(module)
+    ) or any(is_a(one, nn.RNNBase) and one.dropout > 0 and one.training for one in modules_of(module))
 
 
 def _flatten(value: Any, tensors: list[torch.Tensor], rest: list[Any]) -> bool:

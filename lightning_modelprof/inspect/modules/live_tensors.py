@@ -22,6 +22,7 @@ from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.sites import Where
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.tensor_memory import _plain_parts, local_part, memory_of, unnoticed
+from lightning_modelprof.measure.stored import buffers_of, named_buffers, named_parameters, parameters_of
 from lightning_modelprof.run.memory import CATEGORIES, PhasePeak, StepMemory
 from lightning_modelprof.run.model_cost import FLOP_PHASES
 
@@ -108,8 +109,8 @@ class LiveTensors:
         """
         self._module, self._optimizers = module, optimizers
         with unnoticed():
-            self._add_all(module.parameters(), "parameters")
-            self._add_all(module.buffers(), "buffers")
+            self._add_all(parameters_of(module), "parameters")
+            self._add_all(buffers_of(module), "buffers")
             self._add_all(_gradients(module), "gradients")
             self._add_all(_states(optimizers), "optimizer state")
             self._add_all(_tensors_in(batch), "batch")
@@ -147,7 +148,7 @@ class LiveTensors:
             with unnoticed():
                 self._name(_gradients(module), "gradients")
                 self._name(_states(self._optimizers), "optimizer state")
-                self._name(module.buffers(), "buffers")
+                self._name(buffers_of(module), "buffers")
         finally:
             self._optimizers = ()
             self._alive.clear()
@@ -277,7 +278,7 @@ class LiveTensors:
 
 
 def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
-    for parameter in module.parameters():
+    for parameter in parameters_of(module):
         # FSDP shows views as parameters; asking one that is no leaf for its gradient would warn.
         if parameter.is_leaf and parameter.grad is not None:
             yield parameter.grad
@@ -305,12 +306,12 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def held_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters with a size, each once, by the name that the user knows."""
-    return _by_name(module.named_parameters())
+    return _by_name(named_parameters(module))
 
 
 def held_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Likewise buffers."""
-    return _by_name(module.named_buffers())
+    return _by_name(named_buffers(module))
 
 
 def storages_of(tensor: torch.Tensor) -> Mapping[int, int]:

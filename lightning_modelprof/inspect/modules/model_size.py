@@ -24,6 +24,7 @@ from lightning_modelprof.inspect.modules.tensor_memory import (
     memory_of,
     unnoticed,
 )
+from lightning_modelprof.measure.stored import named_buffers, named_modules, named_parameters
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 
 _PACKED: Final = "packed weights"
@@ -135,8 +136,8 @@ def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
         Tensors that are neither registered nor in an optimizer's state are not seen: plain attributes,
         states of torchmetrics, activations.
     """
-    parameters = _by_name(root.named_parameters(remove_duplicate=False))
-    buffers = _by_name(root.named_buffers(remove_duplicate=False))
+    parameters = _by_name(named_parameters(root, remove_duplicate=False))
+    buffers = _by_name(named_buffers(root, remove_duplicate=False))
     with unnoticed():
         trainable = [parameter for parameter in parameters.tensors.values() if parameter.requires_grad]
         inventory = _Inventory()
@@ -240,7 +241,7 @@ def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
     """Count weights that are no tensors to Python; say what is in no row, and what flat shards are."""
     unknown: list[str] = []
     flat = False
-    for name, module in root.named_modules():
+    for name, module in named_modules(root):
         flat |= type(module).__name__ == "FullyShardedDataParallel"
         told = [inventory.add_packed(packed) for packed in packed_objects(module)]
         if not all(told):

@@ -29,6 +29,7 @@ from lightning_modelprof.inspect.modules.timed_steps import (
     find_regions,
 )
 from lightning_modelprof.measure.clock import DeviceClock, HostClock, device_clock, host_clock
+from lightning_modelprof.measure.stored import named_modules
 from lightning_modelprof.run.model_cost import ModuleTimes
 
 _NO_TASK = -1  # what autograd answers outside a backward pass
@@ -162,8 +163,8 @@ class ModuleTimer:
         self._wrapped = {id(module) for path, module in regions.hooked if outermost[path] != id(module)}
         before, after = ModuleHook(self._enter, self._give_up), ModuleHook(self._leave, self._give_up)
         for _, module in regions.hooked:
-            self._cleanup.append(module.register_forward_pre_hook(before, prepend=True).remove)
-            self._cleanup.append(module.register_forward_hook(after, always_call=True).remove)
+            self._cleanup.append(nn.Module.register_forward_pre_hook(module, before, prepend=True).remove)
+            self._cleanup.append(nn.Module.register_forward_hook(module, after, always_call=True).remove)
         for _, module in regions.called:
             self._wrap_call(module)
         if regions.watched:
@@ -252,7 +253,7 @@ class ModuleTimer:
     def _find_parameters(self) -> None:
         """Parameters belong to the first module that has them, or to what it is timed with."""
         timed = {owners[0].path for owners in self._owners.values()}
-        for path, module in self._root.named_modules():
+        for path, module in named_modules(self._root):
             owner: str | None = plain_path(path)
             while owner is not None and owner not in timed:
                 owner = owner.rpartition(".")[0] if owner else None

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.inspect.modules.tensor_memory import unnoticed
+from lightning_modelprof.measure.stored import is_a, named_modules
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.model_cost import ModuleRecord
 from lightning_modelprof.run.setup import CodePlace
@@ -42,7 +43,7 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     own: dict[str, list[nn.Parameter]] = {}
     packed: Counter[str] = Counter()
     counted: set[int] = set()
-    for name, module in root.named_modules():
+    for name, module in named_modules(root):
         inner = _unwrapped(module)
         path = path_of.setdefault(id(inner), plain_path(name))
         types[path] = _type_name(inner)
@@ -113,7 +114,7 @@ def packed_objects(module: nn.Module) -> list[Any]:
     return [
         value
         for value in vars(module).values()
-        if isinstance(value, torch.ScriptObject) and not isinstance(value, torch._C.ScriptModule)
+        if is_a(value, torch.ScriptObject) and not is_a(value, torch._C.ScriptModule)
     ]
 
 

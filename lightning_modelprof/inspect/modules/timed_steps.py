@@ -16,6 +16,7 @@ from torch import nn
 from lightning_modelprof.inspect.core.model_copies import COMPILED_FROM, find_compiled
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.clock import DeviceClock, HostClock
+from lightning_modelprof.measure.stored import is_a, modules_of, named_modules
 from lightning_modelprof.run.model_cost import ModuleTime, ModuleTimes
 from lightning_modelprof.units import milliseconds
 
@@ -250,11 +251,11 @@ def find_regions(root: nn.Module) -> Regions:
     heads: dict[int, str] = {}
     scripts: list[str] = []
     inside: set[int] = set()
-    for path, module in root.named_modules():
-        is_script = isinstance(module, torch.jit.ScriptModule)
+    for path, module in named_modules(root):
+        is_script = is_a(module, torch.jit.ScriptModule)
         if id(module) in inside or not (is_script or _is_compiled(module)):
             continue
-        inside.update(id(part) for part in module.modules())
+        inside.update(id(part) for part in modules_of(module))
         name = plain_path(path)
         if is_script:
             scripts.append(name or type(module).__name__)
@@ -264,7 +265,7 @@ def find_regions(root: nn.Module) -> Regions:
     without_hooks = inside | fast
     # Hooks for all modules make compiled ones complain, and would be compiled with them.
     can_watch = not heads and find_compiled(root) is None
-    for path, module in root.named_modules():
+    for path, module in named_modules(root):
         name = plain_path(path)
         if id(module) in heads:
             (regions.called if _has_compiled_call(module) else regions.hooked).append((name, module))
@@ -274,7 +275,7 @@ def find_regions(root: nn.Module) -> Regions:
             regions.watched.append((name, module))
     unseen: list[str] = []
     if not can_watch:
-        layers = [(p, m) for p, m in root.named_modules() if isinstance(m, nn.TransformerEncoderLayer)]
+        layers = [(p, m) for p, m in named_modules(root) if is_a(m, nn.TransformerEncoderLayer)]
         unseen = [plain_path(path) for path, layer in layers if id(layer) in fast - inside]
     regions.notes += _notes(list(heads.values()), scripts, unseen)
     return regions
@@ -283,9 +284,9 @@ def find_regions(root: nn.Module) -> Regions:
 def _parts_with_a_fast_path(root: nn.Module) -> set[int]:
     return {
         id(part)
-        for layer in root.modules()
-        if isinstance(layer, nn.TransformerEncoderLayer) and not layer.training
-        for part in layer.modules()
+        for layer in modules_of(root)
+        if is_a(layer, nn.TransformerEncoderLayer) and not layer.training
+        for part in modules_of(layer)
     }
 
 

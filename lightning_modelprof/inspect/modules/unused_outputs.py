@@ -18,6 +18,7 @@ from lightning_modelprof.inspect.core.place import ModuleHook
 from lightning_modelprof.inspect.core.untouched import tensors_in
 from lightning_modelprof.inspect.lines.frames import Spot
 from lightning_modelprof.inspect.modules.modules import plain_path
+from lightning_modelprof.measure.stored import is_trained, named_modules, parameters_of
 from lightning_modelprof.run.model_cost import UnusedOutput
 from lightning_modelprof.run.setup import CodePlace
 
@@ -68,10 +69,10 @@ class OutputWatch:
     def begin(self) -> list[Callable[[], None]]:
         """Put the hooks on; returns what takes them off."""
         removers = []
-        for name, module in self._root.named_modules():
-            if name and any(one.requires_grad for one in module.parameters()):
+        for name, module in named_modules(self._root):
+            if name and any(map(is_trained, parameters_of(module))):
                 hook = ModuleHook(partial(self._leave, plain_path(name)), self._on_error)
-                removers.append(module.register_forward_hook(hook).remove)
+                removers.append(nn.Module.register_forward_hook(module, hook).remove)
         return removers
 
     def _leave(self, path: str, module: nn.Module, _args: Any, output: Any) -> None:

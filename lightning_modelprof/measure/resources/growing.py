@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import torch
 from torch import nn
 
+from lightning_modelprof.measure.steps.batch_parts import is_dense, is_tensor, shape_of
+from lightning_modelprof.measure.stored import class_name, is_a, modules_of, variables_of
 from lightning_modelprof.measure.user_code import absolute_file
 from lightning_modelprof.run.memory import GrowingAttribute
 from lightning_modelprof.run.setup import CodePlace
@@ -26,6 +28,7 @@ _SPACING: Final = 1.5
 """From one look to the next, so that a long loop is looked at as seldom as a short one."""
 _MOST_FOUND: Final = 4
 _ADDS: Final = ("append", "extend", "add", "update", "setdefault", "insert", "appendleft")
+_CONTAINERS: Final[tuple[Any, ...]] = (list, tuple, set, deque)
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
 
 
@@ -59,7 +62,7 @@ class GrowthWatch:
         self.next_step = max(step + 1, int(step * _SPACING)) if self._left else _NEVER
         try:
             for one in self._all():
-                for name, value in list(vars(one).items()):
+                for name, value in list(variables_of(one).items()):
                     size = None if name in _OF_ALL_MODULES else _size(value)
                     if size is not None:
                         self._owners[id(one)] = type(one)
@@ -70,9 +73,8 @@ class GrowthWatch:
     def _all(self) -> list[Any]:
         found: dict[int, Any] = {}
         for one in self._objects():
-            for part in one.modules() if isinstance(one, nn.Module) else (one,):
-                if hasattr(part, "__dict__"):
-                    found[id(part)] = part
+            for part in modules_of(one) if is_a(one, nn.Module) else (one,):
+                found[id(part)] = part
                 if len(found) >= _MOST_OBJECTS:
                     break
         return list(found.values())
@@ -87,7 +89,7 @@ class GrowthWatch:
                 kind = self._owners[owner]
                 found.append(
                     GrowingAttribute(
-                        owner=kind.__name__,
+                        owner=class_name(kind),
                         name=name,
                         first_step=run[0].step,
                         last_step=run[-1].step,
@@ -102,15 +104,19 @@ class GrowthWatch:
 
 def _size(value: Any) -> int | None:
     """How many elements there are; ``None`` for what holds none."""
-    if isinstance(value, torch.Tensor):
-        return value.numel()
-    if isinstance(value, np.ndarray):
-        return int(value.size)
-    if isinstance(value, dict):
-        return sum(len(one) if isinstance(one, (list, tuple)) else 1 for one in list(value.values()))
-    if isinstance(value, (list, set)) or (isinstance(value, Sequence) and hasattr(value, "append")):
-        return len(value)
-    return None
+    shape = shape_of(value)
+    if shape is not None:
+        return shape[-1] if is_tensor(value) and not is_dense(value) else math.prod(shape)
+    if issubclass(type(value), dict):
+        lengths = map(_length, list(dict.values(value)))
+        return sum(1 if length is None else length for length in lengths)
+    return None if issubclass(type(value), tuple) else _length(value)
+
+
+def _length(value: Any) -> int | None:
+    """Of one of Python's own containers, however it was derived."""
+    kind = next((one for one in _CONTAINERS if issubclass(type(value), one)), None)
+    return None if kind is None else int(kind.__len__(value))
 
 
 def _longest_growth(looks: list[_Look]) -> list[_Look]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from torch import nn
 
 from lightning_modelprof.measure.setup.environment import written_class
+from lightning_modelprof.measure.stored import is_a, named_children, named_modules
 from lightning_modelprof.measure.user_code import UserCode, absolute_file, is_library, place_of
 from lightning_modelprof.run.setup import CodePlace, Compilation, CompileSetup, ConvolutionBias
 
@@ -100,9 +101,9 @@ def convolution_biases(module: nn.Module) -> tuple[ConvolutionBias, ...]:
 
 
 def _found(module: nn.Module) -> Iterator[ConvolutionBias]:
-    for path, parent in module.named_modules():
-        is_sequential = isinstance(parent, nn.Sequential)
-        for (name, layer), (next_name, next_layer) in pairwise(parent.named_children()):
+    for path, parent in named_modules(module):
+        is_sequential = is_a(parent, nn.Sequential)
+        for (name, layer), (next_name, next_layer) in pairwise(named_children(parent)):
             if not _undoes(layer, next_layer):
                 continue
             if not is_sequential and _number(name) != _number(next_name):
@@ -118,7 +119,7 @@ def _found(module: nn.Module) -> Iterator[ConvolutionBias]:
 
 def _undoes(layer: nn.Module, after: nn.Module) -> bool:
     for convolution, normalisation in _CONVOLUTIONS.items():
-        if isinstance(layer, convolution) and isinstance(after, normalisation):
+        if is_a(layer, convolution) and is_a(after, normalisation):
             return layer.bias is not None and layer.out_channels == after.num_features
     return False
 

@@ -24,6 +24,7 @@ from lightning_modelprof.measure.setup.model_setup import (
     compile_setup,
     convolution_biases,
 )
+from lightning_modelprof.measure.stored import derives, is_a, is_trained, named_modules, parameters_of
 from lightning_modelprof.measure.user_code import place_of
 from lightning_modelprof.measure.workers.in_worker import WorkerStart
 from lightning_modelprof.run.setup import (
@@ -119,7 +120,7 @@ class Live:
         """The model's class."""
         return {
             "module": place_of(type(self._module)),
-            "num_trainable_tensors": sum(parameter.requires_grad for parameter in self._module.parameters()),
+            "num_trainable_tensors": sum(map(is_trained, parameters_of(self._module))),
         }
 
     def libraries(self) -> dict[str, Any]:
@@ -154,8 +155,8 @@ class Live:
         if self._host.device.type == "cuda":
             found["layers"] = tuple(
                 LayerShape(path=path, in_features=layer.in_features, out_features=layer.out_features)
-                for path, layer in self._module.named_modules()
-                if isinstance(layer, nn.Linear)
+                for path, layer in named_modules(self._module)
+                if is_a(layer, nn.Linear)
             )
         return found
 
@@ -179,9 +180,9 @@ def loader_setup(loader: Any) -> LoaderSetup:
         return LoaderSetup(kind=type(loader).__name__, dataset=place_of(type(loader).__iter__))
     # Innermost first: a Subset or a ConcatDataset is not where the time goes.
     dataset: Any = loader.dataset
-    while isinstance(dataset, Subset):
+    while derives(type(dataset), Subset):
         dataset = dataset.dataset
-    is_iterable = isinstance(dataset, IterableDataset)
+    is_iterable = derives(type(dataset), IterableDataset)
     method = next(
         (
             found

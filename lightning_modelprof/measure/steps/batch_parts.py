@@ -8,30 +8,32 @@ it.
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import GetSetDescriptorType, MemberDescriptorType
+from collections.abc import Callable, Iterable, Iterator
+from types import MemberDescriptorType
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from lightning_modelprof.measure.stored import (
+    class_attribute,
+    derives,
+    mro_of,
+    namespace_of,
+    undisturbed,
+    variables_of,
+)
+
 Shape = tuple[int, ...]
 
 _BASE: Any = torch._C.TensorBase
 _ARRAY: Any = np.ndarray
-_KIND: Any = type.__dict__
 
 tensor_shape: Final[Callable[[Any], torch.Size]] = _BASE.shape.__get__
-"""The shape of a tensor that is no nested one; to be called within :data:`undisturbed`."""
+"""The shape of a tensor that is no nested one; to be called within ``undisturbed``."""
 
-undisturbed: Final = torch._C.DisableTorchFunction
-"""While it is entered, torch asks no subclass and no mode of the user's."""
-
-mro_of: Final[Callable[[type], tuple[type, ...]]] = _KIND["__mro__"].__get__
-"""A class and its bases, whatever its metaclass does; so too the next two."""
-
-_namespace: Final[Callable[[type], Mapping[str, Any]]] = _KIND["__dict__"].__get__
-class_name: Final[Callable[[type], str]] = _KIND["__name__"].__get__
+is_nested: Final[Callable[[Any], bool]] = _BASE.is_nested.__get__
+"""Whether a tensor has no shape; as above."""
 
 LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, torch.nn.Module)
 """Types in which no tensor of a batch is looked for."""
@@ -73,7 +75,7 @@ def shape_of(part: Any) -> Shape | None:
     with undisturbed():
         if kind is not torch.Tensor and "_ragged_idx" in (inner := variables_of(part)):
             return (tensor_shape(inner["_offsets"])[0] - 1, _BASE.numel(inner["_values"]))
-        if _BASE.is_nested.__get__(part):
+        if is_nested(part):
             return (_BASE.size(part, 0), _BASE.numel(part))
         shape = tuple(tensor_shape(part))
         return shape if _BASE.layout.__get__(part) is torch.strided else (*shape, _num_values(part))
@@ -84,7 +86,7 @@ def is_dense(part: Any) -> bool:
     if type(part) is not torch.Tensor and "_ragged_idx" in variables_of(part):
         return False
     with undisturbed():
-        return not _BASE.is_nested.__get__(part) and _BASE.layout.__get__(part) is torch.strided
+        return not is_nested(part) and _BASE.layout.__get__(part) is torch.strided
 
 
 def dtype_of(part: Any) -> Any:
@@ -126,8 +128,8 @@ def fields_of(part: Any) -> Iterable[tuple[Any, Any]]:
     if issubclass(kind, (*LEAVES, torch.Tensor, np.ndarray)):
         return ()
     variables = variables_of(part)
-    if any(one is UserDict for one in mro_of(kind)):  # an abstract class would hash the user's
-        data = variables.get("data")
+    if derives(kind, UserDict):
+        data: Any = variables.get("data")
         return dict.items(data) if issubclass(type(data), dict) else ()
     found = [
         *_in_slots(part),
@@ -144,27 +146,9 @@ def at_path(part: Any, path: Iterable[Any]) -> Any:
         LookupError: when it isn't there.
     """
     for key in path:
-        part = _child(part, key)
+        kind = type(part)
+        part = part[key] if kind is list or kind is tuple or kind is dict else _child(part, key)
     return part
-
-
-def variables_of(part: Any) -> dict[str, Any]:
-    """An object's own variables; empty where its class has another ``__dict__``."""
-    for kind in mro_of(type(part)):
-        found = _namespace(kind).get("__dict__")
-        if found is not None:
-            variables = found.__get__(part) if type(found) in _STORED else None
-            return variables if type(variables) is dict else {}
-    return {}
-
-
-def class_attribute(kind: type, name: str) -> Any:
-    """What a class or its bases define under a name, as it is stored; ``None`` without."""
-    for one in mro_of(kind):
-        namespace = _namespace(one)
-        if name in namespace:
-            return namespace[name]
-    return None
 
 
 def _child(part: Any, key: Any) -> Any:
@@ -182,12 +166,11 @@ def _child(part: Any, key: Any) -> Any:
 
 
 _MISSING: Final = object()
-_STORED: Final = (GetSetDescriptorType, MemberDescriptorType)
 
 
 def _in_slots(part: Any) -> Iterator[tuple[Attribute, Any]]:
     for kind in mro_of(type(part)):
-        namespace = _namespace(kind)
+        namespace = namespace_of(kind)
         names = namespace.get("__slots__", ())
         for name in (names,) if type(names) is str else names if type(names) in (tuple, list, dict) else ():
             slot = namespace.get(name) if type(name) is str else None
@@ -205,7 +188,7 @@ def _is_named(kind: type) -> bool:
 def _dispatches(kind: type) -> bool:
     """Whether a class that isn't torch's has ``__torch_dispatch__``: it may compute the shape there."""
     for one in mro_of(kind):
-        namespace = _namespace(one)
+        namespace = namespace_of(one)
         if "__torch_dispatch__" in namespace:
             return str(namespace.get("__module__")).partition(".")[0] != "torch"
     return False

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_modelprof.measure.steps.batch_parts import (
-    class_attribute,
     element_of,
     elements_of,
     fields_of,
@@ -21,11 +20,10 @@ from lightning_modelprof.measure.steps.batch_parts import (
     is_leaf,
     is_tensor,
     length_of,
-    mro_of,
     shape_of,
     tensor_shape,
-    undisturbed,
 )
+from lightning_modelprof.measure.stored import class_attribute, mro_of, undisturbed
 from lightning_modelprof.run.batches import BatchSizes, Shapes
 from lightning_modelprof.run.steps import NOT_CLEAN
 

@@ -16,17 +16,17 @@ from torch.utils.data import BatchSampler, DataLoader
 from lightning_modelprof.measure.steps.batch_parts import (
     Attribute,
     at_path,
-    class_name,
     dtype_of,
     elements_of,
     fields_of,
     is_list,
+    is_nested,
     is_tensor,
     length_of,
     shape_of,
-    undisturbed,
-    variables_of,
+    tensor_shape,
 )
+from lightning_modelprof.measure.stored import class_name, undisturbed, variables_of
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.steps import NOT_MEASURED
 
@@ -128,7 +128,7 @@ class SampleCounter:
             return self._search(batch)
         if type(part) is not self._kind:
             return self._search(batch)
-        size = length_of(part) if self._reading.is_length else size_of(part)
+        size = length_of(part) if self._reading.is_length else _rows_or_size(part)
         if size is None and is_tensor(part):
             return self._search(batch)
         count = NOT_MEASURED if size is None else size
@@ -407,6 +407,16 @@ def size_of(part: Any) -> int | None:
     return None
 
 
+def _rows_or_size(part: Any) -> int | None:
+    """As :func:`size_of`, fast for the usual tensor."""
+    if type(part) is torch.Tensor:
+        with undisturbed():
+            if not is_nested(part):
+                shape = tensor_shape(part)
+                return shape[0] if shape else None
+    return size_of(part)
+
+
 def _num_sequences(packed: Any) -> int | None:
     _, batch_sizes, order, _ = elements_of(packed)
     if order is not None:
@@ -498,7 +508,8 @@ def _sized(part: Any, size: int, path: tuple[Any, ...]) -> Part:
 
 def _children(part: Any) -> list[tuple[Any, Any]]:
     """The named parts of a mapping, a dataclass, a named tuple or another object."""
-    return [one for one in islice(fields_of(part), _MOST_ELEMENTS) if any(type(one[0]) is kind for kind in _KEYS)]
+    some = islice(fields_of(part), _MOST_ELEMENTS)
+    return [one for one in some if any(type(one[0]) is kind for kind in _KEYS)]
 
 
 def _is_scalar(part: Any) -> bool:

@@ -1,8 +1,8 @@
 """Is the sample of an index the same in each epoch? Seen in batches that come anyway.
 
 The indices of a batch are told by the iterator over the sampler, which torch's own iterator of a DataLoader
-holds: it is handed through. No object of the user's is touched, nothing but the data set's length is asked,
-no random number is drawn, and nothing is kept but hashes of a few samples.
+holds: it is handed through. No object of the user's is touched, no random number is drawn, and nothing is
+kept but hashes of a few samples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import dataloader
 
 from lightning_modelprof.errors import told
+from lightning_modelprof.measure.steps.batch_parts import elements_of
+from lightning_modelprof.measure.stored import undisturbed
 from lightning_modelprof.run.batches import RepeatedSamples
 
 NUM_WATCHED: Final = 16
@@ -47,6 +49,9 @@ class WatchedIndices:
         inner: torch's iterator over the sampler.
         num_sent: batches whose indices it has given already.
         watched: indices; the first one of each batch is added while there are few.
+
+    Attributes:
+        num_indices: in all batches of the epoch until now; those before this began count as the first after.
     """
 
     def __init__(self, inner: Iterator[Any], num_sent: int, watched: set[int]) -> None:
@@ -54,6 +59,7 @@ class WatchedIndices:
         self.found: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # batch → (its size, [(place, index)])
         self._next = num_sent
         self._watched = watched
+        self.num_indices = 0
 
     def __iter__(self) -> WatchedIndices:
         return self
@@ -68,8 +74,9 @@ class WatchedIndices:
         return indices
 
     def _note(self, number: int, indices: Any) -> None:
-        if indices.__class__ is not list or not indices or indices[0].__class__ is not int:
+        if type(indices) is not list or not indices or type(indices[0]) is not int:
             return
+        self.num_indices += len(indices) * (1 if self.num_indices else number + 1)
         if len(self._watched) < NUM_WATCHED:
             self._watched.add(indices[0])
         if not self._watched.isdisjoint(indices):
@@ -121,6 +128,7 @@ class RepeatedSampleWatch:
 
     def close(self) -> None:
         """Leave torch's iterator as it was; may be called more than once."""
+        self._count_samples()
         iterator = None if self._iterator is None else self._iterator()
         indices, self._indices = self._indices, None
         self.is_over = True
@@ -129,6 +137,7 @@ class RepeatedSampleWatch:
 
     def record(self) -> RepeatedSamples:
         """What was seen until now."""
+        self._count_samples()
         note = self._note
         if not note and not self._num_compared:
             note = "no index of the data set came twice while samples were watched"
@@ -140,6 +149,10 @@ class RepeatedSampleWatch:
             num_samples=self._num_samples,
             note=note,
         )
+
+    def _count_samples(self) -> None:
+        if self._indices is not None and self._indices.num_indices:
+            self._num_samples = max(self._num_samples or 0, self._indices.num_indices)
 
     def _give_up(self, why: str) -> None:
         self._note = why
@@ -156,7 +169,7 @@ class RepeatedSampleWatch:
         if found is None:
             return
         size, places = found
-        with _disable_current_modes():  # of the user's, which are not to see what is ours
+        with _disable_current_modes(), undisturbed():  # no mode of the user's sees what is ours
             for place, index in places:
                 self._compare(index, _hash(batch, size, place))
         if self._num_compared >= ENOUGH or self._num_equal < self._num_compared:
@@ -179,7 +192,7 @@ class RepeatedSampleWatch:
 
     def _watch(self, iterator: Any) -> None:
         """Batches whose indices are known come from now on."""
-        if iterator.__class__ not in _ITERATORS:
+        if not any(type(iterator) is kind for kind in _ITERATORS):
             raise _UnseenError("the batches are not made by a DataLoader of torch's")
         if iterator._dataset_kind != dataloader._DatasetKind.Map:
             raise _UnseenError("the data set is iterable: it has no indices")
@@ -187,9 +200,7 @@ class RepeatedSampleWatch:
             raise _UnseenError("the DataLoader makes no batches of single samples")
         if not getattr(iterator, "_in_order", True):
             raise _UnseenError("batches come out of order")
-        if self._num_samples is None:
-            data: Any = iterator._dataset
-            self._num_samples = len(data)
+        self._count_samples()
         num_sent = getattr(iterator, "_send_idx", iterator._num_yielded)
         self._iterator = weakref.ref(iterator)
         self._indices = WatchedIndices(iterator._sampler_iter, num_sent, self._watched)
@@ -200,7 +211,7 @@ def _hash(batch: Any, size: int, place: int) -> tuple[bytes, int]:
     """Hash and bytes of one sample of a batch."""
     digest, num_bytes = blake2b(digest_size=16), 0
     for part in _parts(batch, 0):
-        if part.__class__ is not torch.Tensor or not part.shape or part.shape[0] != size:
+        if type(part) is not torch.Tensor or not part.shape or part.shape[0] != size:
             raise _UnseenError("a batch is not made of tensors with one row for each sample")
         if part.device.type != "cpu":
             raise _UnseenError("batches are on the device before they could be compared")
@@ -219,10 +230,10 @@ def _hash(batch: Any, size: int, place: int) -> tuple[bytes, int]:
 
 
 def _parts(batch: Any, depth: int) -> Iterator[Any]:
-    if isinstance(batch, dict):
-        children: Any = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        children = batch
+    if issubclass(type(batch), dict):
+        children: Any = dict.values(batch)
+    elif issubclass(type(batch), (list, tuple)):
+        children = elements_of(batch)
     else:
         yield batch
         return

@@ -1,0 +1,146 @@
+"""Objects of the user's are asked as often as without the callback: what they do when asked is theirs.
+
+A special method may draw random numbers or count its calls. Each one here notes its calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tests.support.fits import fit_quietly, make_callback, make_trainer
+
+pytestmark = pytest.mark.slow
+
+calls: Counter[str] = Counter()
+
+CLASS_HOOKS = ("__hash__", "__eq__", "__instancecheck__", "__subclasscheck__")
+HOOKS = (
+    *("__hash__", "__eq__", "__len__", "__bool__", "__iter__", "__contains__", "__getitem__"),
+    *("__repr__", "__str__", "__reduce_ex__", "__deepcopy__", "__copy__", "__getattr__", "__setattr__"),
+    *("__call__", "forward", "training_step", "validation_step", "step", "zero_grad", "state_dict"),
+    *("modules", "named_modules", "children", "named_children", "parameters", "named_parameters"),
+    *("buffers", "named_buffers", "extra_repr", "apply", "register_forward_hook", "train", "eval"),
+)
+
+
+def noted(name, original):
+    def method(self, *arguments, **options):
+        calls[name] += 1
+        return original(self, *arguments, **options)
+
+    return method
+
+
+def tattling(base):
+    """A class, derived from another one, that notes each call of what it, its class or its objects do."""
+    kind = type(base)
+    own_class = {name: noted(f"class {name}", getattr(kind, name)) for name in CLASS_HOOKS}
+    own = {
+        name: noted(f"{base.__name__}.{name}", getattr(base, name)) for name in HOOKS if hasattr(base, name)
+    }
+    return type("Meta", (kind,), own_class)(base.__name__, (base,), own)
+
+
+class Tattling(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        calls["__torch_function__"] += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return torch.ones(4) * index
+
+
+class InOrder(Sampler):
+    def __init__(self):
+        pass
+
+    def __iter__(self):
+        return iter(range(60))
+
+    def __len__(self):
+        return 60
+
+
+class Relu(torch.nn.Module):
+    def forward(self, inputs):
+        return inputs.relu()
+
+
+class Watching(Callback):
+    pass
+
+
+class Batch(dict):
+    pass
+
+
+class Kept(list):
+    pass
+
+
+Linear, Activation, Descent = map(tattling, (torch.nn.Linear, Relu, torch.optim.SGD))
+Data, Order, Watch, Mapping, Memory = map(tattling, (Numbers, InOrder, Watching, Batch, Kept))
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Linear(4, 4), Activation(), Linear(4, 1)])
+        self.layers[0].weight = torch.nn.Parameter(self.layers[0].weight.detach().as_subclass(Tattling))
+        self.register_buffer("buffer", torch.ones(3).as_subclass(Tattling))
+        self.plain, self.memory = torch.ones(3).as_subclass(Tattling), Memory()
+
+    def loss(self, batch):
+        inputs = batch["x"].as_subclass(torch.Tensor)
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs.mean()
+
+    def training_step(self, batch, _):
+        return self.loss(batch)
+
+    def validation_step(self, batch, _):
+        self.loss(batch)
+
+    def configure_optimizers(self):
+        return Descent(self.parameters(), 1e-3)
+
+
+Module = tattling(Net)
+
+
+def collate(samples):
+    return Mapping(x=torch.stack(samples).as_subclass(Tattling))
+
+
+def calls_in_a_fit(folder, *callbacks):
+    torch.manual_seed(1)
+    module = Module()
+    train = DataLoader(Data(), 2, sampler=Order(), collate_fn=collate)
+    validation = DataLoader(Data(), 10, collate_fn=collate)
+    trainer = make_trainer(folder, Watch(), *callbacks, max_epochs=2)
+    calls.clear()
+    fit_quietly(trainer, module, train, validation)
+    return Counter(calls), module.layers[0].weight.detach().as_subclass(torch.Tensor)
+
+
+def test_nothing_of_the_users_is_asked_more_often(tmp_path):
+    without, weight = calls_in_a_fit(tmp_path)
+    callback = make_callback(tmp_path, active=0, flops=True, sampling=True)
+    with_it, same_weight = calls_in_a_fit(tmp_path, callback)
+    assert without["__torch_function__"] > 100
+    assert {name: with_it[name] - without[name] for name in with_it if with_it[name] != without[name]} == {}
+    assert torch.equal(weight, same_weight)
+    assert callback.run.ranks[0].model_cost.count is not None
+    assert set(callback.run.ranks[0].steps.samples.tolist()) == {2}
