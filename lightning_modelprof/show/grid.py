@@ -27,7 +27,7 @@ ELLIPSIS = "…"
 _AFTER_ARGUMENTS = re.compile(r"(?: const)?(?: \[clone [^\]]*\])*$")
 """What a demangled C++ function may have behind its arguments."""
 
-_NAMESPACE = re.compile(r"(?:\w+|\(anonymous namespace\))::")
+_NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\))::")
 
 _TEMPLATE = re.compile(r"\w<")
 

@@ -96,3 +96,10 @@ def test_what_is_no_signature_stays(name):
 @given(st.text("ab:(){}<> "))
 def test_a_signature_is_only_cut_at_its_ends(name):
     assert without_signature(name) in name
+
+
+@pytest.mark.parametrize("name", ["a::b::" + "w" * 3_000_000, "w" * 3_000_000 + "::a::b", "w" * 3_000_000])
+def test_a_name_of_millions_of_characters(name):
+    """Looking for a namespace again from each of its characters would take hours."""
+    assert len(shorten(name, 64)) <= 64
+    assert len(without_signature(f"void {name}(int)")) == len(name)

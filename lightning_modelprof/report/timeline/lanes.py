@@ -178,8 +178,8 @@ def _lane(trace: Trace, place: _Place, main: int, autograd: frozenset[int], *, s
     return Lane(label=label, group=group, is_device=False)
 
 
-_Open = tuple[int, int, int, int]
-"""An open slice: its end, its row, and of it and all below it in the stack the first end and the last row."""
+_NO_SLICE: Final = -(2**63)
+"""The end of what is in a row that was never used."""
 
 
 def find_depths(
@@ -249,29 +249,65 @@ def _crosses(
 
 def _first_free_rows(slices: Iterable[tuple[int, int]]) -> list[int]:
     """The row of each slice, one after the other, for any slices."""
-    rows: list[int] = []
-    stack: list[_Open] = []
+    rows = _Rows()
+    found: list[int] = []
     for begin, end in slices:
-        while stack and stack[-1][0] <= begin:
-            stack.pop()
-        if stack and stack[-1][2] <= begin:  # some that began before the last one have ended, too
-            stack = _restacked([(until, row) for until, row, _, _ in stack if until > begin])
-        first_end, last_row = (stack[-1][2], stack[-1][3]) if stack else (end, -1)
-        if end <= first_end:
-            row = last_row + 1
-        else:
-            taken = {row for _, row, _, _ in stack}
-            row = 1 + max((row for until, row, _, _ in stack if until >= end), default=-1)
-            while row in taken:
-                row += 1
-        rows.append(row)
-        stack.append((end, row, min(end, first_end), max(row, last_row)))
-    return rows
+        # What ends when this begins isn't open any more.
+        row = rows.first_free(1 + rows.last_until(max(end, begin + 1)), begin)
+        rows.put(row, end)
+        found.append(row)
+    return found
 
 
-def _restacked(still_open: list[tuple[int, int]]) -> list[_Open]:
-    stack: list[_Open] = []
-    for end, row in still_open:
-        first_end, last_row = (stack[-1][2], stack[-1][3]) if stack else (end, row)
-        stack.append((end, row, min(end, first_end), max(row, last_row)))
-    return stack
+class _Rows:
+    """When the last slice of each row ends: two trees, of the latest and the earliest end below each node."""
+
+    def __init__(self) -> None:
+        self._num_leaves = 1
+        self._latest = [_NO_SLICE] * 2
+        self._earliest = [_NO_SLICE] * 2
+
+    def last_until(self, end: int) -> int:
+        """The last row whose slice goes on until then; -1 without one."""
+        latest, node = self._latest, 1
+        if latest[node] < end:
+            return -1
+        while node < self._num_leaves:
+            node = 2 * node + (latest[2 * node + 1] >= end)
+        return node - self._num_leaves
+
+    def first_free(self, row: int, begin: int) -> int:
+        """The first row from this one on whose slice has ended by then."""
+        if row == self._num_leaves:
+            self._grow()
+        earliest, node = self._earliest, row + self._num_leaves
+        while earliest[node] > begin:
+            while node & 1:  # up to where there is something further right
+                node >>= 1
+            if not node:
+                row = self._num_leaves
+                self._grow()
+                return row
+            node += 1
+        while node < self._num_leaves:
+            node = 2 * node + (earliest[2 * node] > begin)
+        return node - self._num_leaves
+
+    def put(self, row: int, end: int) -> None:
+        """A slice goes into this row."""
+        node = row + self._num_leaves
+        self._latest[node] = self._earliest[node] = end
+        while node := node >> 1:
+            self._join(node)
+
+    def _grow(self) -> None:
+        leaves = self._latest[self._num_leaves :] + [_NO_SLICE] * self._num_leaves
+        self._num_leaves *= 2
+        self._latest = [_NO_SLICE] * self._num_leaves + leaves
+        self._earliest = self._latest.copy()
+        for node in range(self._num_leaves - 1, 0, -1):
+            self._join(node)
+
+    def _join(self, node: int) -> None:
+        for ends, choose in ((self._latest, max), (self._earliest, min)):
+            ends[node] = choose(ends[2 * node], ends[2 * node + 1])

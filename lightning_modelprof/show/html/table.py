@@ -336,7 +336,7 @@ NAMESPACE: Final = "Namespace"
 NO_NAMESPACE: Final = "no namespace"
 
 
-_NAMESPACE: Final = re.compile(r"(?:void )?(\w+|\(anonymous namespace\))::")
+_NAMESPACE: Final = re.compile(r"(?:void )?(\b\w+|\(anonymous namespace\))::")
 
 
 class ShownColumn(Record, frozen=True):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import IO, Final
 from urllib.parse import quote
 
@@ -178,20 +181,30 @@ def encodable(text: str, encoding: object) -> str:
 
 def wrap(text: str, width: int) -> list[str]:
     """Lines of at most so many terminal cells, broken at spaces, and within words that are longer."""
-    width, lines, line = max(width, 2), [], ""
+    width, lines, line, cells = max(width, 2), [], "", 0
     for word in text.split(" "):
-        longer = f"{line} {word}" if line else word
-        if display_width(longer) <= width:
-            line = longer
+        own = display_width(word)
+        if line and cells + 1 + own <= width:
+            line, cells = f"{line} {word}", cells + 1 + own
             continue
         if line:
             lines.append(line)
-        line = word
-        while display_width(line) > width:
-            end = next(end for end in range(width, 0, -1) if display_width(line[:end]) <= width)
-            lines.append(line[:end])
-            line = line[end:]
+        *whole, line = _pieces(word, own, width)
+        lines += whole
+        cells = own if not whole else display_width(line)
     return [*lines, line] if line or not lines else lines
+
+
+def _pieces(word: str, cells: int, width: int) -> Iterator[str]:
+    """A word of so many cells in pieces of at most ``width`` characters that fit into a line."""
+    start = 0
+    while cells > width:
+        piece = word[start : start + width]
+        used = list(accumulate(map(display_width, piece)))
+        end = bisect_right(used, width)
+        yield piece[:end]
+        start, cells = start + end, cells - used[end - 1]
+    yield word[start:]
 
 
 def cut_line(line: str, width: int) -> str:

@@ -4,7 +4,7 @@ const ELLIPSIS = "…";
 const FEWEST = 3; // letters; fewer say nothing
 const PAD = 3; // pixels
 const BEFORE_A_NAME = /^(?:void |modelprof: )/;
-const NAMESPACE = /(?:\w+|\(anonymous namespace\))::/g;
+const NAMESPACE = /(?:\b\w+|\(anonymous namespace\))::/g;
 
 export const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif";
 export const LEAST_WIDTH = 26; // pixels of a slice with a name
