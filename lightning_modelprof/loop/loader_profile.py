@@ -109,7 +109,7 @@ def profile_loader(
     if not step_s and batch_ns is not None and report.verdict is not None:
         summary = _UNTIL_A_STEP_IS_GIVEN.format(milliseconds(batch_ns))
         report = replace(report, verdict=replace(report.verdict, summary=summary))
-    if print_profile and (full or not show_in_notebook(report)):
+    if print_profile and (full or not show_in_notebook(report, value="profile.report")):
         print_report(report, full=full)
     return LoaderProfile(
         _average(figures.get("ips")), _average(figures.get("samples_per_s")), report, profiler.run

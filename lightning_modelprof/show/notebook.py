@@ -5,18 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from html import escape
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Finding, Report, Severity, Status
 from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
+from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.show.html.page import render_html
-from lightning_modelprof.show.step_card import card_svg
+from lightning_modelprof.show.step_card import step_card_svg
 from lightning_modelprof.units import format_duration
 
 _MAX_FINDINGS: Final = 4
 _MAX_PAGE: Final = 2_000_000
 """Characters of a page that a notebook is made to hold; a longer one is in the run's folder alone."""
+
+_MAX_TEXT: Final = 400
+"""Characters of one text, so that names of any length leave the card small."""
 
 _TONES: Final[dict[Severity | None, tuple[str, str]]] = {
     Severity.CRITICAL: ("■", "#d9531e"),
@@ -31,19 +37,38 @@ _BOX: Final = (
     "max-width:820px;border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:12px 16px;margin:6px 0"
 )
 _SMALL: Final = "font-size:13px;opacity:.75"
+_LINK: Final = "color:inherit;text-decoration:underline"
+_LAST: Final = "font-size:13px;margin-top:12px;overflow-wrap:anywhere"
+_CODE: Final = "font-size:12px;background:rgba(128,128,128,.15);padding:1px 4px;border-radius:3px"
 
 
 def report_card(report: Report) -> str:
-    """The card as HTML that stands anywhere: in the text colour of its page, so in any theme.
+    """The card with the page behind one click, as HTML in the text colour and theme of any notebook.
 
     Args:
         report: what to show; one without a verdict is its title and the page behind it.
     """
-    return f'<div style="{_BOX}">{"".join(_parts(report))}</div>'
+    page = escape(render_html(report).decode())
+    if len(page) > _MAX_PAGE:
+        return _card(report, "")
+    return _card(
+        report,
+        '<details style="margin-top:8px"><summary style="cursor:pointer">Full report</summary>'
+        f'<iframe srcdoc="{page}" loading="lazy" title="Full report" style="width:100%;height:600px;'
+        'border:1px solid rgba(128,128,128,.4);margin-top:6px;background:#fff"></iframe></details>',
+    )
 
 
-def show_in_notebook(report: Report) -> bool:
-    """Show the card below the cell that runs; returns whether there is a notebook to show it in."""
+def show_in_notebook(report: Report, *, page: str = "", value: str = "callback.report") -> bool:
+    """Show the card below the cell that runs; returns whether there is a notebook to show it in.
+
+    A notebook keeps what each cell has shown, so this is at most 30 kB and the page is named, not shown.
+
+    Args:
+        report: what to show.
+        page: path of its report.html; ``""`` where there is none.
+        value: what shows the page as the value of a cell.
+    """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None or not hasattr(ipython, "get_ipython") else ipython.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):  # none yet, or a terminal's
@@ -51,8 +76,22 @@ def show_in_notebook(report: Report) -> bool:
     from IPython.display import display  # noqa: PLC0415  # where a notebook runs, it is imported
 
     show: Any = display
-    show(report)
+    show({"text/html": _card(report, _where(page, value)), "text/plain": repr(report)}, raw=True)
     return True
+
+
+def _where(page: str, value: str) -> str:
+    in_a_cell = f'<code style="{_CODE}">{_text(value)}</code>'
+    if not page:
+        return f'<div style="{_LAST}">Full report: {in_a_cell} in a cell</div>'
+    # Notebooks look for a relative path beside themselves; what is elsewhere can be copied.
+    address = Path(page).as_uri() if Path(page).is_absolute() else quote(Path(page).as_posix())
+    link = f'<a href="{escape(address)}" target="_blank" style="{_LINK}">{_text(page)}</a>'
+    return f'<div style="{_LAST}">Full report: {link}, or {in_a_cell} in a cell</div>'
+
+
+def _card(report: Report, last: str) -> str:
+    return f'<div style="{_BOX}">{"".join(_parts(report))}{last}</div>'
 
 
 def _parts(report: Report) -> Iterator[str]:
@@ -63,27 +102,20 @@ def _parts(report: Report) -> Iterator[str]:
             f'<div style="font-size:15px"><b>{_text(verdict_word(report.verdict))}</b>&ensp;'
             f"{_text(report.verdict.summary)}</div>"
         )
-    if card := card_svg(report):
-        yield f'<div style="margin:10px 0">{card}</div>'
+    if report.step_card is not None and report.step_card.wall_ns > 0:
+        yield f'<div style="margin:10px 0">{step_card_svg(report.step_card, is_alone=False)}</div>'
     yield f'<div style="{_SMALL}">{_text(speed_line(report))}</div>'
     found = [one for one in report.findings if one.status is Status.FOUND]
     yield from map(_finding, found[:_MAX_FINDINGS])
     if len(found) > _MAX_FINDINGS:
         more = len(found) - _MAX_FINDINGS
         yield f'<div style="{_SMALL}">{more} more finding{"s" if more > 1 else ""} in the full report</div>'
-    page = escape(render_html(report).decode())
-    if len(page) <= _MAX_PAGE:
-        yield (
-            '<details style="margin-top:8px"><summary style="cursor:pointer">Full report</summary>'
-            f'<iframe srcdoc="{page}" loading="lazy" title="Full report" style="width:100%;height:600px;'
-            'border:1px solid rgba(128,128,128,.4);margin-top:6px;background:#fff"></iframe></details>'
-        )
 
 
 def _finding(finding: Finding) -> str:
     symbol, tone = _TONES[finding.severity]
     saving = finding.saving_ns_per_step
-    stake = "" if saving is None else f"&ensp;<b>−{format_duration(saving)} a step</b>"
+    stake = "" if saving is None else f"&ensp;<b>−{format_duration(saving)} per step</b>"
     places = [str(place_of(location)) for location in finding.locations[:1]]
     places += [f"→ {place_of(location.inner)}" for location in finding.locations[:1] if location.inner]
     place = f'<div><code style="font-size:12px">{_text(" ".join(places))}</code></div>' if places else ""
@@ -96,4 +128,4 @@ def _finding(finding: Finding) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(one_line(text))
+    return escape(shorten(one_line(text), _MAX_TEXT))

@@ -37,6 +37,9 @@ _LINE: Final = 18
 _CHAR: Final = 6.4
 """About the width of a character of 12 px; texts that may be wider have room."""
 
+_MAX_TEXT: Final = 300
+"""Characters of one text, so that names of any length leave the picture small."""
+
 _FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
 
 
@@ -149,7 +152,9 @@ class _Drawing:
 
     def _hatched(self, color: str) -> str:
         """What idle time is filled with whose cause has this colour."""
-        return f"url(#{self._hatches.setdefault(color, f'{self._idle}-{len(self._hatches)}')})"
+        # Named by the colour: a notebook has many pictures in one page, where equal names must mean the same.
+        name = self._hatches.setdefault(color, f"{self._idle}-{color[1:]}")
+        return f"url(#{name})"
 
     def _defs(self) -> str:
         patterns = "".join(
@@ -260,4 +265,4 @@ def _ink_on(color: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(one_line(text))
+    return escape(shorten(one_line(text), _MAX_TEXT))

@@ -214,7 +214,10 @@ def test_notebook(tmp_path, monkeypatch):
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert any("<svg" in output.get("data", {}).get("text/html", "") for output in shown), "the card"
+    [card] = [html for output in shown if "<svg" in (html := output.get("data", {}).get("text/html", ""))]
+    assert card.count("<svg") == 1
+    assert "report.html" in card
+    assert len(json.dumps(shown)) < 60_000, "the card, a table and the picture of the last cell"
     assert (tmp_path / "step.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
