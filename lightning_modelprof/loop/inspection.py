@@ -43,12 +43,14 @@ from lightning_modelprof.loop.inspection_plan import InspectionPlan, SizePlan
 from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
+from lightning_modelprof.measure.stored import is_trained, named_modules, parameters_of
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
+from lightning_modelprof.signals import is_from_handler
 
 NEVER: Final = 2**62
 
@@ -103,9 +105,7 @@ class Inspection:
         self._clock = clock
         self._samples: int | None = None
         self._sizes = sizes
-        self._size_plan = SizePlan(
-            sizes, lambda: tuple(one.requires_grad for one in self._module.parameters())
-        )
+        self._size_plan = SizePlan(sizes, lambda: tuple(map(is_trained, parameters_of(self._module))))
         self._size: int | None = None  # of the running step, if that is counted for it
         self._counter: FlopCounter | None = None
         self._is_counting = False
@@ -438,7 +438,10 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
     """The result, or in its place the reason why there is none: a report goes on without it."""
     try:
         return work(), ""
-    except Exception as error:  # whatever the user's model or a library does here, it is not training's fault
+    except (Exception, SystemExit) as error:
+        # Whatever the user's model or a library does when we ask it, it isn't training's fault.
+        if is_from_handler(error):
+            raise
         said = str(error) if isinstance(error, ModelProfError) else told(error)
         return None, said.partition("\n")[0]
 
@@ -506,7 +509,7 @@ class StepCopy(Record, frozen=True):
 
 def _refuse_closures(model: nn.Module) -> None:
     """What a hook's function closes over is not copied: a copy's hook would change it for the model too."""
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         for kind in _HOOKS:
             for hook in getattr(module, kind, {}).values():
                 if isinstance(hook, FunctionType) and hook.__closure__:

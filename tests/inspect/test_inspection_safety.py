@@ -601,3 +601,20 @@ def test_two_ranks(tmp_path):
     assert sum(operator.flops or 0 for operator in cost.count.operators) == 2 * (FORWARD + BACKWARD)
     assert cost.times.steps == 3
     assert cost.forward_table_note == "a forward on one of several ranks could wait for the others for ever"
+
+
+class Leaving(Net):
+    """Ends the program when it is copied."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def __deepcopy__(self, memo):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), SystemExit("no copies"), RuntimeError("no copies")])
+def test_a_copy_that_ends_the_program_ends_no_training(tmp_path, error):
+    callback = assert_unchanged(tmp_path, lambda: Leaving(error), fvcore=True)
+    assert type(error).__name__ in callback.run.ranks[0].model_cost.forward_table_note
