@@ -200,7 +200,7 @@ def parse_asked_for(value: str, where: str) -> dict[str, Any]:
     try:
         text = "\n".join(f"{name.strip()}: {given}" for name, given in pairs)
         return _checked_arguments(_nested(_parse_yaml(text, where)), where)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{where}: expected arguments such as active=10,dirpath=out, got {quoted(value)}. Correct it, or"
             " give the path of a YAML file."

@@ -806,3 +806,15 @@ def test_ignored_names_that_are_no_modules_are_refused(tmp_path):
     message = refusal(tmp_path, [make_callback(tmp_path, ignore_modules=["Linaer"])])
     assert "of Untouched, got 'Linaer'. Did you mean 'Linear'?" in message
     run_fit(tmp_path, active=0, flops=True, ignore_modules=["Linear", "layers.0"])
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_what_is_nested_thousands_deep_is_refused_in_one_line(monkeypatch, tmp_path, opening):
+    value = f"sorted_by={opening * 3_000}"
+    monkeypatch.setenv("LIGHTNING_MODELPROF", value)
+    with pytest.raises(ConfigError, match="environment variable LIGHTNING_MODELPROF: expected arguments"):
+        config_sources.arguments_in_environment()
+    file = tmp_path / "deep.yaml"
+    file.write_text(value.replace("=", ": "))
+    with pytest.raises(ConfigError, match="expected YAML"):
+        config_sources.read_yaml(file)
