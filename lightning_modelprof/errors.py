@@ -156,14 +156,16 @@ def given_path(value: Any, refuse: type[ModelProfError]) -> Path:
         ModelProfError: when it is no path, or none that can be looked at: a zero byte in it, a name that is
             too long, links that lead to themselves.
     """
+    given = value
     try:
         path = Path(os.fsdecode(value))
+        given = str(path)
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except Exception as error:  # of anybody's __fspath__ too
         raise refuse(
-            f"{quoted(value)}: expected a path that can be looked at, got:"
+            f"{quoted(given)}: expected a path that can be looked at, got:"
             f" {getattr(error, 'strerror', None) or told(error)}. Check the path and the permissions."
         ) from None
     return path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_modelprof.cli.arguments import checked, parse_below
@@ -137,9 +137,9 @@ def compare_stages(paths: Sequence[str], tolerance: float) -> Report:
 def _different_runs(paths: Sequence[str]) -> list[str]:
     from lightning_modelprof.run.finding import find_run
 
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for path in paths:
-        file = find_run(given_path(path, ArchiveError)).resolve()
+        file = os.path.realpath(find_run(given_path(path, ArchiveError)))  # also of a link to itself
         if file in seen:
             raise ArchiveError(
                 f"{path}: you gave the same run twice, first as {seen[file]}. Give each run once."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 
 from lightning_modelprof.cli.arguments import (
@@ -42,6 +43,6 @@ def run(options: argparse.Namespace) -> int:
     report = read_report(file, lambda saved: table_options(options, saved))
     if choice:
         report = replace(report, notes=(choice, *report.notes))
-    rest = one_line(f"all tables: lightning-modelprof report {file.parent} --full")
+    rest = one_line(f"all tables: lightning-modelprof report {shlex.quote(str(file.parent))} --full")
     put_out(report, options, [] if options.full else [*filter(None, [choice]), rest])
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from lightning_modelprof.cli.arguments import add_max_gib
 from lightning_modelprof.errors import ArchiveError, given_path, one_line
@@ -40,5 +41,7 @@ def run(options: argparse.Namespace) -> int:
         print(one_line(choice))
     for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
         print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
-    print(one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {logdir}"))
+    print(
+        one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {shlex.quote(str(logdir))}")
+    )
     return 0

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_modelprof import cli as commands
 from lightning_modelprof.cli import run as run_command
@@ -381,3 +383,39 @@ def test_signals_reach_the_script(tmp_path, number):
         else:
             process.send_signal(number)
         assert process.wait(30) == (42 if number == signal.SIGINT else 41)
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["open"], ["compare", "other"]], ids=" ".join)
+@pytest.mark.parametrize("asked", ["", "run.json"])
+def test_a_run_that_is_a_link_to_itself(tmp_path, capsys, monkeypatch, arguments, asked):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        (folder / "run.json").symlink_to("run.json")
+    assert main([*arguments, str(tmp_path / asked)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "run.json" in error
+    assert "symbolic links" in error
+    assert "PosixPath" not in error
+
+
+HARD_TO_TYPE = "my runs; it's $HOME & more"
+
+
+def test_commands_that_are_printed_can_be_pasted(tmp_path, capsys, monkeypatch):
+    """Also where a path has spaces and quotes: a shell gives back what was meant."""
+    folder = tmp_path / HARD_TO_TYPE
+    monkeypatch.chdir(tmp_path)
+    run_fit(folder, dirpath=folder / "run", terminal=True, trainer={"logger": TensorBoardLogger(folder)})
+    assert main(["report", str(folder / "run")]) == 0
+    assert main(["tensorboard", str(folder / "run"), "--logdir", str(folder / "logs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line.partition(": ")[2] for line in lines if line.startswith(("all tables: ", "dashboard: "))]
+    commands += [line.partition("Profile of: ")[2] for line in lines if line.startswith("Look at them")]
+    assert [shlex.split(one) for one in commands] == [
+        ["lightning-modelprof", "report", f"{HARD_TO_TYPE}/run", "--full"],
+        ["tensorboard", "--logdir", HARD_TO_TYPE],
+        ["lightning-modelprof", "report", str(folder / "run"), "--full"],
+        ["tensorboard", "--logdir", str(folder / "logs")],
+    ]
