@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lightning_modelprof.config.options import ReportOptions
 from lightning_modelprof.errors import one_line, told
@@ -65,6 +66,10 @@ NOWHERE: Final = ReportOptions(terminal=False, tensorboard=False)
 """For files alone."""
 
 
+Whereabouts: TypeAlias = tuple[str, tuple[int, int] | None]
+"""Where the links of a path lead, and the device and number of what is there."""
+
+
 class Outputs:
     """Writes what one rank of one fit has to say.
 
@@ -77,6 +82,7 @@ class Outputs:
         is_first: whether this rank reports for all.
         created: when the loop began, as in the run.
         warn: called with one sentence when an output fails.
+        claimed: where the folder was when it was claimed; by default where it is now.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class Outputs:
         created: str,
         is_first: bool = True,
         warn: Callable[[str], None],
+        claimed: Whereabouts | None = None,
     ) -> None:
         self.directory = directory
         self._loggers = loggers
@@ -99,6 +106,7 @@ class Outputs:
         self._warn = warn
         self.created = created
         self._work_folder = _work_folder()
+        self.claimed = _whereabouts(directory) if claimed is None and directory is not None else claimed
         self._failed: set[str] = set()
         self._has_files = False
         self._charts: dict[str, list[str]] = {}
@@ -200,7 +208,7 @@ class Outputs:
 
     def _print(self, report: Report, last_words: list[str]) -> None:
         wants_all = self._options.terminal == "full"
-        if wants_all or not show_in_notebook(report):
+        if wants_all or not show_in_notebook(report, page=self._page):
             print_report(
                 report,
                 full=wants_all,
@@ -247,19 +255,26 @@ class Outputs:
         """Of the files; ``""`` where there are none."""
         return str(self.directory) if self.directory is not None and self._has_files else ""
 
+    @property
+    def _page(self) -> str:
+        """As it can be opened from the working directory; ``""`` where there is none."""
+        if self.directory is None or not self._has_files:
+            return ""
+        return f"{_short_path(self.directory, self._work_folder)}/report.html"
+
     def _last_words(self) -> list[str]:
         """Where the rest of the report is."""
         places = []
         if self.directory is not None and self._has_files:
             folder = _short_path(self.directory, self._work_folder)
             places = [
-                f"page: {folder}/report.html",
-                f"all tables: lightning-modelprof report {folder} --full",
+                f"page: {self._page}",
+                f"all tables: lightning-modelprof report {shlex.quote(folder)} --full",
             ]
         loggers = filter(_is_tensorboard, self._loggers if self._options.tensorboard else ())
         folders = {str(logger.save_dir): None for logger in loggers if logger.save_dir}
         places += [
-            f"dashboard: tensorboard --logdir {_short_path(Path(folder), self._work_folder)}"
+            f"dashboard: tensorboard --logdir {shlex.quote(_short_path(Path(folder), self._work_folder))}"
             for folder in folders
         ]
         return [one_line(place) for place in places] or ["all tables: callback.report"]
@@ -312,9 +327,13 @@ class Outputs:
             self._warn(sentence)
 
     def _check_folder(self) -> None:
-        """Refuse to write where another run is: the folder was moved, or a link in its path was."""
-        if self.directory is not None:
-            check_same_run(self.directory / self._archive_name, self.created)
+        """Refuse to write where another run is, or through a link to another folder than at the start."""
+        if self.directory is None or self.claimed is None:
+            return
+        check_same_run(self.directory / self._archive_name, self.created)
+        real, number = _whereabouts(self.directory)
+        if real != self.claimed[0] and number != self.claimed[1]:
+            raise OSError(f"{self.directory} is another folder now: {real}")
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
@@ -350,6 +369,14 @@ def _render_text(report: Report) -> bytes:
 
 def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Report) -> None:
     write_atomically(path, render(report))
+
+
+def _whereabouts(folder: Path) -> Whereabouts:
+    try:
+        found = folder.stat()
+    except OSError:  # not made yet, or gone
+        return os.path.realpath(folder), None
+    return os.path.realpath(folder), (found.st_dev, found.st_ino)
 
 
 def _work_folder() -> Path:

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import re
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -159,8 +160,22 @@ def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
         except Exception as error:  # loggers are anybody's code
             problem = f"the run's folder could not be asked for: {told(error)}"
         reasons += [problem] * bool(problem)
-    folder = Path(tempfile.gettempdir(), DEFAULT_FOLDER)
-    return folder, "; ".join(dict.fromkeys(reasons))
+    return _private_folder() / DEFAULT_FOLDER, "; ".join(dict.fromkeys(reasons))
+
+
+def _private_folder() -> Path:
+    """A folder for temporary files that nobody else can write to or put links in."""
+    if hasattr(os, "getuid"):  # where others have the same folder for temporary files
+        folder = Path(tempfile.gettempdir(), f"{DEFAULT_FOLDER}-{os.getuid()}")
+        try:
+            folder.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                folder.chmod(stat.S_IRWXU)
+                return folder
+        except OSError:  # a file or a link of another user
+            pass
+    return Path(tempfile.mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
 
 
 def _in_the_way(folder: Path) -> str:

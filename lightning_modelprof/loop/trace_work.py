@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import TraceError, told, traceback_text
-from lightning_modelprof.loop.outputs import FILES, NOWHERE, Outputs, trace_name
+from lightning_modelprof.loop.outputs import FILES, NOWHERE, Outputs, Whereabouts, trace_name
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile, window_profile
@@ -52,6 +52,7 @@ class Setting(Record, frozen=True, kw_only=True):
         options: how the tables of traces are cut and sorted.
         all_ranks_command: brings the traces of all ranks into TensorBoard, where several record windows and
             this one has an event file; ``""`` otherwise.
+        claimed: where the folder was when it was claimed.
     """
 
     directory: Path | None
@@ -61,6 +62,7 @@ class Setting(Record, frozen=True, kw_only=True):
     loop: str
     options: TableOptions
     all_ranks_command: str = ""
+    claimed: Whereabouts | None = None
 
 
 class TraceTask(Record, frozen=True, kw_only=True):
@@ -157,6 +159,7 @@ class TraceWork:
             created=setting.created,
             is_first=setting.is_first,
             warn=lambda sentence: self._problems.append(Problem(FILES, sentence)),
+            claimed=setting.claimed,
         )
         self.facts: dict[int, TraceFacts] = dict(facts or {})
         self._notes: dict[int, str] = {}  # why there are none

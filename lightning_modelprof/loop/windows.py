@@ -176,6 +176,7 @@ class WindowResults:
         self._loop = loop
         self._setting = Setting(
             directory=outputs.directory,
+            claimed=outputs.claimed,
             created=outputs.created,
             rank=rank,
             is_first=outputs.is_first,

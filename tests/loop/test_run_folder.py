@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,6 +118,79 @@ def test_the_working_folder_is_gone(tmp_path, monkeypatch):
     gone.rmdir()
     with pytest.raises(ConfigError, match=r"expected a folder that can be written"):
         run_fit(tmp_path, dirpath="out")
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_folder_that_becomes_a_link_is_not_written_through(tmp_path, has_folder):
+    folder, elsewhere = tmp_path / "out" / "modelprof", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def swap():
+        folder.rename(tmp_path / "moved")
+        if not has_folder:
+            elsewhere.rmdir()
+        folder.symlink_to(elsewhere)
+
+    with our_warnings() as messages:
+        callback = run_fit(folder.parent, module=at(5, swap), dirpath=str(folder), steps=(3, 8))
+    assert len(messages) == 1
+    assert f"{folder} is another folder now: {elsewhere}" in messages[0]
+    assert not contents(elsewhere)
+    assert elsewhere.exists() == has_folder
+    assert len(callback.run.ranks[0].steps) == 32
+    assert callback.report is not None
+
+
+def test_a_run_that_is_moved_to_another_disk_goes_on_there(tmp_path):
+    """Its folder is the same one, at the end of a link."""
+    folder, moved = tmp_path / "out" / "modelprof", tmp_path / "moved"
+
+    def move():
+        folder.rename(moved)
+        folder.symlink_to(moved)
+
+    with our_warnings() as messages:
+        run_fit(folder.parent, module=at(5, move), dirpath=str(folder))
+    assert not messages
+    assert is_whole(moved)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files, which others write to as well."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(run_folder.tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_files_among_everybodys_are_in_a_folder_of_this_user(temporary):
+    found = run_folder._private_folder()
+    assert found == run_folder._private_folder()
+    assert found.parent == temporary
+    assert found.name == f"modelprof-{os.getuid()}"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("what", ["a link", "a dangling link", "a file", "another user's"])
+def test_a_folder_that_another_user_has_prepared_is_not_used(tmp_path, temporary, monkeypatch, what):
+    trap, theirs = temporary / f"modelprof-{os.getuid()}", tmp_path / "theirs"
+    if what == "a link":
+        theirs.mkdir()
+    if "link" in what:
+        trap.symlink_to(theirs)
+    elif what == "a file":
+        trap.touch()
+    else:
+        uid = os.getuid()
+        trap.mkdir()
+        monkeypatch.setattr(run_folder.os, "getuid", lambda: uid + 1)
+        trap.rename(trap.with_name(f"modelprof-{uid + 1}"))
+    found = run_folder._private_folder()
+    assert found.parent == temporary
+    assert not found.is_symlink()
+    assert found.name not in (f"modelprof-{os.getuid()}", trap.name)
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
 
 
 def test_a_link_on_the_way_is_put_elsewhere(tmp_path):
