@@ -36,7 +36,7 @@ _COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
 
 
 # A fake tensor stands for a plain one: its operators count as they are.
-_PLAIN_TYPES = frozenset((torch.Tensor, nn.Parameter, FakeTensor))
+_PLAIN_TYPES = frozenset(map(id, (torch.Tensor, nn.Parameter, FakeTensor)))
 
 
 _MOST_FLOPS = 10**18  # in one call: minutes on the fastest device; the sum of a step fits a file's 64 bits
@@ -180,7 +180,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for kind in types:
-            if kind not in _PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
+            if id(kind) not in _PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
                 return NotImplemented  # the tensor's own class takes it apart, and what it calls comes here
         # Calling the operator from Python would ask a class's __torch_function__, which torch is done with.
         with torch._C.DisableTorchFunctionSubclass():

@@ -41,7 +41,9 @@ def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     parameters = [(tensor, tensor.requires_grad, tensor.grad) for tensor in wanting]
     attributes = [(vars(module), dict(vars(module))) for module in modules_of(model)]
     held = {id(value): value for _, saved in attributes for value in saved.values()}
-    containers = [(value, value.copy()) for value in held.values() if type(value) in _CONTAINERS]
+    containers = [
+        (value, value.copy()) for value in held.values() if any(type(value) is kind for kind in _CONTAINERS)
+    ]
     tensors = {id(b): b for b in buffers_of(model)}
     for value in held.values():
         if isinstance(value, torch.Tensor) and not value.is_meta and not isinstance(value, nn.Parameter):

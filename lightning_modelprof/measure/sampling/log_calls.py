@@ -69,13 +69,13 @@ def logger_codes() -> frozenset[int]:
     """Ids of the code of all methods of classes of Lightning's loggers, the user's own too."""
     bases = (getattr(sys.modules.get(name), "Logger", None) for name in _LOGGER_BASES)
     left = [base for base in bases if isinstance(base, type)]
-    found: set[type] = set()
+    found: dict[int, type] = {}
     while left:
         kind = left.pop()
-        if kind not in found:
-            found.add(kind)
+        if id(kind) not in found:
+            found[id(kind)] = kind
             left += type.__subclasses__(kind)
-    codes = (_code_of(value) for kind in found for value in vars(kind).values())
+    codes = (_code_of(value) for kind in found.values() for value in vars(kind).values())
     return frozenset(id(code) for code in codes if code is not None)
 
 
