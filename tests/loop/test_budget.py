@@ -350,7 +350,9 @@ COSTS = st.fixed_dictionaries(
 @settings(max_examples=40)
 def test_nothing_begins_for_which_there_is_no_room(costs, step_ns, num_steps, world_size):
     """So no more is taken than 5 % or 0.1 s, and what something took beyond all that was known of it."""
-    for rank in run(costs, step_ns, num_steps, world_size=world_size):
+    ranks = run(costs, step_ns, num_steps, world_size=world_size)
+    assert len(ranks) == world_size
+    for rank in ranks:
         assert rank.ours_ns <= rank.allowed_ns + rank.surprise_ns + 1
 
 
@@ -448,7 +450,9 @@ def test_all_ranks_open_the_window_at_the_same_step():
 
 def test_a_short_fit_of_several_ranks_has_no_window():
     """Of 100 steps of 3 ms each, which once had one that took a fifth of them."""
-    for rank in run(costs_of(count=17), 3 * MS, 100, world_size=2):
+    ranks = run(costs_of(count=17), 3 * MS, 100, world_size=2)
+    assert len(ranks) == 2
+    for rank in ranks:
         rank.parts.capture.finish("training ended first")
         [window] = rank.windows
         assert window.status is WindowStatus.NOT_REACHED
@@ -490,14 +494,14 @@ def test_a_rank_that_hears_too_late_says_so(monkeypatch):
 
 def test_ranks_that_cannot_talk_have_no_window_unless_asked_for(monkeypatch):
     monkeypatch.setattr(Board, "of", lambda *_: None)
-    for rank in run(costs_of(), 40 * MS, 3_000, world_size=2):
-        assert rank.opened == []
+    ranks = run(costs_of(), 40 * MS, 3_000, world_size=2)
+    assert [rank.opened for rank in ranks] == [[], []]
+    for rank in ranks:
         rank.parts.capture.finish("training ended first")
         assert rank.windows[-1].note == (
             "the ranks could not agree on a step for a profiler window (active=10 does it in any case)"
         )
-    for rank in run(costs_of(), 40 * MS, 60, world_size=2, active=10):
-        assert rank.opened == [12]
+    assert [rank.opened for rank in run(costs_of(), 40 * MS, 60, world_size=2, active=10)] == [[12], [12]]
 
 
 def test_the_ranks_look_seldom():

@@ -357,6 +357,7 @@ def test_a_trace_that_is_not_kept_is_gone_once_it_is_answered(tmp_path, temporar
     while helper.num_open or raw.exists():
         assert time.monotonic() < deadline
         helper.answers()
+    assert helper.num_open == 0
     helper.close()
 
 

@@ -370,4 +370,6 @@ def simulated(chosen: random.Random, times_ms: list[float]) -> list[Any]:
 
 def test_few_samples_measure_no_transform() -> None:
     chosen = random.Random(1)
-    assert all(one.total_ns is None for one in simulated(chosen, [0.02] * 5))
+    found = simulated(chosen, [0.02] * 5)
+    assert len(found) == 5
+    assert all(one.total_ns is None for one in found)
