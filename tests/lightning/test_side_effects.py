@@ -145,3 +145,39 @@ def test_nothing_of_the_users_is_asked_more_often(tmp_path):
     assert torch.equal(weight, same_weight)
     assert callback.run.ranks[0].model_cost.count is not None
     assert set(callback.run.ranks[0].steps.samples.tolist()) == {2}
+
+
+class Functions(torch.overrides.TorchFunctionMode):
+    """Notes each function of torch that is called while it is entered."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        self.seen.append(getattr(function, "__name__", str(function)))
+        return function(*arguments, **(options or {}))
+
+
+def test_a_mode_of_the_users_sees_the_same_in_inspected_steps(tmp_path):
+    seen = []
+
+    class Watched(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+
+        def training_step(self, batch):
+            with Functions() as functions:
+                loss = self.layers(batch).mean()
+            seen.append(functions.seen)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    callback = make_callback(tmp_path, active=0, flops=True)
+    fit_quietly(make_trainer(tmp_path, callback), Watched(), DataLoader(Numbers(), 2))
+    assert callback.run.ranks[0].model_cost.count is not None
+    assert len(seen) == 30
+    assert seen == [seen[0]] * 30

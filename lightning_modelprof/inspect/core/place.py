@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_modelprof.inspect.core.model_copies import find_compiled
-from lightning_modelprof.measure.stored import derives, is_a, modules_of, named_modules
+from lightning_modelprof.measure.stored import derives, is_a, modules_of, named_modules, undisturbed
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
 
@@ -284,7 +284,8 @@ class ModuleHook:
         if self._call is None:
             return
         try:
-            self._call(*arguments)
+            with undisturbed():
+                self._call(*arguments)
         except Exception as error:  # the user's step must not notice
             if self._on_error is not None:
                 self._on_error(error)
