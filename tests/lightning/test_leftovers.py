@@ -124,6 +124,8 @@ def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool =
         without, _, error = left_by(way, folder, list)
         left, callbacks, error_with = left_by(way, folder, ours)
     stays = {name: one for name, one in left.items() if one != without.get(name)}
+    if not ends_alike:  # Lightning leaves its handlers after Ctrl-C, which there was with ours alone
+        stays = {name: one for name, one in stays.items() if name[0] != "signal handlers"}
     assert not stays, stays
     assert error == error_with or not ends_alike
     for one in callbacks:
@@ -274,9 +276,13 @@ def test_nothing_stays_after_an_error_in_a_callback(tmp_path, hook, at, order):
     check(fit(failing) if order == "before ours" else fit(after=[failing]), tmp_path)
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize(
-    ("method", "at"), [("configure_optimizers", 0), *((method, at) for method in METHODS for at in (1, 2, 5))]
+    ("method", "at", "error"),
+    [
+        ("configure_optimizers", 0, ValueError),
+        *((method, at, ValueError) for method in METHODS for at in (1, 2, 5)),
+        *((method, 2, error) for method in METHODS for error in (KeyboardInterrupt, SystemExit)),
+    ],
 )
 def test_nothing_stays_after_an_error_in_the_module(tmp_path, method, at, error):
     check(fit(module=lambda: FailingNet(method, error, at)), tmp_path)
@@ -319,7 +325,7 @@ def test_nothing_stays_after_an_error_of_ours(tmp_path, monkeypatch, place, erro
     "name", ["normal", "pruned", "error in a worker", "two fits", "ctrl-c in the report"]
 )
 def test_nothing_stays_of_the_process_that_analyzes_traces(tmp_path, name):
-    check(ENDS[name], tmp_path)
+    check(ENDS[name], tmp_path, ends_alike=name != "ctrl-c in the report")
 
 
 def test_nothing_stays_where_we_refuse(tmp_path):
