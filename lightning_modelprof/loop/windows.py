@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, Final
 
 from lightning_modelprof.config.options import ProfileConfig
@@ -54,6 +55,10 @@ NEWEST_LISTED: Final = 64
 
 _ANALYZED_LIMITS: Final = 2
 """A trace larger than so many times ``max_trace_mb`` is saved and not analyzed: one step made it so large."""
+
+
+_NO_ROOM_BYTES: Final = 1 << 16
+"""Less free space than the smallest trace takes."""
 
 
 def make_capture(
@@ -243,8 +248,11 @@ class WindowResults:
             if directory is not None and packs and raw_path.parent == (directory / name).parent:
                 raw_path = raw_path.replace((directory / name).with_suffix(""))
         except OSError as error:
-            reason = f"torch could not write the trace: {error.strerror or error}"
-            self._warn(f"window {window.index}: {reason}")
+            with contextlib.suppress(OSError):
+                raw_path.with_name(f"{raw_path.name}.tmp").unlink()  # torch leaves it
+            reason = f"torch could not write the trace: {_why_not_written(raw_path, error)}"
+            if reason not in self.trace_notes.values():
+                self._warn(f"window {window.index}: {reason}")
             self.trace_notes[window.index] = reason
             self.windows[-1] = _with_note(window, reason)
             return
@@ -431,6 +439,13 @@ class WindowResults:
             f"its trace of {digits(num_bytes / BYTES_PER_MB)} MB was not analyzed while training runs,"
             f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g}; {READS_IT}"
         )
+
+
+def _why_not_written(path: Path, error: OSError) -> str:
+    with contextlib.suppress(OSError):
+        if disk_usage(path.parent).free < _NO_ROOM_BYTES:
+            return "the disk is full"
+    return error.strerror or str(error)
 
 
 def _with_note(window: Window, note: str) -> Window:

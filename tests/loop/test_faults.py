@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -240,6 +242,19 @@ def test_torch_cannot_write_the_trace(tmp_path, monkeypatch, harmless):
     assert len(steps_of(callback)) == 32
     (table,) = (table for table in callback.report.tables if table.id == "model_summary")
     assert "torch could not write the trace" in table.absent_reason
+
+
+def test_torch_cannot_write_any_trace(tmp_path, monkeypatch, harmless):
+    """On a full disk torch leaves an empty file behind for each window."""
+    monkeypatch.setattr(
+        torch.profiler.profile, "export_chrome_trace", lambda self, path: Path(f"{path}.tmp").touch()
+    )
+    monkeypatch.setattr(windows, "disk_usage", lambda path: SimpleNamespace(free=0))
+    callback, messages = harmless(steps=None, skip_first=0, active=1, wait=2, repeat=3)
+    assert messages == [messages[0]]
+    assert "torch could not write the trace: the disk is full" in messages[0]
+    assert len(callback.run.ranks[0].windows) == 3
+    assert list(tmp_path.rglob("*.tmp")) == []
 
 
 def test_a_trace_that_is_cut_off(tmp_path, monkeypatch, harmless):

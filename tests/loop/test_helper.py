@@ -85,7 +85,7 @@ def helpers_alive():
 
 def left_in(folder):
     """Without what jinja2 keeps there for all programs of a user, and what killed workers leave."""
-    return [path for path in folder.iterdir() if not path.name.startswith(("_jinja2-cache", "pymp-"))]
+    return [path for path in folder.iterdir() if not path.name.startswith("pymp-")]
 
 
 def traces_in(folder):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sys
 from contextlib import suppress
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,11 +122,15 @@ def _environment() -> Environment:
 
 
 def _compiled() -> FileSystemBytecodeCache | None:
-    """Where compiled templates are kept: compiling them takes a tenth of a second; ``None`` if nowhere."""
-    try:
-        return _Compiled()
-    except (OSError, RuntimeError):  # no folder for it
+    """Where compiled templates are kept: beside this module's own bytecode; ``None`` if that isn't kept."""
+    if sys.dont_write_bytecode:
         return None
+    folder = Path(cache_from_source(__file__)).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return _Compiled(str(folder))
 
 
 class _Compiled(FileSystemBytecodeCache):
