@@ -10,6 +10,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 from types import CodeType
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -290,9 +291,9 @@ class ModuleHook:
             if self._on_error is not None:
                 self._on_error(error)
 
-    def __reduce__(self) -> tuple[type[ModuleHook], tuple[()]]:
-        """Copies and pickles do nothing."""
-        return ModuleHook, ()
+    def __reduce__(self) -> tuple[Any, tuple[Any, str]]:
+        """Copies and pickles do nothing, and can be loaded where this package is not installed."""
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments, returns None
 
 
 def hooked_alone(
