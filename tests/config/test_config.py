@@ -641,7 +641,10 @@ def test_switch(tmp_path, monkeypatch, value, is_on):
     trainer = make_trainer(tmp_path, callback)
     profiler = trainer.profiler
     seen = []
-    fit_quietly(trainer, Net(lambda _: seen.append(trainer.profiler)), loader())
+    with our_warnings() as messages:
+        fit_quietly(trainer, Net(lambda _: seen.append(trainer.profiler)), loader())
+    # Where the package is installed, its entry point brings a second callback, which is ignored.
+    assert [one for one in messages if "the Trainer has 2 ModelProfCallbacks" not in one] == []
     assert (set(seen) == {profiler}) == (not is_on)
     assert (tmp_path / "modelprof").exists() == is_on
     assert (callback.report is not None) == is_on
