@@ -567,7 +567,8 @@ def test_of_two_equal_callbacks_the_first_measures(tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, *callbacks)
         with our_warnings() as messages:
             fit_quietly(trainer, module, loader(2 * NUM_STEPS))
-        assert messages == []
+        assert len(messages) == (1 if callbacks else 0)
+        assert all("the Trainer has 2 ModelProfCallbacks; all but one are ignored" in one for one in messages)
         states.append(state_of(trainer, module))
         nothing_stays()
     assert_same(*states)

@@ -54,7 +54,7 @@ def test_without_a_step_it_is_said_how_to_give_one(capsys):
 
 def test_a_notebook_gets_a_card_and_no_text(capsys, monkeypatch):
     shown = []
-    monkeypatch.setattr(loader_profile, "show_in_notebook", lambda report: not shown.append(report))
+    monkeypatch.setattr(loader_profile, "show_in_notebook", lambda report, **_: not shown.append(report))
     profile = profile_loader(DataLoader(Slow(8), 4), max_batches=2, max_s=None)
     assert shown == [profile.report]
     assert capsys.readouterr().out == ""
