@@ -265,7 +265,9 @@ class Rank:
         """It begins: then there must be room for what is expected of it."""
         self.taken.append((what, self.ledger.steps_ended))
         if not self.asked(what):
-            assert self.ours_ns + expected_ns <= self.allowed_ns + 1, what
+            # What several ranks announced for this step begins, whatever surprised one of them since.
+            surprise_ns = 0 if self.free_ns else self.surprise_ns
+            assert self.ours_ns + expected_ns <= self.allowed_ns + surprise_ns + 1, what
             self.surprise_ns += max(0, self.costs[what] - expected_ns)
 
     def taken_of(self, what):
