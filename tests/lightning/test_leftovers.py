@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import signal
 import tempfile
 import threading
@@ -92,7 +93,8 @@ def own_places(tmp_path, monkeypatch):
 def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any], str]:
     """What has changed, the callbacks that were there, and the error with which it ended."""
     seed_everything(3, verbose=False)
-    tempfile.tempdir = tempfile.mkdtemp(dir=folder)
+    # A worker's socket lies in it, and its path may have no more than 107 letters.
+    tempfile.tempdir = tempfile.mkdtemp(prefix="mp", dir="/tmp")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     made: list[Any] = []
     going = way(folder, lambda: made.extend(ours()) or made)
@@ -107,6 +109,7 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
     after = things_of_process() | (things_of(*objects) if objects else {})
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
     return differences(before, after), made, error
 
 
