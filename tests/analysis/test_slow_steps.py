@@ -361,12 +361,11 @@ def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch
 def test_files_are_read_once_in_500_steps(tmp_path, monkeypatch):
     reads = []
 
-    class Schedstat:
-        def read_bytes(self):
-            reads.append(1)
-            return b"5 6 7"
+    def cpu_wait_ns():
+        reads.append(1)
+        return 6
 
-    monkeypatch.setattr(cpu_module, "_SCHEDSTAT", Schedstat())
+    monkeypatch.setattr(slow_steps_module, "cpu_wait_ns", cpu_wait_ns)
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader(2_200))
     assert len(reads) == 4, "at the start, after 500 and 1,000 steps, and at the end"

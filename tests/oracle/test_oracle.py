@@ -22,7 +22,7 @@ def test_a_report_has_the_stored_values(source):
 
 
 def test_each_input_has_stored_values_and_no_others_lie_around():
-    assert len(INPUTS) == 29
+    assert len(INPUTS) == 34
     assert sorted(map(expected_file, INPUTS)) == sorted((oracle.HERE / "expected").iterdir())
 
 

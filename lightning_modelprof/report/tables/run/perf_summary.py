@@ -77,6 +77,7 @@ _ADVICE: Final = {
     "window closed or archive saved": "{more}, or open fewer windows (repeat)",
     "FLOPs counted or modules timed": "{more}",
     "prefetched while the profiler worked": "{more}, or open fewer windows (repeat)",
+    "CPU ran ahead of the GPU": "{more}",
     "validation inside": "validate less often (the Trainer's val_check_interval)",
 }
 """Reason to leave a step out → how to get more clean steps, in the words of the loop."""
