@@ -16,6 +16,7 @@ from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.stored import modules_of
 from lightning_modelprof.measure.window.capture import NEVER, Capture
+from lightning_modelprof.measure.window.other_profilers import is_profiling_anywhere
 from lightning_modelprof.run.steps import SPECIAL, StepTag
 
 _DEFAULT_CUT: Final = 50
@@ -35,6 +36,11 @@ _LONGEST_WAIT: Final = 10**9
 
 
 _WAITED: Final = "{what} would have taken more than 5 % of {loop} ({ask} does it in any case)"
+
+
+_SEEN: Final = (
+    "another torch profiler recorded, which would have seen our operators ({ask} does it in any case)"
+)
 
 
 _NOT_AGREED: Final = "the ranks could not agree on a step for {what} ({ask} does it in any case)"
@@ -271,7 +277,7 @@ class StepBoundaries:
         """Whether the steps that are to be inspected come later, as nobody has asked for them."""
         config = self._config
         self._expected_ns = self._count_ns(step)
-        wait = self._steps_to_wait(step, self._expected_ns)
+        wait = self._steps_to_wait(step, self._expected_ns) or self._steps_unseen(step)
         wait, why = self._agree(_COUNT, step, wait, self._expected_ns)
         if wait:
             inspection.postpone(
@@ -292,7 +298,7 @@ class StepBoundaries:
         """
         config = self._config
         self._expected_ns = self._inspected_ns
-        wait = self._steps_to_wait(step, self._expected_ns)
+        wait = self._steps_to_wait(step, self._expected_ns) or self._steps_unseen(step)
         if not wait:
             return False
         why = self._waited(_TIMES)
@@ -310,8 +316,15 @@ class StepBoundaries:
         )
         return True
 
+    @staticmethod
+    def _steps_unseen(step: int) -> int:
+        """In how many steps to look again whether no other profiler records; 0 if none does."""
+        return max(1, step // _RETRY_SHARE) if is_profiling_anywhere() else 0
+
     def _waited(self, what: tuple[str, str, str]) -> str:
         _, named, ask = what
+        if what is not _WINDOW and is_profiling_anywhere():
+            return _SEEN.format(ask=ask)
         return _WAITED.format(what=named, loop=self._loop.subject, ask=ask)
 
     def _agree(self, what: tuple[str, str, str], step: int, wait: int, cost_ns: float) -> tuple[int, str]:
@@ -400,6 +413,8 @@ class StepBoundaries:
         """Ranks count their sizes at steps of their own, and all wait for each."""
         if self._is_asked:
             return True
+        if is_profiling_anywhere():
+            return False
         self._num_waiting = self._host.world_size if self._loop.is_fit else 1
         self._expected_ns = max(self._count_ns(step), self._counted_ns)
         return not self._steps_to_wait(step, self._expected_ns * self._num_waiting)

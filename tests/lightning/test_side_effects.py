@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from tests.support import fits
 from tests.support.fits import fit_quietly, make_callback, make_trainer
 
 pytestmark = pytest.mark.slow
@@ -181,3 +182,31 @@ def test_a_mode_of_the_users_sees_the_same_in_inspected_steps(tmp_path):
     assert callback.run.ranks[0].model_cost.count is not None
     assert len(seen) == 30
     assert seen == [seen[0]] * 30
+
+
+@pytest.mark.parametrize("recorded", [12, 60])
+def test_a_torch_profiler_of_the_users_sees_no_inspected_step(tmp_path, recorded):
+    """It counts operators, also those that run inside ours."""
+
+    class Profiled(Callback):
+        def on_train_batch_start(self, *others):
+            if others[-1] == 0:
+                self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+                self.profiler.start()
+
+        def on_train_batch_end(self, *others):
+            if others[-1] == recorded - 1:
+                self.profiler.stop()
+                self.calls = {one.key: one.count for one in self.profiler.key_averages()}
+
+    calls = []
+    for folder, ours in (("with", make_callback(tmp_path / "with", active=0, flops=None)), ("without", None)):
+        profiled = Profiled()
+        callbacks = [profiled] if ours is None else [profiled, ours]
+        fit_quietly(make_trainer(tmp_path / folder, *callbacks), fits.Net(), fits.loader(120))
+        calls.append({name: count for name, count in profiled.calls.items() if name.startswith("aten::")})
+        if ours is not None:
+            cost = ours.run.ranks[0].model_cost
+    assert calls[0] == calls[1]
+    assert (cost.count is None) == (recorded == 60)
+    assert cost.count is not None or "another torch profiler recorded" in cost.count_note

@@ -20,6 +20,7 @@ from torch.utils.data import dataloader
 from lightning_modelprof.errors import told
 from lightning_modelprof.measure.steps.batch_parts import elements_of
 from lightning_modelprof.measure.stored import undisturbed
+from lightning_modelprof.measure.window.other_profilers import unrecorded
 from lightning_modelprof.run.batches import RepeatedSamples
 
 NUM_WATCHED: Final = 16
@@ -169,7 +170,7 @@ class RepeatedSampleWatch:
         if found is None:
             return
         size, places = found
-        with _disable_current_modes(), undisturbed():  # no mode of the user's sees what is ours
+        with _disable_current_modes(), undisturbed(), unrecorded():  # nobody else sees what is ours
             for place, index in places:
                 self._compare(index, _hash(batch, size, place))
         if self._num_compared >= ENOUGH or self._num_equal < self._num_compared:

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -252,3 +252,16 @@ def is_profiling_anywhere() -> bool:
     """Whether a torch profiler records in any thread, as far as torch tells; not one that only warms up."""
     in_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
     return bool(torch.autograd._profiler_enabled() or in_any_thread)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """No torch profiler sees the operators that run inside, in this thread."""
+    if not is_profiling_anywhere():
+        yield
+        return
+    torch.autograd._enable_record_function(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.autograd._enable_record_function(True)  # type: ignore[attr-defined]
