@@ -29,9 +29,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.loop import step_boundaries as allowance
-from lightning_modelprof.loop.budget import Budget
+from lightning_modelprof.loop import step_boundaries
+from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
+from lightning_modelprof.loop.step_boundaries import StepBoundaries
+from lightning_modelprof.measure.window.capture import Capture
 
 BATCH: Final = 384
 STEPS: Final = 300
@@ -120,9 +122,22 @@ def fit(folder: Path) -> Callable[[bool], Callable[[], object]]:
 
 def supposed(folder: Path, blocks: int) -> None:
     """Print what counting and a window took, and what is supposed of them."""
-    spent: list[float] = []
-    spend = Budget.spend
-    Budget.spend = lambda self, ns: (spent.append(ns), spend(self, ns))[1]  # type: ignore[func-returns-value, method-assign]
+    window_ns, counted_ns = 0.0, 0.0
+    step_window, inspect = StepBoundaries._step_window, StepBoundaries._inspect
+
+    def timed_window(self: StepBoundaries, capture: Capture, step: int) -> None:
+        nonlocal window_ns
+        longer_ns, begin_ns = self._window_ns, time.perf_counter_ns()
+        step_window(self, capture, step)
+        window_ns += time.perf_counter_ns() - begin_ns + (0 if self._window_ns else longer_ns)
+
+    def noted_inspection(self: StepBoundaries, inspection: Inspection, step: int) -> None:
+        nonlocal counted_ns
+        inspect(self, inspection, step)
+        counted_ns = counted_ns or self._counted_ns  # of the step that is counted: modules are timed later
+
+    StepBoundaries._step_window = timed_window  # type: ignore[method-assign]
+    StepBoundaries._inspect = noted_inspection  # type: ignore[method-assign]
     try:
         callback = ModelProfCallback(
             active=10, flops=True, inspect={"sampling": False}, dirpath=tempfile.mkdtemp(dir=folder)
@@ -131,17 +146,18 @@ def supposed(folder: Path, blocks: int) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer(folder, callback).fit(model, loader(60))
     finally:
-        Budget.spend = spend  # type: ignore[method-assign]
+        StepBoundaries._step_window = step_window  # type: ignore[method-assign]
+        StepBoundaries._inspect = inspect  # type: ignore[method-assign]
     assert callback.run is not None
     cost = callback.run.ranks[0].model_cost
     assert cost is not None
     assert cost.count is not None
     operators, modules = sum(one.calls for one in cost.count.operators), sum(1 for _ in model.modules())
-    window = allowance.WINDOW_NS + 10 * operators * allowance.NS_PER_OPERATOR
-    count = allowance.COUNT_NS + modules * allowance.NS_PER_MODULE
+    window = step_boundaries.WINDOW_NS + 10 * operators * step_boundaries.NS_PER_OPERATOR
+    count = step_boundaries.COUNT_NS + modules * step_boundaries.NS_PER_MODULE
     print(
-        f"{modules} modules, {operators} operators: counting took {spent[0] / 1e6:.0f} ms, supposed"
-        f" {count / 1e6:.0f}; a window {max(spent) / 1e6:.0f} ms, supposed {window / 1e6:.0f}"
+        f"{modules} modules, {operators} operators: counting took {counted_ns / 1e6:.0f} ms, supposed"
+        f" {count / 1e6:.0f}; a window {window_ns / 1e6:.0f} ms, supposed {window / 1e6:.0f}"
     )
 
 
