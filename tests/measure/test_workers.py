@@ -69,8 +69,8 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     assert sample.total_ns == sum(one.fetch_ns for one in workers.workers) >= 1e9 * sum(truth[:6])
     assert collate.total_ns >= 1e9 * truth[7]
     assert sample.cpu_ns >= 1e9 * truth[8]
-    # Of 14.6 ms a sample 0.1 are too little to be measured.
-    assert transforms[0].total_ns is None
+    # Of 14.6 ms a sample 0.1 are too little to be measured, but on a busy machine they may be more.
+    assert transforms[0].total_ns is None or transforms[0].total_ns >= 0.05 * sample.total_ns
     assert sample.total_ns >= chain.total_ns > 0
     assert chain.inner_ns <= chain.total_ns
     assert len(workers.workers) == num_workers

@@ -154,7 +154,7 @@ def test_every_line_of_the_report_is_on_the_screen(written, bar, width):
     begin = lines.index(wanted[0])
     assert lines[begin : begin + len(wanted)] == wanted
     above, below = lines[:begin], lines[begin + len(wanted) :]
-    assert not any("BALANCED" in line for line in above), "it is printed once"
+    assert not any("training steps of" in line for line in above), "it is printed once"
     # Right below stands where the rest is: in lines as long as they are, which can be copied.
     words = "".join(below).replace(" ", "")
     assert words.startswith(f"page:{folder}/{bar}-{width}/modelprof/report.html")
