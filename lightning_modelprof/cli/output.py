@@ -39,9 +39,9 @@ def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[st
         from lightning_modelprof.show.terminal.terminal import print_lines, print_report
 
         if getattr(options, "brief", False):
-            from lightning_modelprof.show.findings import brief_line
+            from lightning_modelprof.show.findings import brief_lines
 
-            print_lines([brief_line(report)])
+            print_lines(brief_lines(report))
         else:
             print_report(report, full=options.full or asks_for_tables(options), last_words=last_words)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +22,7 @@ from lightning_modelprof.report.device_shares import (
     unaccounted,
     wait_shares,
 )
-from lightning_modelprof.report.model import Chart, Finding, Report, StepCard, Table, Verdict
+from lightning_modelprof.report.model import OTHER_TRACES, Chart, Finding, Report, Table, Verdict
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.base import count, duration, ratio
@@ -55,24 +57,33 @@ def build_trace_report(
         title_suffix = f" of {_group_name(number, by_rank)}" if len(groups) > 1 else ""
         tables += trace_tables(by_rank, options, id_suffix=id_suffix, title_suffix=title_suffix)
         charts += trace_charts(by_rank, id_suffix=id_suffix, title_suffix=title_suffix)
+    newest = max(groups, key=_age)
+    names = _names(groups)
     several = len(traces) > 1
-    checks = [f"{facts.source}: {check}" if several else check for facts in traces for check in facts.checks]
+    newest_first = [newest, *(group for group in groups if group is not newest)]
+    by_age = [facts for group in newest_first for facts in group.values()]
+    checks = [f"{facts.source}: {check}" if several else check for facts in by_age for check in facts.checks]
     origins = dict.fromkeys(
         f"{facts.source}: {facts.step_origin}" if several else facts.step_origin
-        for facts in traces
+        for facts in by_age
         if facts.step_origin
     )
-    # Traces apart are of several runs, which have nothing in common that could be said in one line.
-    verdict: Verdict | None = None
-    card: StepCard | None = None
-    findings: tuple[Finding, ...] = ()
-    if len(groups) == 1:
-        verdict, findings = diagnose_traces(groups[0].values())
-        card = step_card_of_traces(tuple(groups[0].values()), findings)
+    # Traces of several times or jobs have no verdict in common: the newest has the report, the others a line.
+    verdict, findings = diagnose_traces(newest.values())
+    card = step_card_of_traces(tuple(newest.values()), findings)
+    others = [
+        (name, group, diagnose_traces(group.values())[0])
+        for name, group in sorted(
+            zip(names, groups, strict=True), key=lambda named: _age(named[1]), reverse=True
+        )
+        if group is not newest
+    ]
     facts_of = [(number, rank, by_rank) for number, by_rank in enumerate(groups) for rank in by_rank]
+    which = f"{names[groups.index(newest)]}, newest of {len(groups)}: " if others else ""
     return Report(
-        title=f"lightning-modelprof: {_title(groups)}",
+        title=f"lightning-modelprof: {which}{_title(newest)}",
         facts=(
+            *((OTHER_TRACES, f"{name}: {its.word}: {its.summary}") for name, _, its in others),
             *((_label(*place), _describe(place[2][place[1]])) for place in facts_of),
             *(("Steps", origin) for origin in origins),
             # First of all what speaks against believing the figures: a reader may not get to the notes.
@@ -98,8 +109,12 @@ def build_trace_report(
                 for number, by_rank in enumerate(groups)
                 for facts in by_rank.values()
             ],
-            "verdict": None if verdict is None else asdict(verdict),
-            "findings": [one.as_plain() for one in findings] if verdict is not None else None,
+            "verdict": asdict(verdict),
+            "findings": [one.as_plain() for one in findings],
+            "others": [
+                {"name": name, "ranks": [facts.rank for facts in group.values()], "verdict": asdict(its)}
+                for name, group, its in others
+            ],
         },
     )
 
@@ -108,11 +123,16 @@ def group_ranks(traces: Sequence[TraceFacts]) -> list[Mapping[int, TraceFacts]]:
     """Which traces are of one job and one time: rank → facts, in order of steps.
 
     Ranks belong together when they are different, of jobs of the same size, and share a step; without steps,
-    when their times overlap. A trace that does not say its rank stays alone.
+    when their times overlap. Two folders that hold the same rank are of two jobs or times. A trace that does
+    not say its rank has that of its file's name; if that has none either, the trace stays alone.
     """
+    traces = [replace(facts, rank=_rank_of(facts)) for facts in traces]
+    ranks_in: dict[Path, set[int | None]] = {}
+    for facts in traces:
+        ranks_in.setdefault(_folder_of(facts), set()).add(facts.rank)
     groups: list[dict[int, TraceFacts]] = []
-    for facts in sorted(traces, key=lambda facts: (facts.step_numbers[:1], facts.begin_ns)):
-        fitting = (group for group in groups if _belongs(facts, group))
+    for facts in sorted(traces, key=lambda facts: (facts.step_numbers[:1], facts.begin_ns, _natural(facts))):
+        fitting = (group for group in groups if _belongs(facts, group, ranks_in))
         group = next(fitting, None)
         if group is None:
             groups.append({facts.rank or 0: facts})
@@ -123,15 +143,65 @@ def group_ranks(traces: Sequence[TraceFacts]) -> list[Mapping[int, TraceFacts]]:
     return [dict(sorted(group.items())) for group in groups]
 
 
-def _belongs(facts: TraceFacts, group: Mapping[int, TraceFacts]) -> bool:
+_RANK_IN_NAME: Final = re.compile(r"(?<![a-z])rank[-_.]?([0-9]{1,7})(?![0-9])", re.IGNORECASE)
+
+
+def _rank_of(facts: TraceFacts) -> int | None:
+    """As the trace says, else as its name or that of a folder does: ``rank0_trace.json``."""
+    if facts.rank is not None:
+        return facts.rank
+    found = [match for part in Path(facts.source).parts if (match := _RANK_IN_NAME.search(part))]
+    return int(found[-1][1]) if found else None
+
+
+def _folder_of(facts: TraceFacts) -> Path:
+    """The folder that a trace shares with the other ranks: where each has its own, the one above."""
+    folder = Path(facts.source).parent
+    while _RANK_IN_NAME.search(folder.name):
+        folder = folder.parent
+    return folder
+
+
+def _natural(facts: TraceFacts) -> list[str | int]:
+    """The trace's name for sorting: 2 comes before 10."""
+    parts = re.split("([0-9]{1,20})", facts.source)  # every second one is a number
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _age(group: Mapping[int, TraceFacts]) -> tuple[int, list[str | int]]:
+    """Larger for newer traces; of the same time, for the later name."""
+    return max((facts.end_ns, _natural(facts)) for facts in group.values())
+
+
+def _belongs(
+    facts: TraceFacts, group: Mapping[int, TraceFacts], ranks_in: Mapping[Path, set[int | None]]
+) -> bool:
     first = next(iter(group.values()))
     if facts.rank is None or first.rank is None or facts.rank in group:
         return False
     if facts.world_size != first.world_size:
         return False
+    folder, its = _folder_of(first), _folder_of(facts)
+    if folder != its and not ranks_in[folder].isdisjoint(ranks_in[its]):
+        return False
     if facts.step_numbers or first.step_numbers:
         return not set(facts.step_numbers).isdisjoint(first.step_numbers)
     return facts.begin_ns < first.end_ns and first.begin_ns < facts.end_ns
+
+
+def _names(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
+    """What tells the groups apart: their folders, else their steps, else the files."""
+    firsts = [next(iter(group.values())) for group in groups]
+    folders = [_folder_of(facts) for facts in firsts]
+    above = os.path.commonpath([str(folder) or "." for folder in folders]) if len(set(folders)) > 1 else ""
+    for names in (
+        [os.path.relpath(folder, above) for folder in folders] if above else [],
+        [steps_text(facts.step_numbers) for facts in firsts],
+        [Path(facts.source).name for facts in firsts],
+    ):
+        if len(set(names)) == len(groups):
+            return names
+    return [facts.source for facts in firsts]
 
 
 def _grouping_notes(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
@@ -159,13 +229,10 @@ def _label(number: int, rank: int, by_rank: Mapping[int, TraceFacts]) -> str:
     return f"Trace {number}" if len(by_rank) == 1 else f"Trace {number} rank {rank}"
 
 
-def _title(groups: Sequence[Mapping[int, TraceFacts]]) -> str:
-    names = [Path(facts.source).name for group in groups for facts in group.values()]
-    if len(names) == 1:
-        return f"trace {names[0]}"
-    if len(groups) == 1:
-        return f"{len(names)} ranks of one job"
-    return f"{len(names)} traces"
+def _title(group: Mapping[int, TraceFacts]) -> str:
+    if len(group) > 1:
+        return f"{len(group)} ranks of one job"
+    return f"trace {Path(next(iter(group.values())).source).name}"
 
 
 def _describe(facts: TraceFacts) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from enum import Enum
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from lightning_modelprof.errors import nearest, quoted
 from lightning_modelprof.record import Record
@@ -240,6 +240,10 @@ class Finding(Record, frozen=True, kw_only=True):
         }
 
 
+OTHER_TRACES: Final = "Other traces"
+"""Label of the facts that hold the verdict of traces other than the newest."""
+
+
 class Verdict(Record, frozen=True, kw_only=True):
     """One line on what limits the speed.
 
@@ -254,6 +258,11 @@ class Verdict(Record, frozen=True, kw_only=True):
     kind: str
     summary: str
     accounted_ratio: float | None
+
+    @property
+    def word(self) -> str:
+        """The kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
+        return self.kind.replace("_", "-" if self.kind.endswith("_bound") else " ").upper()
 
 
 class Series(Record, frozen=True, kw_only=True):

@@ -9,7 +9,16 @@ from typing import Any
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.model import Finding, Location, Report, Severity, Status, Unit, Verdict
+from lightning_modelprof.report.model import (
+    OTHER_TRACES,
+    Finding,
+    Location,
+    Report,
+    Severity,
+    Status,
+    Unit,
+    Verdict,
+)
 from lightning_modelprof.units import digits, format_amount, format_cell, format_duration, percent
 
 _MAX_PLACES = 3
@@ -37,7 +46,7 @@ class FindingText(Record, frozen=True):
 
 def verdict_word(verdict: Verdict) -> str:
     """Its kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
-    return one_line(verdict.kind).replace("_", "-" if verdict.kind.endswith("_bound") else " ").upper()
+    return one_line(verdict.word)
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -65,6 +74,12 @@ def brief_line(report: Report, place: str = "") -> str:
     if place:
         words.append(f"Files: {place}")
     return one_line(" ".join(words))
+
+
+def brief_lines(report: Report) -> list[str]:
+    """A line for the report, and one for each group of traces that has a verdict of its own."""
+    others = [f"lightning-modelprof: {value}" for label, value in report.facts if label == OTHER_TRACES]
+    return [brief_line(report), *map(one_line, others)]
 
 
 def list_line(report: Report, place: str) -> str:

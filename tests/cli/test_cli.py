@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -186,7 +187,7 @@ def test_step_time_of_a_trace_of_ours_is_complete(tmp_path, capsys):
 
 def test_several_traces_of_a_folder_are_told_apart(tmp_path, capsys):
     run_fit(tmp_path, active=2, wait=1, warmup=0, repeat=2)
-    assert main(["analyze", str(tmp_path)]) == 0
+    assert main(["analyze", str(tmp_path), "--full"]) == 0
     shown = capsys.readouterr().out
     assert "Model Summary (steps 1 to 2) of trace 0" in shown
     assert "Model Summary (steps 4 to 5) of trace 1" in shown
@@ -313,6 +314,66 @@ def test_traces_that_are_no_job_stay_apart(tmp_path, capsys, alone_ids, ranks):
     assert [one["source"] for one in report["traces"]] == paths  # in the order of the command line
 
 
+@pytest.fixture
+def iterations(tmp_path):
+    """Two ranks' traces of two iterations, with the same steps, as torchtitan writes them."""
+    for number in (9, 10):
+        for rank in (0, 1):
+            folder = tmp_path / f"iteration_{number}"
+            folder.mkdir(exist_ok=True)
+            write_trace(folder / f"rank{rank}_trace.json", 3, 0)
+    return tmp_path
+
+
+def test_ranks_of_iterations_are_told_apart_by_their_names(iterations, capsys):
+    report = analyze(capsys, str(iterations))
+    place = [(Path(one["source"]).parent.name, one["rank"], one["tables_suffix"]) for one in report["traces"]]
+    assert place == [
+        ("iteration_9", 0, ""),
+        ("iteration_9", 1, ""),
+        ("iteration_10", 0, "_1"),
+        ("iteration_10", 1, "_1"),
+    ]
+    (other,) = report["others"]
+    assert (other["name"], other["ranks"]) == ("iteration_9", [0, 1])
+    assert other["verdict"]["kind"] == report["verdict"]["kind"]
+
+
+def test_an_incomplete_iteration_does_not_borrow_a_rank(iterations, capsys):
+    (iterations / "iteration_9" / "rank1_trace.json").unlink()
+    report = analyze(capsys, str(iterations))
+    assert [other["ranks"] for other in report["others"]] == [[0]]
+    assert [one["tables_suffix"] for one in report["traces"]] == ["", "_1", "_1"]
+
+
+@pytest.mark.parametrize("names", [("rank0", "rank1"), ("host_a_rank_0", "host_b_rank_1")])
+def test_a_rank_may_have_a_folder_of_its_own(tmp_path, capsys, names):
+    for name in names:
+        (tmp_path / name).mkdir()
+        write_trace(tmp_path / name / "my.pt.trace.json", 3, 0)
+    report = analyze(capsys, str(tmp_path))
+    assert [one["rank"] for one in report["traces"]] == [0, 1]
+    assert {one["tables_suffix"] for one in report["traces"]} == {""}
+
+
+def test_brief_prints_a_line_for_each_iteration_the_newest_first(iterations, capsys):
+    assert main(["analyze", str(iterations), "--brief"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("lightning-modelprof: iteration_10, newest of 2: 2 ranks of one job ")
+    assert second.startswith("lightning-modelprof: iteration_9: ")
+
+
+def test_a_folder_of_many_iterations_gets_a_short_report(iterations, capsys):
+    for number in range(11, 18):
+        shutil.copytree(iterations / "iteration_9", iterations / f"iteration_{number}")
+    assert main(["analyze", str(iterations)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 20
+    assert any("iteration_17, newest of 9" in line for line in lines)
+    assert any(line.startswith("iteration_16: ") for line in lines)
+    assert "4 more traces; --brief prints a line for each" in lines
+
+
 def test_two_windows_of_two_ranks_are_grouped_window_by_window(tmp_path, capsys, alone_ids):
     """By each rank's own order: rank 1's clock is so far behind that it is late in everything."""
     paths = [
@@ -366,8 +427,8 @@ def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
     assert [one["checks"] for one in analyze(capsys, good, str(bad))["traces"]] == [[], alone["checks"]]
     assert main(["analyze", str(bad)]) == 0
     assert "Warning: The file is cut off" in "\n".join(capsys.readouterr().out.splitlines()[:6])
-    assert main(["analyze", good, str(bad)]) == 0
-    assert f"Warning  {bad}: The file is cut off" in capsys.readouterr().out
+    assert main(["analyze", good, str(bad), "--full"]) == 0
+    assert f"Warning       {bad}: The file is cut off" in capsys.readouterr().out
 
 
 def test_ranks_that_share_no_step_or_are_of_other_jobs_stay_apart(tmp_path, capsys):

@@ -9,6 +9,7 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import (
+    OTHER_TRACES,
     Finding,
     Location,
     Report,
@@ -39,6 +40,10 @@ _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 
 _SAID_AT_ONCE: Final = ("Warning", "Steps")
 """Facts of traces."""
+
+_MOST_SAID: Final = 4
+_MOST_OTHERS: Final = 4
+"""Lines for traces other than the newest."""
 
 _LOOPS: Final = ("loops", "short_loops")
 
@@ -109,9 +114,11 @@ class _Short:
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
         # What speaks against the figures, and what the steps are, stand before them.
-        for label, value in self._report.facts:
-            if label in _SAID_AT_ONCE:
-                yield from wrap(f"{label}: {one_line(value)}", self._width)[:2]
+        said = [(label, value) for label, value in self._report.facts if label in _SAID_AT_ONCE]
+        for label, value in said[:_MOST_SAID]:
+            yield from wrap(f"{label}: {one_line(value)}", self._width)[:2]
+        if more := len(said[_MOST_SAID:]):
+            yield f"{more} more warning{'s' if more > 1 else ''} in the full report"
         yield from self._bars()
         yield from wrap(speed_line(self._report), self._width)
 
@@ -138,7 +145,13 @@ class _Short:
             yield from lines
 
     def tail(self) -> Iterator[str]:
-        """The slowest modules, and what this profiler took."""
+        """Other traces, the slowest modules, and what this profiler took."""
+        others = [one_line(value) for label, value in self._report.facts if label == OTHER_TRACES]
+        for other in others[:_MOST_OTHERS]:
+            first, *rest = wrap(other, self._width)
+            yield shorten_end(first, self._width) if rest else first
+        if more := len(others[_MOST_OTHERS:]):
+            yield f"{more} more trace{'s' if more > 1 else ''}; --brief prints a line for each"
         slowest = " · ".join(self._slowest())
         share = (self._report.sections.get("own_cost") or {}).get("share")
         took = "" if share is None else f"this profiler took {short_percent(share)} of the time"
