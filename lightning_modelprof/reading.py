@@ -17,7 +17,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.finding import find_run, runs_below, told_choice
+from lightning_modelprof.run.finding import find_run, newest_run, runs_below, told_choice
 from lightning_modelprof.run.ranks import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.findings import list_line
@@ -78,14 +78,15 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     """A saved run, to be compared.
 
     Args:
-        path: as given.
+        path: as given; of a folder with runs below it, the newest is taken.
         with_traces: read the traces of its windows too.
 
     Raises:
         ArchiveError: when there is no saved run.
     """
-    run = load_run_with_ranks(path)
-    facts, notes = read_windows(run, find_run(path).parent) if with_traces else ({}, {})
+    file, _ = newest_run(path)
+    run = load_run_with_ranks(file)
+    facts, notes = read_windows(run, file.parent) if with_traces else ({}, {})
     analysis = derive(run, facts, notes)
     return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
 
@@ -96,6 +97,9 @@ def list_runs(folder: Path) -> Iterator[str]:
     Raises:
         ArchiveError: when there is none, or the folder may not be read.
     """
+    if not folder.is_dir():
+        got = "a file" if folder.exists() else "no such folder"
+        raise ArchiveError(f"{folder}: expected a folder with saved runs below it, got {got}.")
     with show_waiting(f"looking for runs below {folder}"):
         files = runs_below(folder)
     if not files:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from lightning_modelprof.cli.arguments import checked, parse_below
-from lightning_modelprof.errors import ArchiveError, given_path
+from lightning_modelprof.errors import ArchiveError
 
 if TYPE_CHECKING:
     from lightning_modelprof.report.compare.compared_run import ComparedRun
@@ -135,11 +135,11 @@ def compare_stages(paths: Sequence[str], tolerance: float) -> Report:
 
 
 def _different_runs(paths: Sequence[str]) -> list[str]:
-    from lightning_modelprof.run.finding import find_run
+    from lightning_modelprof.run.finding import newest_run
 
     seen: dict[str, str] = {}
     for path in paths:
-        file = os.path.realpath(find_run(given_path(path, ArchiveError)))  # also of a link to itself
+        file = os.path.realpath(newest_run(path)[0])  # also of a link to itself
         if file in seen:
             raise ArchiveError(
                 f"{path}: you gave the same run twice, first as {seen[file]}. Give each run once."
@@ -149,9 +149,9 @@ def _different_runs(paths: Sequence[str]) -> list[str]:
 
 
 def _choices(paths: Sequence[str]) -> tuple[str, ...]:
-    from lightning_modelprof.run.finding import told_choice
+    from lightning_modelprof.run.finding import newest_run
 
-    return tuple(filter(None, map(told_choice, paths)))
+    return tuple(filter(None, (newest_run(path)[1] for path in paths)))
 
 
 def _read(paths: dict[str, bool]) -> dict[str, ComparedRun]:

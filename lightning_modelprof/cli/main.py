@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,6 +23,10 @@ _EXAMPLES: Final = """examples:
   lightning-modelprof compare before after             is it faster, and how sure is that
   lightning-modelprof analyze trace.json.gz            a trace of torch.profiler
 """
+
+
+_SIGPIPE: Final = 13
+"""Windows has none."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,10 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except ModelProfError as error:
         print(f"lightning-modelprof: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # such as head, which has read enough
+        _discard_output()
+        return 128 + _SIGPIPE
     except OSError as error:
         reason = one_line(error.strerror or str(error))
         print(f"lightning-modelprof: {options.command}: {reason}", file=sys.stderr)
@@ -87,6 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"lightning-modelprof: {options.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _discard_output() -> None:
+    """Have Python's own flush at exit find no closed pipe."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

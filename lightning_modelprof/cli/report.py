@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     report = read_report(file, lambda saved: table_options(options, saved))
     if choice:
         report = replace(report, notes=(choice, *report.notes))
-    rest = one_line(f"all tables: lightning-modelprof report {shlex.quote(str(file.parent))} --full")
+    shown = file.parent if newest_run(file.parent)[0] == file else file
+    rest = one_line(f"all tables: lightning-modelprof report {shlex.quote(str(shown))} --full")
     put_out(report, options, [] if options.full else [*filter(None, [choice]), rest])
     return 0

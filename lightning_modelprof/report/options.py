@@ -263,10 +263,21 @@ def _torch_keys() -> dict[str, SortKey]:
     return keys
 
 
+def _keys_of_other_devices() -> dict[str, SortKey]:
+    """Plain names in which the device is called otherwise: ``cuda_total``, ``npu_avg``, ``cuda``."""
+    named: dict[str, SortKey] = {key.partition("_")[2]: key for key in SORT_KEYS if key.startswith("gpu_")}
+    devices = ("cuda", "hip", "xpu", "npu", "hpu", "mps", "device")
+    return {
+        f"{device}{_plain(rest)}": key
+        for device in devices
+        for rest, key in [("", "gpu_total"), *named.items()]
+    }
+
+
 _SORT_KEY: Final[_Choice[SortKey]] = _Choice(
     "sort key",
     {**{_plain(key): key for key in SORT_KEYS}, **_torch_keys()},
-    {"cpu": "cpu_total", "gpu": "gpu_total"},
+    {"cpu": "cpu_total", "gpu": "gpu_total", **_keys_of_other_devices()},
     "Leave it out for GPU total where there are device events, else CPU total.",
 )
 _TIME_UNIT: Final[_Choice[TimeUnit]] = _Choice(

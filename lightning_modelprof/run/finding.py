@@ -17,6 +17,7 @@ DEFAULT_FOLDER: Final = "modelprof"
 """Name of a run's folder beside the logger's files."""
 
 _NUMBERED: Final = re.compile(rf"{DEFAULT_FOLDER}(?:_([0-9]{{1,9}}))?")
+_REPEAT: Final = re.compile(r"([a-z]+)_[0-9]{1,9}")
 _CREATED: Final = re.compile(rb'"created"\s*:\s*"([^"]*)"')
 _CREATED_WITHIN: Final = 1_000
 """Bytes."""
@@ -67,7 +68,14 @@ def newest_run(path: Any) -> tuple[Path, str]:
     given = given_path(path, ArchiveError)
     file, choice = find_run(given), told_choice(given)
     if choice or file.exists():
-        return file, choice
+        repeats = [folder / RUN_FILE for folder in _repeats(file.parent)] if given.is_dir() else []
+        if not repeats:
+            return file, choice
+        newest = max(file, *repeats, key=lambda one: (_began(one), one))
+        return newest, (
+            f"This is {newest.parent}, the newest of {len(repeats) + 1} runs in {file.parent}. Give the"
+            f" {RUN_FILE} of another one to see it."
+        )
     files = runs_below(given) if given.is_dir() else []
     if not files:
         raise no_run(file, given, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
@@ -82,7 +90,10 @@ def newest_run(path: Any) -> tuple[Path, str]:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The archives of all runs below a folder, the newest last; not those of loops within a run's folder.
+    """The archives of all runs below a folder, the newest last.
+
+    A run's folder may hold further runs of the same callback, such as the fits of a cross-validation. They
+    count; the validations, tests and predictions in it don't.
 
     Raises:
         ArchiveError: when the folder may not be read.
@@ -99,9 +110,22 @@ def runs_below(folder: Path) -> list[Path]:
     for place, folders, files in os.walk(folder, onerror=refuse):
         if RUN_FILE in files:
             found.append(Path(place) / RUN_FILE)
-            folders.clear()
+            folders[:] = [folder.name for folder in _repeats(Path(place))]
         folders[:] = sorted(one for one in folders if not one.startswith(".") and one not in _NO_RUNS)
     return sorted(found, key=lambda file: (_began(file), file))
+
+
+def _repeats(folder: Path) -> list[Path]:
+    """Folders of further runs of the same loop inside a run's folder: ``fit_2``, ``fit_3``, ... of a fit.
+
+    The first of another loop has no number: beside ``test``, ``test_2`` is no repeat of the run itself.
+    """
+    try:
+        names = {file.parent.name for file in folder.glob(f"*/{RUN_FILE}")}
+    except OSError:
+        return []
+    matches = (_REPEAT.fullmatch(name) for name in names)
+    return sorted(folder / match[0] for match in matches if match and match[1] not in names)
 
 
 def _runs_of_a_logger(folder: Path) -> list[Path]:

@@ -124,10 +124,77 @@ def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch)
     monkeypatch.chdir(runs)
     assert main(["report"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"This is {Path('c/modelprof')}, the newest of 3 runs below this folder;" in out
-    assert main(["report", "b", "--json", "-"]) == 0
-    note = json.loads(capsys.readouterr().out)["notes"]
-    assert not any("newest" in one for one in note), "loops within a run are not other runs"
+    assert f"This is {Path('c/modelprof')}, the newest of 4 runs below this folder;" in out
+
+
+@pytest.fixture
+def folds(runs, tmp_path):
+    """Three fits of one callback, with validation loops beside them, all begun one after the other."""
+    places = ["", "fit_2", "fit_3", "validate", "validate_2"]
+    for number, place in enumerate(places):
+        folder = tmp_path / "prof" / place
+        shutil.copytree(runs / "a" / "modelprof", folder, dirs_exist_ok=True)
+        run = json.loads((folder / "run.json").read_text())
+        run["info"]["created"] = f"2026-03-0{number + 1}T10:00:00.000000+00:00"
+        (folder / "run.json").write_text(json.dumps(run))
+    return tmp_path
+
+
+def test_list_shows_all_fits_of_one_callback(folds, capsys):
+    for folder, places in (
+        (folds, ["prof/fit_3", "prof/fit_2", "prof"]),
+        (folds / "prof", ["fit_3", "fit_2", "."]),
+    ):
+        assert main(["list", str(folder)]) == 0
+        assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == places
+
+
+def test_report_and_compare_take_the_newest_fit_at_or_below(folds, runs, capsys):
+    newest = folds / "prof" / "fit_3"
+    for folder in (folds, folds / "prof", newest):
+        assert main(["report", str(folder), "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["run"]["created"].startswith("2026-03-03")
+    first = str(folds / "prof" / "run.json")
+    for folder in (folds, folds / "prof"):
+        assert main(["compare", first, str(folder)]) in (0, 3, 4)
+        assert f"This is {newest}, the newest of 3 runs" in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", str(newest), str(folds)]) == 1
+    assert "the same run twice" in capsys.readouterr().err
+
+
+def test_the_command_for_all_tables_shows_the_same_run(folds, capsys):
+    for given, printed in ((folds, folds / "prof" / "fit_3"), (folds / "prof" / "run.json",) * 2):
+        assert main(["report", str(given)]) == 0
+        assert f"lightning-modelprof report {printed} --full" in capsys.readouterr().out
+
+
+def test_list_says_what_is_wrong_with_the_folder(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for name, got in (("nope", "no such folder"), ("file", "a file")):
+        assert main(["list", str(tmp_path / name)]) == 1
+        assert (
+            f"{tmp_path / name}: expected a folder with saved runs below it, got {got}."
+            in capsys.readouterr().err
+        )
+
+
+@pytest.mark.parametrize("arguments", [("report", "a", "--full"), ("report", "a", "--json", "-"), ("list",)])
+def test_a_reader_that_has_enough_ends_it_quietly(runs, arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "lightning_modelprof", *arguments],
+            cwd=runs,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert ended.stderr == b""
+    assert ended.returncode == 141
 
 
 def test_a_folder_without_runs(tmp_path, capsys):
@@ -141,7 +208,12 @@ def test_a_folder_without_runs(tmp_path, capsys):
 def test_list_has_a_line_for_each(runs, capsys):
     assert main(["list", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in lines] == [f"{name}{os.sep}modelprof" for name in "cba"]
+    assert [line.split()[-1] for line in lines] == [
+        f"c{os.sep}modelprof",
+        f"b{os.sep}modelprof{os.sep}fit_2",
+        f"b{os.sep}modelprof",
+        f"a{os.sep}modelprof",
+    ]
     for line in lines:
         assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d  Net +[\d.,]+ ± [\d.,]+ steps/s  +[A-Z -]+  ", line)
         assert len(line) <= 100

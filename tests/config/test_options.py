@@ -176,6 +176,14 @@ def test_what_is_not_asked_for_stays_as_the_run_had_it():
         (["--views", "device,kernal"], "argument --views: unknown view 'kernal'. Did you mean 'kernel'?"),
         (["--views", "device,,kernel"], "argument --views: unknown view ''."),
         (["--views", "kernel,kernel"], "argument --views: expected each view once"),
+        (
+            ["--sorted-by", "cuda_total"],
+            "argument --sorted-by: unknown sort key 'cuda_total'. Did you mean 'gpu_total'?",
+        ),
+        (
+            ["--sorted-by", "npu_avg"],
+            "argument --sorted-by: unknown sort key 'npu_avg'. Did you mean 'gpu_avg'?",
+        ),
         (["--sorted-by", "time"], "argument --sorted-by: unknown sort key 'time'."),
         (["--time-unit", "100%"], "argument --time-unit: unknown time unit '100%'. Expected one of s, ms"),
         (["--row-limit", "0"], "argument --row-limit: expected an integer of at least 1, got '0'."),
