@@ -25,6 +25,7 @@ from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import read_trace
+from lightning_modelprof.trace.text import TextFile
 
 
 def _check_step_range(trace: Trace, file: Path, step_range: re.Pattern[str] | None) -> None:
@@ -103,7 +104,8 @@ def analyze_files(
                 skipped.append(f"Skipped {facts}")
     for path in asked:
         if path not in with_traces:
-            raise TraceError(f"{path}: expected a folder with traces, got none. {' '.join(skipped)}")
+            what = "a folder" if path.is_dir() else "an archive"
+            raise TraceError(f"{path}: expected {what} with traces, got none. {' '.join(skipped)}")
     from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not for a helper
 
     return build_trace_report(traces, options, skipped)
@@ -235,6 +237,14 @@ def read_with_progress(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
     return trace
 
 
+_ARCHIVE_ENDINGS: Final = (".zip", ".tar", ".tgz", ".tar.gz")
+
+
+def _members_or(path: Path) -> list[Path]:
+    """The traces in an archive, by paths below it; of any other file, the file itself."""
+    return TextFile(path, MAX_TRACE_BYTES).members() or [path]
+
+
 def trace_files(path: Path) -> list[Path]:
     """The traces that a path means: itself, or those in a folder and below it.
 
@@ -243,8 +253,13 @@ def trace_files(path: Path) -> list[Path]:
     """
     try:
         if not path.is_dir():
-            return [path]
-        files = sorted(file for file in path.rglob("*.json*") if "trace" in file.name and file.is_file())
+            return _members_or(path)
+        files = sorted(
+            file
+            for file in path.rglob("*trace*")
+            if (".json" in file.name or file.name.endswith(_ARCHIVE_ENDINGS)) and file.is_file()
+        )
+        files = [member for file in files for member in _members_or(file)]
     except OSError as error:
         raise TraceError(
             f"{path}: expected a trace file or a folder, but it cannot be read: {error.strerror}."

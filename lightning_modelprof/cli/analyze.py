@@ -20,9 +20,11 @@ from lightning_modelprof.report.options import parse_step_range
 
 HELP = "analyze trace files of torch.profiler"
 DESCRIPTION = (
-    "Analyzes traces recorded with torch.profiler, by this package or any other way, .json or .json.gz."
-    " Traces of several ranks are analyzed together."
+    "Analyzes traces recorded with torch.profiler, by this package or any other way: .json or .json.gz, or a"
+    " zip or tar archive of them. Traces of several ranks are analyzed together. Of several iterations, the"
+    " newest gets the report and the others a line each."
 )
+EPILOG = "exit status: 0 report; 1 error, or a trace is cut off or damaged; 2 wrong arguments."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -31,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="TRACE",
-        help="a trace file, a folder of them, or - for the standard input",
+        help="a trace file, a folder or an archive of them, or - for the standard input",
     )
     add_max_gib(command)
     command.add_argument(
@@ -46,7 +48,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report, or write it."""
+    """Print the report, or write it; returns 1 when a trace is cut off or damaged."""
     _import_numpy()
     from lightning_modelprof.cli.output import put_out
     from lightning_modelprof.reading_traces import analyze_files
@@ -56,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
             paths, table_options(options), int(options.max_gib * 2**30), options.step_range
         )
     put_out(report, options)
-    return 0
+    return int(any(trace["is_damaged"] for trace in report.sections["traces"]))
 
 
 def _import_numpy() -> None:

@@ -23,7 +23,7 @@ from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.trace.model import Trace
 
-_TRACE_ENDINGS = (".gz", ".json", ".trace", ".pt")
+_TRACE_ENDINGS = (".gz", ".zip", ".tar", ".tgz", ".json", ".trace", ".pt")
 
 
 def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tuple[str, int]]:

@@ -34,6 +34,7 @@ from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_host_traces, verdict_of_traces
+from lightning_modelprof.trace.damaged import OF_WHOLE_FILE
 from lightning_modelprof.units import milliseconds, percent
 
 
@@ -104,6 +105,7 @@ def build_trace_report(
                     "steps": list(facts.step_numbers),
                     "step_origin": facts.step_origin,
                     "checks": list(facts.checks),
+                    "is_damaged": any(check.startswith(OF_WHOLE_FILE) for check in facts.checks),
                     "tables_suffix": f"_{number}" if number else "",
                 }
                 for number, by_rank in enumerate(groups)

@@ -79,7 +79,9 @@ def brief_line(report: Report, place: str = "") -> str:
 def brief_lines(report: Report) -> list[str]:
     """A line for the report, and one for each group of traces that has a verdict of its own."""
     others = [f"lightning-modelprof: {value}" for label, value in report.facts if label == OTHER_TRACES]
-    return [brief_line(report), *map(one_line, others)]
+    damaged = [one for one in report.sections.get("traces", ()) if one["is_damaged"]]
+    damage = "".join(f" Warning: {one['source']}: {one['checks'][0]}" for one in damaged)
+    return [one_line(brief_line(report) + damage), *map(one_line, others)]
 
 
 def list_line(report: Report, place: str) -> str:

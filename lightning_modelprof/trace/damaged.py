@@ -40,6 +40,9 @@ _MAX_BAD_SHARE: Final = 0.01
 """Share of the events that may be unreadable before the whole file is refused."""
 
 _BATCH: Final = 50_000
+OF_WHOLE_FILE: Final = "The file is "
+"""Start of the sentence that says that a file is cut off or damaged as a whole."""
+
 _DEEP: Final = 200
 """Brackets; with fewer an event is not nested too deeply for any recursion limit that lets programs run."""
 
@@ -177,14 +180,14 @@ def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
     """What is wrong with the file as a whole, and how much of it that costs."""
     if not contents.problem:
         return (
-            f"The file is damaged ({text_damage}): its {num_events:,} events are complete, but it cannot be"
-            " checked whether they are as they were written."
+            f"{OF_WHOLE_FILE}damaged ({text_damage}): its {num_events:,} events are complete, but it cannot"
+            " be checked whether they are as they were written."
         )
     if not contents.is_cut:
-        return f"The file is damaged ({contents.problem}): {num_events:,} events were read."
+        return f"{OF_WHOLE_FILE}damaged ({contents.problem}): {num_events:,} events were read."
     at_end = f" The last {contents.lost_bytes:,} bytes are no whole event." if contents.lost_bytes else ""
     return (
-        f"The file is cut off or damaged ({text_damage or contents.problem}): {num_events:,} events were"
+        f"{OF_WHOLE_FILE}cut off or damaged ({text_damage or contents.problem}): {num_events:,} events were"
         f" read, and whatever came after them is lost.{at_end}"
     )
 

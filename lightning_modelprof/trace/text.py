@@ -20,9 +20,10 @@ from typing import IO, Final, Protocol
 import msgspec
 from isal import igzip_lib
 
-from lightning_modelprof.errors import TraceError
+from lightning_modelprof.errors import TraceError, one_line
 from lightning_modelprof.run.opening import open_regular
 from lightning_modelprof.trace.json import NOT_JSON, OUTLINE, RAW_ITEMS
+from lightning_modelprof.trace.packed import BROKEN, Forward, format_of, member_blocks, trace_members
 from lightning_modelprof.units import digits, size
 
 BLOCK_BYTES: Final = 2**19
@@ -41,6 +42,11 @@ Traces of torch.profiler shrink to a tenth or a thirtieth; what shrinks so much 
 
 _LOOSE_BYTES: Final = 2**28
 _ITEM_BYTES: Final = 2**18
+_HEAD_BYTES: Final = 512
+_ARCHIVES: Final = ("tar archive", "zip archive")
+_MOST_LAYERS: Final = 4
+"""Times that gzip may be inside gzip."""
+
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BOUNDARY: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"\w)')
 _WEAK_BOUNDARY: Final = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -138,6 +144,8 @@ class TextFile:
         self._max_bytes = max_bytes
         self._progress = progress
         self._copy: IO[bytes] | None = None
+        self._archive = _archive_of(path)
+        self._member = "" if self._archive is None else path.relative_to(self._archive).as_posix()
         self.damage = ""
 
     def blocks(self) -> Iterator[bytes]:
@@ -147,12 +155,7 @@ class TextFile:
         num_bytes = 0
         try:
             with self._open() as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(0)
-                is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-                file.seek(0)
-                read = self._inflate(file, size, block_bytes) if is_packed else self._read(file, size)
-                for block in read:
+                for block in self._text_of(file, block_bytes):
                     num_bytes += len(block)
                     if num_bytes > self._max_bytes:
                         raise self._too_large()
@@ -164,11 +167,60 @@ class TextFile:
                 " Check the path and the permissions."
             ) from None
 
+    def members(self) -> list[Path]:
+        """The traces inside, if it is an archive; none for any other file, a pipe among them.
+
+        Raises:
+            TraceError: when it is an archive that can't be read.
+        """
+        try:
+            if not self._path.is_file():  # whoever writes to a pipe would be left alone
+                return []
+            with open_regular(self._path) as file:
+                stream = self._unpacked(file, BLOCK_BYTES)
+                kind = format_of(stream.peek(_HEAD_BYTES))
+                return trace_members(self._path, stream, file) if kind in _ARCHIVES else []
+        except (OSError, ValueError):
+            return []
+
+    def _text_of(self, file: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+        """The text of the file, or of the member that is meant."""
+        stream = self._unpacked(file, block_bytes)
+        if self._member:
+            try:
+                blocks = member_blocks(self._path, self._member, stream, file, block_bytes)
+                yield from self._checked(self._layers(Forward(blocks), block_bytes)).blocks()
+            except BROKEN as error:
+                self.damage = self.damage or f"the archive is cut off or damaged ({one_line(str(error))})"
+            return
+        yield from self._checked(stream).blocks()
+
+    def _unpacked(self, file: IO[bytes], block_bytes: int) -> Forward:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        return self._layers(Forward(self._read(file, size)), block_bytes)
+
+    def _layers(self, stream: Forward, block_bytes: int) -> Forward:
+        """Without the gzip around it, and the gzip around that."""
+        for _ in range(_MOST_LAYERS):
+            if stream.peek(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
+                break
+            stream = Forward(self._inflate(stream, block_bytes))
+        return stream
+
+    def _checked(self, stream: Forward) -> Forward:
+        """The stream, if it isn't of a format that is known and can't be read here."""
+        head = stream.peek(_HEAD_BYTES)
+        kind = "gzip file in many others" if head.startswith(_GZIP_MAGIC) else format_of(head)
+        if kind:
+            raise TraceError(f"{self._path}: expected a Chrome trace in JSON, got a {kind}. Unpack it first.")
+        return stream
+
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
         """The file, or its copy, as often as needed."""
         if self._copy is None:
-            with open_regular(self._path, or_pipe=True) as file:
+            with open_regular(self._archive or self._path, or_pipe=True) as file:
                 if file.seekable():
                     yield file
                     return
@@ -198,7 +250,7 @@ class TextFile:
             self._tell(file.tell(), size)
             yield block
 
-    def _inflate(self, file: IO[bytes], size: int, block_bytes: int) -> Iterator[bytes]:
+    def _inflate(self, file: Forward, block_bytes: int) -> Iterator[bytes]:
         """Inflate as far as possible: of a file that is cut off, all that came over."""
         inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         packed = b""
@@ -212,7 +264,6 @@ class TextFile:
                     inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
                 elif inflater.needs_input:
                     packed = file.read(_READ_BYTES)
-                    self._tell(file.tell(), size)
                     if not packed:
                         self.damage = "the gzip file is cut off"
                         return
@@ -243,7 +294,15 @@ class TextFile:
         )
 
 
-def _without_padding(packed: bytes, file: IO[bytes]) -> bytes:
+def _archive_of(path: Path) -> Path | None:
+    """The file that a path leads into, ``None`` if it leads into folders alone."""
+    try:
+        return next((parent for parent in path.parents if parent.is_file()), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _without_padding(packed: bytes, file: Forward) -> bytes:
     """What comes next in the file behind zero bytes, which some programs fill up with; ``b""`` at its end."""
     packed = packed.lstrip(b"\0")
     while not packed:

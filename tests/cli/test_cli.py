@@ -253,8 +253,8 @@ def of_rank(rank):
     return {"distributedInfo": {"rank": rank}}
 
 
-def analyze(capsys, *arguments):
-    assert main(["analyze", *arguments, "--json", "-"]) == 0
+def analyze(capsys, *arguments, code=0):
+    assert main(["analyze", *arguments, "--json", "-"]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -422,12 +422,15 @@ def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
     good, bad = write_trace(tmp_path / "good.json", 0, 0), tmp_path / "bad.json"
     bad.write_bytes(Path(good).read_bytes()[:-40])  # the last event is cut off
     assert analyze(capsys, good)["traces"][0]["checks"] == []
-    (alone,) = analyze(capsys, str(bad))["traces"]
+    (alone,) = analyze(capsys, str(bad), code=1)["traces"]
     assert alone["checks"][0].startswith("The file is cut off")
-    assert [one["checks"] for one in analyze(capsys, good, str(bad))["traces"]] == [[], alone["checks"]]
-    assert main(["analyze", str(bad)]) == 0
+    assert [one["checks"] for one in analyze(capsys, good, str(bad), code=1)["traces"]] == [
+        [],
+        alone["checks"],
+    ]
+    assert main(["analyze", str(bad)]) == 1
     assert "Warning: The file is cut off" in "\n".join(capsys.readouterr().out.splitlines()[:6])
-    assert main(["analyze", good, str(bad), "--full"]) == 0
+    assert main(["analyze", good, str(bad), "--full"]) == 1
     assert f"Warning       {bad}: The file is cut off" in capsys.readouterr().out
 
 
