@@ -93,7 +93,8 @@ class OwnCost(Record, frozen=True, kw_only=True):
         work_ns: phase Profiler: windows opened and closed, archives written, looks between steps.
         recorded_ns: how much longer the steps inside windows took than typical ones, beside that.
         inspected_ns: the same of the steps in which FLOPs were counted or modules timed.
-        report_wait_ns: for which the training waited for its report after the loop, as far as that is known.
+        report_wait_ns: for which the training waited for its report after the loop; ``None`` where it wasn't
+            measured, as in runs of earlier versions.
         loop_ns: the whole loop.
         helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training, in no
             other figure; ``None`` if there was none.
@@ -102,19 +103,19 @@ class OwnCost(Record, frozen=True, kw_only=True):
     work_ns: int
     recorded_ns: float
     inspected_ns: float
-    report_wait_ns: int
+    report_wait_ns: int | None
     loop_ns: int
     helper_cpu_ns: int | None
 
     @property
     def total_ns(self) -> float:
         """All of it."""
-        return self.work_ns + self.recorded_ns + self.inspected_ns + self.report_wait_ns
+        return self.work_ns + self.recorded_ns + self.inspected_ns + (self.report_wait_ns or 0)
 
     @property
     def share(self) -> float | None:
         """Of the loop and the wait after it; ``None`` if they took no time."""
-        whole_ns = self.loop_ns + self.report_wait_ns
+        whole_ns = self.loop_ns + (self.report_wait_ns or 0)
         return self.total_ns / whole_ns if whole_ns else None
 
 
@@ -144,7 +145,7 @@ def own_cost(
         work_ns=int(totals.whole("phases_ns")[_PROFILER]) + outside_ns.get("profiler", 0),
         recorded_ns=_beyond(totals, _RECORDED, 0, usual_ns),
         inspected_ns=_beyond(totals, _INSPECTED, _RECORDED, usual_ns),
-        report_wait_ns=report_wait_ns or 0,
+        report_wait_ns=report_wait_ns,
         loop_ns=int(totals.whole("duration_ns")) + sum(outside_ns.values()),
         helper_cpu_ns=helper_cpu_ns,
     )
