@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import shutil
 import signal
 import tempfile
@@ -272,8 +273,11 @@ def at_batches(hook: str) -> tuple[int, ...]:
     return (1, 2, 5) if "train_batch" in hook or "_before_" in hook or hook == "on_after_backward" else (0,)
 
 
-@pytest.mark.parametrize(("hook", "at"), [(hook, at) for hook in HOOKS for at in at_batches(hook)], ids=str)
-@pytest.mark.parametrize("order", ["before ours", "after ours"])
+PLACES = [(hook, at) for hook in HOOKS for at in at_batches(hook)]
+ORDERS = itertools.cycle(["before ours", "after ours"])
+
+
+@pytest.mark.parametrize(("hook", "at", "order"), [(*one, next(ORDERS)) for one in PLACES], ids=str)
 def test_nothing_stays_after_an_error_in_a_callback(tmp_path, hook, at, order):
     failing = Fails(hook, at=at)
     check(fit(failing) if order == "before ours" else fit(after=[failing]), tmp_path)
@@ -306,8 +310,13 @@ OUR_PLACES = {
 }
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, KeyboardInterrupt])
-@pytest.mark.parametrize("place", OUR_PLACES)
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        *((place, ZeroDivisionError) for place in OUR_PLACES),
+        *zip(OUR_PLACES, itertools.cycle([MemoryError, KeyboardInterrupt]), strict=False),
+    ],
+)
 def test_nothing_stays_after_an_error_of_ours(tmp_path, monkeypatch, place, error):
     owner, name, at = OUR_PLACES[place]
     original, calls = getattr(owner, name), []
