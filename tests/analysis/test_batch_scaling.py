@@ -57,10 +57,29 @@ def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_trai
     assert finding.severity is Severity.INFO
     assert finding.saving_ns_per_step is None
     assert "6 ms (75.0 % of the median step)" in finding.summary
-    assert "about 0.62 of their time" in finding.summary
+    assert "about 0.62 of their time, and at most 0.79" in finding.summary
     assert "128 samples" in finding.action
     assert "changes the training" in finding.action
     assert "learning rate" in finding.action
+
+
+def test_a_cost_that_may_grow_with_the_square_of_the_batch_is_bounded_by_it():
+    """With 64 samples 1 ms + 8 ms of pairs, with 32 1 + 2 ms, with 128 1 + 32 ms."""
+    sizes = np.array([*[64] * 19, 32] * 8)
+    steps = experiment(1, 8 / 64**2 * sizes, sizes)
+    found = batch_scaling(steps, None)
+    assert found.most_with_twice == pytest.approx(33 / 18, abs=0.01)
+    assert evaluate(steps).status is Status.CLEAN
+
+
+def test_no_batch_is_advised_where_a_square_takes_the_gain_back():
+    """Of 18 ms 2 are the same for any batch; 16 ms that grow with the square would be 64 ms."""
+    sizes = np.array([*[64] * 19, 80] * 8)
+    steps = experiment(2, 0.25, sizes)
+    finding = evaluate(steps, SmallBatches(least_share=0.1))
+    assert finding.status is Status.FOUND
+    assert finding.action == ""
+    assert "twice" not in finding.summary
 
 
 @pytest.mark.parametrize(

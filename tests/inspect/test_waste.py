@@ -6,6 +6,7 @@ The models are small enough to say by hand what each has to give.
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import time
@@ -25,19 +26,23 @@ from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.measure.sampling.stack_look import ThreadClocks
 from lightning_modelprof.measure.setup.model_setup import calls_by_name
 from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.report.rules.cpus import CompetingThread
 from lightning_modelprof.report.rules.precision import DoublePrecision
 from lightning_modelprof.report.rules.waste import DenseEmbeddings, RepeatedForward, UnusedGradientsRule
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import (
     DenseTable,
+    ModelCost,
     ModelSize,
     RepeatedCall,
+    StepCount,
     StepWaste,
     TensorSize,
     UnusedGradients,
 )
 from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.run.stacks import OtherThread, SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.support.fits import fit_quietly, make_callback, make_trainer
@@ -350,8 +355,32 @@ def test_what_a_batch_is_too_little_work_for():
     found = fixed_by_work(steps, operators=1000, flops=4_000_000, num_bytes=1_000_000)
     assert found.fixed_ns == pytest.approx(4.5 * MS)
     assert found.step_ns == 8 * MS
-    # Twice the batch in half the steps: 1 - 4.5 / 16 of the time.
-    assert found.with_twice(found.fixed_ns) == pytest.approx(1 - 4.5 / 16)
+
+
+def test_batches_of_one_size_promise_nothing():
+    """A loss over all pairs takes four times as long for twice the batch; one size doesn't tell."""
+    steps = one_size(dataloader=1, forward=2, backward=3, optimizer=1)
+    line = LineCount(
+        file="/home/me/net.py",
+        line=30,
+        function="Net.forward",
+        function_line=29,
+        module="",
+        phase="forward",
+        calls=1000,
+        views=0,
+        operators=1,
+        elements=0,
+        num_bytes=1_000_000,
+    )
+    sites = StepSites(step=2, device="cpu", sites=(), lines=(line,))
+    count = StepCount(step=2, samples=8, on_fake_tensors=False, operators=())
+    finding = only(SmallBatches().evaluate(analysis_of(steps, cost=ModelCost(count=count, sites=sites))))
+    assert finding.status is Status.FOUND
+    assert "at least 5.5 ms" in finding.summary
+    assert finding.action == ""
+    told = finding.summary + "".join(one.label for one in finding.evidence)
+    assert not re.search(r"twice|epoch|batches of", told)
 
 
 def test_what_operators_cannot_take_so_long_for():

@@ -85,6 +85,18 @@ class BatchScaling(Record, frozen=True, kw_only=True):
         """
         return 1 - fixed_ns / (2 * self.step_ns)
 
+    @property
+    def most_with_twice(self) -> float:
+        """The same if what a sample adds grows with the batch, as in a loss over all pairs.
+
+        Needs steps of other sizes. What was not compared doubles.
+        """
+        usual, (smallest, largest) = self.num_samples, self.sizes
+        other = smallest if smallest < usual else largest
+        further_ns = max(self.compared_ns - self.least_fixed_ns, usual * self.per_sample_ns)
+        further_ns *= max(1.0, 3 * usual / (usual + other))  # (2n)² - n² over the line through n² and m²
+        return (2 * self.step_ns - self.compared_ns + further_ns) / (2 * self.step_ns)
+
 
 def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling | Absent:
     """Compare the steps of other sizes with those of the usual one.

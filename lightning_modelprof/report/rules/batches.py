@@ -9,7 +9,7 @@ import numpy as np
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.batches import BatchScaling, fixed_by_work
-from lightning_modelprof.report.model import Evidence, Finding, Severity, Status
+from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NOT_A_FIT,
@@ -30,6 +30,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     A line through the times of the steps by their number of samples (Theil-Sen); it is found where the lower
     end of its interval says so. Fetches, and what was not compared, count as if they grew with the batch.
     Where all batches are of one size, the part is what no CPU would need for the FLOPs and bytes of a batch.
+    One size doesn't tell how the rest grows, so nothing is promised there.
 
     Caveats:
         Beyond the sizes that were seen a step may grow faster: memory and caches are finite. There is no time
@@ -45,13 +46,13 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "small_batches"
-    title: ClassVar[str] = "Most of a step does not depend on its batch"
+    title: ClassVar[str] = "Fixed per-step overhead dominates"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "on the CPU, one process: the part of a step that is the same for any batch (below), also"
             " at the lower end of its interval. Where all batches have one size: what forward,"
             " backward and optimizer take beyond the FLOPs and bytes of the counted step at 4 GFLOP/s"
-            " and 2 GB/s, and no more than 30 us for each operator; a hint"
+            " and 2 GB/s, and no more than 30 us for each operator, without a promise; a hint"
         ),
         levels="50 % of the median step",
         where="lines that make a `DataLoader`",
@@ -65,7 +66,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where no other sizes came, and on a device."""
         [finding] = self._judge(analysis)
-        tiny = None if finding.status is Status.FOUND else self._tiny(analysis)
+        tiny = None if finding.action else self._tiny(analysis)
         return (tiny or finding,)
 
     def _judge(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -93,12 +94,15 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         evidence = _evidence(found)
         if least < self._least(analysis) or found.least_fixed_ns < self.floor_ns:
             return self.clean(f"{said}; at least {milliseconds(found.least_fixed_ns)}.", evidence)
-        low, high = found.with_twice(found.most_fixed_ns), found.with_twice(found.least_fixed_ns)
+        gains = found.most_with_twice < 1
+        promise = (
+            f" With twice the batch, an epoch's steps take about {found.with_twice(found.fixed_ns):.2f} of"
+            f" their time, and at most {found.most_with_twice:.2f} if the rest grows with the batch's square."
+        )
         return (
             self.found(
-                f"{said}. With twice the batch the steps of an epoch would take about"
-                f" {found.with_twice(found.fixed_ns):.2f} of their time ({low:.2f} to {high:.2f}).",
-                _action(found, analysis),
+                f"{said}.{promise if gains else ''}",
+                _action(found, analysis) if gains else "",
                 Severity.INFO,
                 places=lines_that_call(analysis.setup, "DataLoader"),
                 evidence=evidence,
@@ -130,21 +134,15 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     def _judge_work(self, found: BatchScaling, analysis: Analysis) -> tuple[Finding, ...]:
         """Where all batches are of one size: of calling operators, which does not depend on it."""
         share = found.fixed_ns / found.step_ns
-        said = (
-            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
-            f" {milliseconds(found.step_ns)}. Its batch is work for at most"
-            f" {milliseconds(found.compared_ns - found.fixed_ns)}: at least {milliseconds(found.fixed_ns)}"
-            f" ({percent(share)} of the median step) is what calling so many operators takes, whatever the"
-            " batch"
-        )
         evidence = _evidence(found)
+        overhead = f"{milliseconds(found.fixed_ns)} ({percent(share)} of the median step)"
         if share < self._least(analysis) or found.fixed_ns < self.floor_ns:
-            return self.clean(f"{said}.", evidence)
+            return self.clean(f"Calling operators takes at least {overhead}.", evidence)
         return (
             self.found(
-                f"{said}. With twice the batch the steps of an epoch would take at most"
-                f" {found.with_twice(found.fixed_ns):.2f} of their time.",
-                _action(found, analysis),
+                f"A step takes {milliseconds(found.step_ns)}, at least {overhead} of it for calling"
+                f" operators. Its FLOPs need at most {milliseconds(found.compared_ns - found.fixed_ns)}.",
+                "",
                 Severity.INFO,
                 places=lines_that_call(analysis.setup, "DataLoader"),
                 evidence=evidence,
@@ -193,7 +191,6 @@ def _evidence(found: BatchScaling) -> list[Evidence]:
         return [
             duration("fixed part of a step, at least", found.fixed_ns),
             ratio("share of the median step", found.fixed_ns / found.step_ns),
-            ratio("an epoch's steps with twice the batch, at most", found.with_twice(found.fixed_ns)),
         ]
     return [
         duration("fixed part of a step", found.fixed_ns),
@@ -202,6 +199,7 @@ def _evidence(found: BatchScaling) -> list[Evidence]:
         duration("each further sample", found.per_sample_ns),
         ratio("share of the median step", found.fixed_ns / found.step_ns),
         ratio("an epoch's steps with twice the batch", found.with_twice(found.fixed_ns)),
+        ratio("at most, if the rest grows with the square of the batch", found.most_with_twice),
         count("steps of other sizes", found.num_other),
         count("smallest batch", smallest),
         count("largest batch", largest),
