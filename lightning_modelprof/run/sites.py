@@ -169,6 +169,10 @@ _METRICS: Final = ("torchmetrics.metric", "torchmetrics.collections")
 _METRIC_PACKAGE: Final = "torchmetrics.wrappers."
 
 
+LOG: Final = "log"
+"""What is said of ``self.log`` and ``self.log_dict``."""
+
+
 LOGGER: Final = "logger"
 """What is said of code of loggers, and of the packages that they write with."""
 
@@ -195,7 +199,7 @@ _METHODS: Final = ("forward", "update", "compute", "sync", "reset", "wrapped_fun
 
 
 def logging_kind(module: str, function: str) -> str:
-    """What a function does for the user's metrics: ``log``, ``LOGGER``, or the name of a method of a metric.
+    """What a function does for the user's metrics: ``LOG``, ``LOGGER``, or the name of a method of a metric.
 
     Args:
         module: name of the Python module that it is in.
@@ -206,7 +210,7 @@ def logging_kind(module: str, function: str) -> str:
     """
     name = function.rpartition(".")[2]
     if module in _LIGHTNING:
-        return "log" if name in _LOGS else ""
+        return LOG if name in _LOGS else ""
     if (module in _METRICS or module.startswith(_METRIC_PACKAGE)) and name in _METHODS:
         return name
     return LOGGER if f"{module}.".startswith(_LOGGERS) else ""

@@ -70,6 +70,8 @@ class LogCall(Record, frozen=True, kw_only=True):
         names: keys that are logged, or else the metric that is called; what is no literal, as it is written.
         is_repeated: whether the call is in a loop.
         options: those of ``prog_bar`` and ``sync_dist`` that are given as true.
+        is_kept: whether something other than logging takes a metric's result, such as the loss; ``None`` in
+            runs of older versions.
     """
 
     file: str
@@ -77,6 +79,7 @@ class LogCall(Record, frozen=True, kw_only=True):
     names: tuple[str, ...]
     is_repeated: bool = False
     options: tuple[str, ...] = ()
+    is_kept: bool | None = None
 
 
 class OtherThread(Record, frozen=True, kw_only=True):

@@ -18,7 +18,6 @@ from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.analysis.source.logging_calls import (
     COMPUTE,
     FORWARD,
-    LOG,
     RANKS,
     UPDATE,
     logging_calls,
@@ -32,7 +31,7 @@ from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.callbacks import SlowLoggingCalls
 from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel, SlowLineInModule
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.sites import LOGGER, logging_kind
+from lightning_modelprof.run.sites import LOG, LOGGER, logging_kind
 from lightning_modelprof.run.stacks import LogCall
 from tests.analysis.test_source_lines import CALL, LAYER, NET, STEP_33, STEP_35, frame, samples_of, with_loop
 from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
@@ -184,13 +183,65 @@ def test_without_samples_nothing_is_said():
         ((STEP_33, CALL, METRIC), "update(...)"),
         ((STEP_33, UPDATES), "MetricCollection"),
         ((STEP_33, COMPUTES), "at the epoch's end"),
-        ((STEP_33, LOGS, REDUCE), "waits for all ranks"),
+        ((STEP_33, LOGS, REDUCE), "once per epoch"),
     ],
 )
 def test_what_helps_hangs_on_the_call(frames, advice):
     found = only(SlowLoggingCalls().evaluate(logged(frames=frames)))
     assert advice in found.action
     assert "global_step" not in found.action
+
+
+SYNC_ADVICE = ("dist_sync_on_step", "sync_dist")
+
+
+@pytest.mark.parametrize("is_kept", [True, None])
+def test_ranks_that_meet_for_the_loss_are_left_alone(is_kept):
+    """20 samples of a metric whose result goes on, 20 of self.log: 4 of 20 ms may be saved, not 8."""
+    stacks = samples_of(
+        ("forward", (STEP_33, CALL, METRIC, UPDATES, REDUCE), 20),
+        ("forward", (STEP_35, LOGS), 20),
+        ("backward", (STEP_35,), 60),
+    )
+    call = LogCall(file=NET, line=33, names=("self.criterion",), is_kept=is_kept)
+    analysis = analysis_of(steps_of(forward=12, backward=8), stacks=replace(stacks, log_calls=(call,)))
+    found = only(SlowLoggingCalls().evaluate(analysis))
+    assert found.saving_ns_per_step == pytest.approx(4 * MS)
+    assert [one.line for one in found.locations] == [35]
+    assert not any(told in found.action for told in SYNC_ADVICE)
+
+
+def test_the_loss_is_the_steps_own_code_though_a_metric_computes_it():
+    """12 ms of Forward, 2 in a layer; the other 10 are in a metric, at a line whose result is the loss."""
+    stacks = samples_of(
+        ("forward", (STEP_33, CALL, METRIC, UPDATES), 83), ("forward", (STEP_35, CALL, LAYER), 17)
+    )
+    call = LogCall(file=NET, line=33, names=("self.criterion",), is_kept=True)
+    hot = hot_lines(replace(stacks, log_calls=(call,)))
+    assert logging_calls(hot).share == 0
+    assert hot.logging_share(NET, STEP_33.function_line) == (0, 0)
+    assert hot_lines(stacks).logging_share(NET, STEP_33.function_line)[0] == 0.83
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (replace(STEP_33, package="their_model"), LOGS, REDUCE),  # the LightningModule is a library's
+        (STEP_33, replace(library("their.losses", "Loss.forward"), package="their"), METRIC, REDUCE),
+    ],
+)
+def test_no_sync_advice_inside_a_library(frames):
+    call = LogCall(file=NET, line=33, names=("a",), options=("sync_dist",), is_kept=False)
+    stacks = samples_of(
+        ("forward", frames, 20),
+        ("forward", (replace(STEP_33, package=frames[0].package), LOGS), 30),
+        ("backward", (STEP_35,), 50),
+    )
+    analysis = analysis_of(steps_of(forward=12, backward=8), stacks=replace(stacks, log_calls=(call,)))
+    found = only(SlowLoggingCalls().evaluate(analysis))
+    assert found.saving_ns_per_step == pytest.approx(6 * MS)
+    assert "dist_sync_on_step" not in found.action
+    assert ("sync_dist" in found.action) is (not frames[0].package)
 
 
 def test_a_logger_that_is_called_itself_is_called_less_often():
@@ -359,6 +410,53 @@ def test_the_source_says_which_keys_and_options(tmp_path):
     assert log_call(str(broken), 2) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "is_kept"),
+    [
+        ("self.error(batch)", False),
+        ("self.log('error', self.error(batch))", False),
+        ("value = self.error(batch); self.log('error', value)", False),
+        ("value = self.error(batch).item(); print(float(value))", False),
+        ("a, b = self.error(batch), 1; self.log_dict({'a': a, 'b': b})", False),
+        ("values['a'] = self.error(batch); self.log_dict(values)", False),
+        ("self.logger.log_metrics({'a': self.error(batch)})", False),
+        ("self.error.update(self.layer(batch))", False),
+        ("x = self.error(batch); x = x + x; self.log('error', x)", False),
+        ("return self.error(batch)", True),
+        ("loss = self.error(batch); self.log('loss', loss); return loss", True),
+        ("loss = self.error(batch); total = 2 * loss; return {'loss': total}", True),
+        ("values['a'] = self.error(batch); return sum(values.values())", True),
+        ("losses.append(self.error(batch))", True),
+        ("self.last = self.error(batch)", True),
+        ("if self.error(batch) > 1: raise ValueError", True),
+    ],
+)
+def test_the_source_says_whether_a_result_goes_on(tmp_path, source, is_kept):
+    """Whatever the loss may be computed of is no metric to leave out; in doubt it is kept."""
+    file = tmp_path / "net.py"
+    file.write_text(f"def step(self, batch, values, losses):\n    {source}\n")
+    assert log_call(str(file), 2).is_kept is is_kept
+
+
+@pytest.mark.parametrize(
+    ("source", "is_kept"),
+    [
+        ("self.log_dict(self.errors(batch))", False),
+        ("errors = self.errors(batch); self.log_dict(errors)", False),
+        ("loss = self.errors(batch)['loss']; return loss", True),
+    ],
+)
+def test_what_a_function_returns_is_followed_to_its_caller(tmp_path, source, is_kept):
+    file = tmp_path / "net.py"
+    file.write_text(
+        "def errors(self, batch):\n"
+        "    return {'loss': self.error(batch)}\n"
+        "def step(self, batch):\n"
+        f"    {source}\n"
+    )
+    assert log_call(str(file), 2, ((str(file), 4),)).is_kept is is_kept
+
+
 def test_lightning_and_torchmetrics_still_name_their_functions_so():
     """What the predicate goes by, held to the installed versions."""
     for function in (LightningModule.log, LightningModule.log_dict):
@@ -413,6 +511,28 @@ def test_a_real_fit_is_seen_below_its_metrics(tmp_path):
     [line] = found.lines
     assert found.share == 1
     assert (line.kind, line.function.rpartition(".")[2]) == (UPDATE, "training_step")
+    assert line.call.names == ("self.errors.update",)
+
+
+class MetricForLoss(Watched):
+    """The metric's value is the loss."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.error_of(batch)
+
+    def error_of(self, batch):
+        return self.errors["error"](torch.ones(2), torch.ones(2))
+
+
+def test_a_real_fit_whose_loss_is_a_metric(tmp_path):
+    """Of the looks in each step, the one of the metric that is only updated is logging."""
+    model = MetricForLoss()
+    fit_quietly(make_trainer(tmp_path), model, loader())
+    samples = model.look.samples()
+    kept = {call.names: call.is_kept for call in samples.log_calls}
+    assert kept == {("self.errors.update",): False, ("self.errors['error']",): True}
+    [line] = logging_calls(hot_lines(samples)).lines
     assert line.call.names == ("self.errors.update",)
 
 

@@ -10,9 +10,14 @@ from typing import Final, NamedTuple, TypeVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.record import Record
+from lightning_modelprof.run.sites import LOG, LOGGER
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples, logging_begins
 
 T = TypeVar("T")
+
+
+COLLECTIVES: Final = "torch.distributed"
+"""What the Python modules begin with through which ranks meet."""
 
 
 _MIN_SAMPLES: Final = 3
@@ -118,10 +123,6 @@ class _At(NamedTuple):
     def is_in_module(self) -> bool:
         return any(frame.module == MODULE_CALLS for frame in self.inner)
 
-    @property
-    def is_logging(self) -> bool:
-        return logging_begins((self.frame, *self.inner)) is not None
-
 
 class HotLines(Record, frozen=True, kw_only=True):
     """Answers which lines take the time, from the sampled stacks of one loop.
@@ -143,6 +144,20 @@ class HotLines(Record, frozen=True, kw_only=True):
     def num_samples(self) -> int:
         """Samples whose stack is known."""
         return sum(stack.samples for stack in self.samples.stacks)
+
+    def logging_begins(self, frames: Sequence[StackFrame]) -> tuple[int, int] | None:
+        """As of ``run.stacks``; ``None`` also for a metric whose result the training takes, as for a loss."""
+        begins = logging_begins(frames)
+        if begins is None or frames[begins[1]].logging_kind in (LOG, LOGGER):
+            return begins
+        caller = frames[begins[0]]
+        place = caller.file, caller.line
+        kept = next((one.is_kept for one in self.samples.log_calls if (one.file, one.line) == place), None)
+        meets_ranks = any(frame.module.startswith(COLLECTIVES) for frame in frames[begins[1] :])
+        return None if kept or (kept is None and meets_ranks) else begins
+
+    def _is_logging(self, at: _At) -> bool:
+        return self.logging_begins((at.frame, *at.inner)) is not None
 
     def inside(
         self,
@@ -171,7 +186,7 @@ class HotLines(Record, frozen=True, kw_only=True):
             at
             for stack in self._stacks(phases)
             if (at := self._find(stack, file, function_line)) is not None
-            and not (outside_modules and (at.is_in_module or at.is_logging))
+            and not (outside_modules and (at.is_in_module or self._is_logging(at)))
         ]
         function = _sum(at.tally for at in calls)
         return _hottest(_grouped((at.frame.line, at) for at in calls), function)
@@ -187,7 +202,7 @@ class HotLines(Record, frozen=True, kw_only=True):
             at
             for stack in self._stacks(None)
             if (at := self._find(stack, file, function_line)) is not None
-            and not (outside_modules and (at.is_in_module or at.is_logging))
+            and not (outside_modules and (at.is_in_module or self._is_logging(at)))
         ]
         return _fewest(calls, _sum(at.tally for at in calls))
 
@@ -331,7 +346,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         whole = _sum(at.tally for at in calls)
         if not whole.time_ns:
             return None
-        inside = _sum(at.tally for at in calls if at.is_in_module or at.is_logging)
+        inside = _sum(at.tally for at in calls if at.is_in_module or self._is_logging(at))
         return 1 - inside.time_ns / whole.time_ns, whole.samples
 
     def logging_share(
@@ -357,7 +372,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         ]
         whole = _sum(at.tally for at in calls)
         logging = _sum(
-            at.tally for at in calls if at.is_logging and not (outside_modules and at.is_in_module)
+            at.tally for at in calls if self._is_logging(at) and not (outside_modules and at.is_in_module)
         )
         share = logging.time_ns / whole.time_ns if whole.time_ns else 0.0
         return share, math.sqrt(share * (1 - share) / whole.samples) if share else 0.0
@@ -396,7 +411,7 @@ class HotLines(Record, frozen=True, kw_only=True):
                 names.setdefault(place, user.function)
                 count = _Count(stack.samples, stack.time_ns)
                 counts.setdefault(place, []).append(count)
-                if logging_begins(frames) is not None:
+                if self.logging_begins(frames) is not None:
                     logging.setdefault(place, []).append(count)
         sums = {place: _sum(found) for place, found in counts.items()}
         for place, count in sorted(sums.items(), key=lambda item: -item[1].time_ns):

@@ -6,19 +6,17 @@ from collections import Counter
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.source.hot_lines import COLLECTIVES, HotLines
 from lightning_modelprof.record import Record
-from lightning_modelprof.run.sites import LOGGER
-from lightning_modelprof.run.stacks import LogCall, StackFrame, logging_begins
+from lightning_modelprof.run.sites import LOG, LOGGER
+from lightning_modelprof.run.stacks import LogCall, StackFrame
 
-LOG: Final = "log"
 FORWARD: Final = "forward"
 UPDATE: Final = "update"
 COMPUTE: Final = "compute"
 RANKS: Final = "ranks"
 """Waiting for other ranks, in whichever call."""
 
-_COLLECTIVES: Final = "torch.distributed"
 _STEP: Final = ("forward", "backward", "optimizer")
 
 
@@ -32,6 +30,7 @@ class LoggingLine(Record, frozen=True, kw_only=True):
         call: what the source says of it; ``None`` if that is not known.
         share: of all sampled time, 0..1.
         samples: how many.
+        package: the installed package that it is of; ``""`` as of ``StackFrame``.
     """
 
     file: str
@@ -41,10 +40,11 @@ class LoggingLine(Record, frozen=True, kw_only=True):
     call: LogCall | None
     share: float
     samples: int
+    package: str = ""
 
 
 class LoggingCalls(Record, frozen=True, kw_only=True):
-    """All samples below such calls.
+    """All samples below such calls, but not where ranks meet inside a library, or a loss is computed.
 
     Attributes:
         lines: longest first.
@@ -69,11 +69,14 @@ def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
     in_step_ns = 0
     for stack in hot.samples.stacks:
         frames = [hot.samples.frames[number] for number in stack.frames]
-        begins = logging_begins(frames)
+        begins = hot.logging_begins(frames)
         if begins is None:
             continue
         caller, first = begins
-        times.setdefault(frames[caller], Counter())[_kind(frames[first:])] += stack.time_ns
+        kind = _kind(frames[first:])
+        if kind == RANKS and any(frame.package for frame in frames[caller:first]):
+            continue  # in a library, where the user cannot change it
+        times.setdefault(frames[caller], Counter())[kind] += stack.time_ns
         samples[frames[caller]] += stack.samples
         in_step_ns += stack.time_ns * (stack.phase in _STEP)
     whole_ns = hot.time_ns
@@ -86,6 +89,7 @@ def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
             call=known.get((frame.file, frame.line)),
             share=kinds.total() / whole_ns,
             samples=samples[frame],
+            package=frame.package,
         )
         for frame, kinds in times.items()
     ]
@@ -99,7 +103,7 @@ def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
 
 def _kind(frames: list[StackFrame]) -> str:
     """What the frames from the first one that logs on are doing."""
-    if any(frame.module.startswith(_COLLECTIVES) for frame in frames):
+    if any(frame.module.startswith(COLLECTIVES) for frame in frames):
         return RANKS
     kind = frames[0].logging_kind
     if kind in (LOG, LOGGER, FORWARD, UPDATE, COMPUTE):

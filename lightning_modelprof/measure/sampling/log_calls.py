@@ -6,14 +6,17 @@ import ast
 import builtins
 import linecache
 import sys
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import lru_cache
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lightning_modelprof.run.stacks import LogCall
 
 _LOGS: Final = ("log", "log_dict")
 _METHODS: Final = ("forward", "update", "compute", "sync", "reset")
+_COLLECTS: Final = ("append", "appendleft", "extend", "insert", "add", "put", "setdefault")
 _LOGGERS: Final = {"logger", "loggers", "experiment"}
 """Attributes of a trainer, a module and a logger through which a logger is called."""
 _LOGGER_BASES: Final = ("lightning.fabric.loggers.logger", "lightning_fabric.loggers.logger")
@@ -30,21 +33,22 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _OPTIONS: Final = ("prog_bar", "sync_dist")
 _MOST_NAMES: Final = 50
 _LONGEST: Final = 60
+_Call: TypeAlias = tuple[ast.Call, bool]
 _MOST_WRAPPERS: Final = 8
 
 
-def log_call(file: str, line: int) -> LogCall | None:
+def log_call(file: str, line: int, callers: Iterable[tuple[str, int]] = ()) -> LogCall | None:
     """What the call at a line logs.
+
+    Args:
+        file: that the line is in.
+        line: of the call.
+        callers: lines that called the line's function, innermost first: what they do with its result.
 
     Returns:
         ``None`` if the source cannot be read, or shows no such call there.
     """
-    calls = [one for one in _calls(file) if one[0].lineno <= line <= (one[0].end_lineno or one[0].lineno)]
-    # A call may stand in another one's arguments over several lines; those at the line itself come first.
-    logs = [one for one in calls if _method(one[0]) in _LOGS]
-    metrics = [one for one in calls if _method(one[0]) in _METHODS] or [
-        one for one in calls if one not in logs and not _is_builtin(one[0])
-    ]
+    logs, metrics, calls = _calls_at(file, line)
     loggers = [one for one in calls if not _LOGGERS.isdisjoint(_attributes(one[0].func))]
     chosen = logs or loggers[:1] or metrics[:1]
     if not chosen:
@@ -62,7 +66,111 @@ def log_call(file: str, line: int) -> LogCall | None:
         names=tuple(dict.fromkeys(names))[:_MOST_NAMES],
         is_repeated=any(is_repeated for _, is_repeated in chosen),
         options=tuple(option for option in _OPTIONS if option in given),
+        is_kept=_is_kept(((file, line), *callers)),
     )
+
+
+def _calls_at(file: str, line: int) -> tuple[list[_Call], list[_Call], list[_Call]]:
+    """Calls of ``self.log`` at a line, calls that may be of a metric, and all calls."""
+    calls = [one for one in _calls(file) if one[0].lineno <= line <= (one[0].end_lineno or one[0].lineno)]
+    # A call may stand in another one's arguments over several lines; those at the line itself come first.
+    logs = [one for one in calls if _method(one[0]) in _LOGS]
+    metrics = [one for one in calls if _method(one[0]) in _METHODS] or [
+        one for one in calls if one not in logs and not _is_builtin(one[0])
+    ]
+    return logs, metrics, calls
+
+
+def _is_kept(lines: Iterable[tuple[str, int]]) -> bool:
+    """Whether anything but logging takes the result of the first line, which the next one gets if returned.
+
+    In doubt it is kept.
+    """
+    for file, line in lines:
+        _, metrics, _ = _calls_at(file, line)
+        given = [call for call, _ in metrics if _method(call) not in _COLLECTS]
+        if not given:
+            return False
+        try:
+            fate = _Fates(_parents(file)).of(given[0])
+        except RecursionError:
+            return True
+        if fate is not _Fate.RETURNED:
+            return fate is _Fate.KEPT
+    return True
+
+
+class _Fate(Enum):
+    """Where a value goes; of several the largest counts."""
+
+    LOGGED = 1
+    RETURNED = 2
+    KEPT = 3
+
+
+class _Fates:
+    """Follows values through the statements of their function.
+
+    Args:
+        parents: of each node of the file.
+    """
+
+    def __init__(self, parents: Mapping[ast.AST, ast.AST]) -> None:
+        self._parents = parents
+        self._names: set[tuple[ast.AST, str]] = set()
+
+    def of(self, node: ast.AST) -> _Fate:
+        """Where the value of an expression goes."""
+        is_given = False
+        while (parent := self._parents.get(node)) is not None:
+            if isinstance(parent, ast.Call) and node is not parent.func:
+                if _method(parent) in _LOGS or not _LOGGERS.isdisjoint(_attributes(parent.func)):
+                    return _Fate.LOGGED
+                is_given = is_given or not _is_builtin(parent)  # which may keep it
+            elif isinstance(parent, ast.Expr):
+                return _Fate.KEPT if is_given else _Fate.LOGGED
+            elif isinstance(parent, ast.Return):
+                return _Fate.RETURNED
+            elif isinstance(parent, ast.Assign):
+                return self._of_targets(parent.targets)
+            elif isinstance(parent, ast.AnnAssign):
+                return self._of_targets([parent.target])
+            elif not isinstance(parent, (ast.expr, ast.keyword)) or isinstance(parent, ast.NamedExpr):
+                return _Fate.KEPT
+            node = parent
+        return _Fate.KEPT
+
+    def _of_targets(self, targets: Iterable[ast.expr]) -> _Fate:
+        fates = [_Fate.LOGGED]
+        for one in targets:
+            target = one
+            while isinstance(target, ast.Subscript):
+                target = target.value
+            if isinstance(target, (ast.Tuple, ast.List)):
+                fates.append(self._of_targets(target.elts))
+            else:
+                fates.append(self._of_name(target) if isinstance(target, ast.Name) else _Fate.KEPT)
+        return max(fates, key=lambda one: one.value)
+
+    def _of_name(self, name: ast.Name) -> _Fate:
+        function: ast.AST = name
+        while not isinstance(function, (*_FUNCTIONS, ast.Module)):
+            function = self._parents[function]
+        if (function, name.id) in self._names:
+            return _Fate.LOGGED  # as far as this use is concerned
+        self._names.add((function, name.id))
+        uses = (
+            one
+            for one in ast.walk(function)
+            if isinstance(one, ast.Name) and one.id == name.id and isinstance(one.ctx, ast.Load)
+        )
+        fates = [_Fate.LOGGED, *(self.of(one) for one in uses if not self._is_written_to(one))]
+        return max(fates, key=lambda one: one.value)
+
+    def _is_written_to(self, node: ast.AST) -> bool:
+        """Whether it is ``values`` in ``values["loss"] = ...``."""
+        parent = self._parents.get(node)
+        return isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store)
 
 
 def logger_codes() -> frozenset[int]:
@@ -89,14 +197,23 @@ def _code_of(value: Any) -> CodeType | None:
 
 
 @lru_cache(maxsize=64)
-def _calls(file: str) -> tuple[tuple[ast.Call, bool], ...]:
-    """All calls in a file, and whether each is in a loop of its function."""
+def _tree(file: str) -> ast.Module:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    found: list[tuple[ast.Call, bool]] = []
-    left: list[tuple[ast.AST, bool]] = [(tree, False)]
+        return ast.Module(body=[], type_ignores=[])
+
+
+@lru_cache(maxsize=64)
+def _parents(file: str) -> Mapping[ast.AST, ast.AST]:
+    return {child: node for node in ast.walk(_tree(file)) for child in ast.iter_child_nodes(node)}
+
+
+@lru_cache(maxsize=64)
+def _calls(file: str) -> tuple[_Call, ...]:
+    """All calls in a file, and whether each is in a loop of its function."""
+    found: list[_Call] = []
+    left: list[tuple[ast.AST, bool]] = [(_tree(file), False)]
     while left:
         node, is_repeated = left.pop()
         if isinstance(node, ast.Call):

@@ -300,15 +300,19 @@ def _sampled(
 
 def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> tuple[LogCall, ...]:
     """What the source says of each line that logs."""
-    places: dict[tuple[str, int], None] = {}
+    paths: dict[tuple[tuple[str, int], ...], None] = {}
     for stack in stacks:
         on_stack = [frames[number] for number in stack.frames]
         begins = logging_begins(on_stack)
         if begins is not None:
-            caller = on_stack[begins[0]]
-            places[caller.file, caller.line] = None
-    calls = (log_call(file, line) for file, line in islice(places, MOST_LOG_CALLS))
-    return tuple(call for call in calls if call is not None)
+            users = (one for one in reversed(on_stack[: begins[0] + 1]) if one.is_users)
+            paths[tuple((one.file, one.line) for one in users)] = None
+    found: dict[tuple[str, int], LogCall] = {}
+    for (file, line), *callers in islice(paths, MOST_LOG_CALLS):
+        call = log_call(file, line, callers)
+        if call is not None and ((file, line) not in found or call.is_kept):
+            found[file, line] = call
+    return tuple(found.values())
 
 
 def _calls_hooks(frame: StackFrame) -> bool:

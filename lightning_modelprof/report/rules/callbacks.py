@@ -13,7 +13,6 @@ from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.source.logging_calls import (
     COMPUTE,
     FORWARD,
-    LOG,
     RANKS,
     UPDATE,
     LoggingCalls,
@@ -37,7 +36,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import CallbackTime
-from lightning_modelprof.run.sites import LOGGER
+from lightning_modelprof.run.sites import LOG, LOGGER
 from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.units import milliseconds, percent
 
@@ -283,8 +282,8 @@ _HELP: Final = {
     UPDATE: "Put metrics of the same inputs into one MetricCollection, whose compute groups update once, or"
     " collect outputs and update the metrics at the epoch's end.",
     COMPUTE: "Compute metrics at the epoch's end (on_train_epoch_end), not in every step.",
-    RANKS: "Leave out sync_dist=True, or dist_sync_on_step, for what is logged in every step: each call"
-    " waits for all ranks. With on_step=False, on_epoch=True they meet once, at the epoch's end.",
+    RANKS: "Log with on_step=False, on_epoch=True where sync_dist=True, and create metrics that are only"
+    " logged without dist_sync_on_step=True. Ranks then wait for each other once per epoch.",
 }
 
 
@@ -302,7 +301,8 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     Caveats:
         What Lightning does with logged values after the batch is the phase Logging (``slow_logger``). The
         share less two standard errors must be worth a finding. In a phase that another rule speaks of, such
-        as Validation, the time does not speak for the verdict a second time.
+        as Validation, the time does not speak for the verdict a second time. Metrics whose result goes on, as
+        into the loss, are the training's own work and don't count; nor do waits for ranks inside a library.
     """
 
     kind: ClassVar[str] = "slow_logging_calls"
@@ -402,10 +402,10 @@ def _action(calls: LoggingCalls, every: int) -> str:
         shares[line.kind] = shares.get(line.kind, 0.0) + line.share
     kinds = sorted(shares, key=lambda kind: -shares[kind])
     told = [_help(kind, every) for kind in kinds if shares[kind] >= _WORTH * calls.share]
-    options = {option for line in calls.lines if line.call is not None for option in line.call.options}
-    if "sync_dist" in options and RANKS not in kinds:
+    given = [(option, line) for line in calls.lines if line.call is not None for option in line.call.options]
+    if RANKS not in kinds and any(option == "sync_dist" and not line.package for option, line in given):
         told.append("sync_dist=True in a step makes ranks wait for each other: use it with on_step=False.")
-    if "prog_bar" in options:
+    if any(option == "prog_bar" for option, _ in given):
         told.append(
             "prog_bar=True reads the value in every refresh of the bar: keep it for one or two values."
         )
