@@ -114,6 +114,7 @@ class LineCount(Record, frozen=True, kw_only=True):
             not change in the step, so that they compute the same in every step; 0 where that is not sure.
         unsized: calls that are missing in ``elements`` and ``num_bytes``: of sparse and other tensors that do
             not say how large they are.
+        took_ns: host time in all calls but views and those of logging; 0 in runs of older versions.
     """
 
     file: str | None
@@ -130,6 +131,12 @@ class LineCount(Record, frozen=True, kw_only=True):
     unsized: Whole = 0
     logging: Count = 0
     constant: Count = 0
+    took_ns: Count = 0
+
+    @property
+    def own_calls(self) -> int:
+        """Without views and those of logging."""
+        return self.calls - self.views - self.logging
 
 
 class StepSites(Record, frozen=True, kw_only=True):

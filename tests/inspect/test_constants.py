@@ -100,7 +100,7 @@ def last_is_constant(run):
     model, seen = Stations(), []
     watch = ConstantWatch(model)
 
-    def look(func, args, kwargs, result, _where):
+    def look(func, args, kwargs, result, _where, **_):
         seen.append(watch(func, args, kwargs, result, is_view=bool(func.is_view)))
 
     with FlopCounter(model, force_eager=False, watches=(look,)):
@@ -117,7 +117,7 @@ def test_memory_that_is_used_again_is_no_constant():
     watch = ConstantWatch(model)
     calls = []
 
-    def look(func, args, kwargs, result, _where):
+    def look(func, args, kwargs, result, _where, **_):
         calls.append(watch(func, args, kwargs, result, is_view=bool(func.is_view)))
 
     with FlopCounter(model, force_eager=False, watches=(look,)):

@@ -30,6 +30,7 @@ from lightning_modelprof.inspect.flops.formulas import (
     own_formulas,
 )
 from lightning_modelprof.inspect.flops.zero_cost import communicates, holds_no_contraction
+from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
 
 _COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
@@ -95,8 +96,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             fused kernels is not seen, and nothing is attributed to the modules of such a model.
         refuse_collectives: whether an operator that communicates raises ModelProfError before it runs, for a
             copy of the model that runs in one process alone.
-        watches: called as ``watch(func, args, kwargs, result, where)`` after each operator, in this order;
-            ``where()`` is its phase and module. They must not raise; ``None`` is none.
+        watches: called as ``watch(func, args, kwargs, result, where, took_ns=...)`` after each operator, in
+            this order; ``where()`` is its phase and module, ``took_ns`` the host's time. They must not raise;
+            ``None`` is none.
 
     Attributes:
         flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
@@ -200,7 +202,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         may_cost = not action.costs_nothing
         if may_cost and action.formula is None and action.is_composite and self._is_to_decompose(func, args):
             return self._decompose(func, args, kwargs)
+        began_ns = host_clock()
         result = func(*args, **kwargs)
+        took_ns = host_clock() - began_ns
         if action.has_other_gradient:
             self._gradients.note(args, result)
         if may_cost:
@@ -209,7 +213,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             except Exception as error:
                 self.errors[action.name, told(error)] += 1
         for watch in self._watches:
-            watch(func, args, kwargs, result, self._whereabouts.now)
+            watch(func, args, kwargs, result, self._whereabouts.now, took_ns=took_ns)
         return result
 
     def _find_out(self, func: Any) -> _Action:

@@ -52,11 +52,21 @@ class _Line(NamedTuple):
 class _Tally:
     """Sums of one place."""
 
-    __slots__ = ("calls", "constant", "elements", "logging", "num_bytes", "operators", "unsized", "views")
+    __slots__ = (
+        "calls",
+        "constant",
+        "elements",
+        "logging",
+        "num_bytes",
+        "operators",
+        "took_ns",
+        "unsized",
+        "views",
+    )
 
     def __init__(self) -> None:
         self.calls = self.views = self.logging = self.elements = self.num_bytes = self.unsized = 0
-        self.constant = 0
+        self.constant = self.took_ns = 0
         self.operators: set[str] = set()
 
     def add(self, other: _Tally) -> None:
@@ -64,6 +74,7 @@ class _Tally:
         self.views += other.views
         self.logging += other.logging
         self.constant += other.constant
+        self.took_ns += other.took_ns
         self.elements += other.elements
         self.num_bytes += other.num_bytes
         self.unsized += other.unsized
@@ -92,6 +103,7 @@ class SiteSums:
         is_view: bool,
         is_logging: bool = False,
         is_constant: bool = False,
+        took_ns: int = 0,
     ) -> None:
         """An operator ran at a place, perhaps for a metric."""
         tally = self._tallies.get(place)
@@ -105,6 +117,7 @@ class SiteSums:
         if is_view:
             tally.views += 1
             return
+        tally.took_ns += 0 if is_logging else took_ns
         tally.logging += is_logging
         tally.constant += is_constant
         results = result if isinstance(result, (list, tuple)) else (result,)
@@ -146,6 +159,7 @@ class SiteSums:
                 unsized=tally.unsized,
                 logging=tally.logging,
                 constant=tally.constant if constants_are_sure else 0,
+                took_ns=tally.took_ns,
             )
             for (line, phase, module), tally in merged.items()
         ]

@@ -107,9 +107,16 @@ class SiteWatch:
         self._print = None
 
     def __call__(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: Where
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        where: Where,
+        *,
+        took_ns: int = 0,
     ) -> None:
-        """An operator ran, in the phase and module that ``where`` says."""
+        """An operator ran, in the phase and module that ``where`` says, for so long on the host."""
         try:
             known = self._known.get(id(func))
             if known is None:
@@ -126,6 +133,7 @@ class SiteWatch:
                 is_view=known.is_view,
                 is_constant=self._is_constant(func, args, kwargs, result, known.is_view),
                 is_logging=self._lines.is_logging,
+                took_ns=took_ns,
             )
             if known.look is not None:
                 sighting = known.look(args, kwargs, result)

@@ -130,7 +130,9 @@ class WasteWatch:
         """A backward pass begins, on the training thread."""
         self._passes.append(_Pass(self._lines.innermost(_OUR_FRAMES), []))
 
-    def __call__(self, func: Any, args: tuple[Any, ...], _kwargs: Any, _result: Any, where: Where) -> None:
+    def __call__(
+        self, func: Any, args: tuple[Any, ...], _kwargs: Any, _result: Any, where: Where, **_: int
+    ) -> None:
         """An operator ran, in the phase and module that ``where`` says."""
         try:
             if name_of(getattr(func, "overloadpacket", func)) == _TABLE_GRADIENT:

@@ -117,7 +117,13 @@ class LiveTensors:
         self._begin_bytes = self._total
 
     def __call__(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: Where
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        where: Where,
+        **_: int,
     ) -> None:
         """An operator ran, in the phase and module that ``where`` says."""
         try:

@@ -144,6 +144,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
                 f" operators. Its FLOPs need at most {milliseconds(found.compared_ns - found.fixed_ns)}.",
                 "",
                 Severity.INFO,
+                title="Operator call overhead dominates",
                 places=lines_that_call(analysis.setup, "DataLoader"),
                 evidence=evidence,
             ),

@@ -27,6 +27,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.run.sites import LineCount
 from lightning_modelprof.units import milliseconds, percent
 
 _LEAST_OWN: Final = 0.25
@@ -395,7 +396,8 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of a module of yours in which nothing has a parameter and that ran no"
-            " matrix product, convolution or attention: a loss, say"
+            " matrix product, convolution or attention: a loss, say; less torch operators that take"
+            " over 100 us each"
         ),
         of="of the median step",
         where="its `forward`",
@@ -428,6 +430,8 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
             if place is None or module.forward_ns is None:
                 continue
             took_ns = round(module.forward_ns * pace * (1 - _logging_share(analysis, place)))
+            if modules.clock != "device":
+                took_ns = max(0, took_ns - _torch_work_ns(_lines_of(analysis, module.path)))
             slowest_ns = max(slowest_ns, took_ns)
             share = took_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
             if share is not None and self.is_found(share, took_ns):
@@ -486,6 +490,9 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     say must be enough, too. What samples find below ``self.log`` and metrics is taken off, and in doubt two
     standard errors more: that is a cause of its own (``slow_logging_calls``).
 
+    Operators that take long are torch's work and no loop in Python: their time in the inspected step is taken
+    off. Of lines that run many small ones, backward's part counts, too.
+
     Some of Forward is Lightning's own code around the step method, which slows down with the machine like its
     loop does: what is less than the median of the phase Loop is not told apart from it.
 
@@ -501,14 +508,15 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "median of Forward less the forward latency of the model (Modules), which is scaled up"
-            " where Forward was faster in the timed steps, and less what samples find below"
-            " `self.log`, loggers and metrics; also in the first quartile, and at least the median of"
-            " Loop"
+            " where Forward was faster in the timed steps, less what samples find below"
+            " `self.log`, loggers and metrics, and less torch operators that take over 100 us each;"
+            " also in the first quartile, and at least the median of"
+            " Loop. The part of Backward for lines that run 64 small operators or more comes on top"
         ),
         of="of the median step",
         where="`training_step`",
     )
-    phases: ClassVar[tuple[str, ...]] = ("forward",)
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
     outside_modules: ClassVar[bool] = True
 
@@ -541,7 +549,9 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         place = setup.module_hooks.get(name) or setup.module
         logging, logging_error = _logging_share_of_forward(analysis.hot_lines, place)
         logging_ns = forward_ns * logging
-        rest_ns = max(0.0, forward_ns - model_ns - logging_ns)
+        torch_ns = 0 if modules.clock == "device" else _torch_work_ns(_lines_of(analysis, ""))
+        rest_ns = max(0.0, forward_ns - model_ns - logging_ns - torch_ns)
+        backward_ns = _backward_of_loops_ns(analysis, costs.typical) if modules.clock != "device" else 0.0
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [
             duration("outside of the modules", rest_ns),
@@ -549,10 +559,12 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             duration("forward", forward_ns),
             duration("in the modules", model_ns),
             *([duration("in logging calls", logging_ns)] if logging_ns else ()),
+            *([duration("in long torch operators", torch_ns)] if torch_ns else ()),
+            *([duration("backward of its operators", backward_ns)] if backward_ns else ()),
         ]
         spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
         sure_ns = rest_ns - spread_ns - 2 * logging_error * forward_ns
-        least_ns = min(sure_ns, _most_by_samples(analysis.hot_lines, place, forward_ns))
+        least_ns = min(sure_ns, _most_by_samples(analysis.hot_lines, place, forward_ns) - torch_ns)
         if share is None or not (
             self.is_found(share, rest_ns)
             and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
@@ -563,7 +575,8 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             self.found(
                 f"{name} takes {milliseconds(forward_ns)}, of which the model's modules take"
                 f" {milliseconds(model_ns)}: {milliseconds(rest_ns)} ({percent(share)} of {MEDIAN_STEP}) are"
-                " in its own code, such as the loss.",
+                " in its own code, such as the loss."
+                + (f" Its backward takes about {milliseconds(backward_ns)} more." if backward_ns else ""),
                 advice_for(
                     analysis,
                     None if place is None else place.file,
@@ -571,12 +584,55 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
                     f"{name} and what it calls",
                     outside_modules=True,
                 ),
-                self.severity(share),
-                saving_ns=rest_ns,
+                self.severity((rest_ns + backward_ns) / costs.typical.median_wall_ns),
+                saving_ns=rest_ns + backward_ns,
                 places=[place],
                 evidence=evidence,
             ),
         )
+
+
+def _lines_of(analysis: Analysis, module: str) -> list[LineCount]:
+    """What the lines of one module ran in the inspected step, with the modules in it; ``""`` without any."""
+    sites = None if analysis.cost is None else analysis.cost.sites
+    lines = () if sites is None else sites.lines
+    inside = f"{module}." if module else ""
+    return [one for one in lines if one.module == module or (inside and one.module.startswith(inside))]
+
+
+def _is_torch_work(line: LineCount) -> bool:
+    """Whether its operators take long each, so that torch works and no loop in Python is to blame."""
+    return line.took_ns > _SMALL_NS * max(1, line.own_calls)
+
+
+def _torch_work_ns(lines: Iterable[LineCount]) -> int:
+    """Forward's time in operators of lines whose operators take long each."""
+    return sum(one.took_ns for one in lines if one.phase == "forward" and _is_torch_work(one))
+
+
+def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans) -> float:
+    """Backward of the step's own lines that run many small operators.
+
+    Their part of Backward: each operator counts with its time and what the host needs for calling it.
+    """
+    backward_ns = means.medians_ns.get("backward")
+    if not backward_ns or analysis.cost is None or analysis.cost.sites is None:
+        return 0.0
+    own = _lines_of(analysis, "")
+    loops = {
+        (one.file, one.line)
+        for one in own
+        if one.phase == "forward" and one.own_calls >= MANY_OPERATORS and not _is_torch_work(one)
+    }
+
+    def cost_ns(lines: Iterable[LineCount]) -> int:
+        return sum(
+            one.took_ns + _LEAST_OPERATOR_NS * one.own_calls for one in lines if one.phase == "backward"
+        )
+
+    whole_ns = cost_ns(analysis.cost.sites.lines)
+    of_loops_ns = cost_ns(one for one in own if one.file is not None and (one.file, one.line) in loops)
+    return backward_ns * of_loops_ns / whole_ns if whole_ns else 0.0
 
 
 def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns: float) -> float:
