@@ -285,7 +285,7 @@ class Inspection:
         """What sees the operators of the counted step beside the counter."""
         self._waste = WasteWatch(
             self._module,
-            num_optimizers=len(self._host.optimizers) if self._host.world_size == 1 else 1,
+            follows_gradients=self._host.world_size == 1,
             owners=(type(self._module),),
             outside=loop_codes(),
         )

@@ -242,12 +242,14 @@ class RepeatedCall(Record, frozen=True, kw_only=True):
         calls: in the step, with whatever.
         repeated: those of them that computed what an earlier call had computed.
         lines: of the user's that made these calls, the first one too.
+        updates_statistics: whether each call updates running statistics of a BatchNorm.
     """
 
     path: str
     calls: Count
     repeated: Count
     lines: tuple[CodePlace, ...] = ()
+    updates_statistics: bool = False
 
 
 class DenseTable(Record, frozen=True, kw_only=True):
@@ -312,7 +314,8 @@ class StepWaste(Record, frozen=True, kw_only=True):
     Attributes:
         repeated: modules that computed the same again; those inside of one are listed as well.
         tables: embeddings with dense gradients.
-        unused: gradients that nobody used; empty where one optimizer has all parameters.
+        unused: gradients that nobody used.
+        follows_gradients: whether an optimizer was seen to use gradients; false in runs of older versions.
         outputs: of modules, by how much of them is in the loss; empty where no backward pass was seen, and in
             runs of older versions.
         notes: what could not be seen, a sentence each.
@@ -321,5 +324,6 @@ class StepWaste(Record, frozen=True, kw_only=True):
     repeated: tuple[RepeatedCall, ...] = ()
     tables: tuple[DenseTable, ...] = ()
     unused: tuple[UnusedGradients, ...] = ()
+    follows_gradients: bool = False
     outputs: tuple[UnusedOutput, ...] = ()
     notes: tuple[str, ...] = ()

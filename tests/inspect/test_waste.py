@@ -18,7 +18,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
@@ -51,16 +53,17 @@ from tests.support.scenarios import rows
 LINE = CodePlace(name="Net.forward", file="/home/me/net.py", line=40)
 
 
-def watched(model, run, num_optimizers=1):
+def watched(model, run):
     """What is seen of a model while ``run(watch)`` runs."""
-    watch = WasteWatch(model, num_optimizers=num_optimizers)
+    watch = WasteWatch(model)
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
     with FlopCounter(model, force_eager=False, watches=(watch,)):
         watch.begin()
         run(watch)
         watch.end()
     seen = watch.result()
     assert seen.notes == ()
-    assert not any(module._forward_pre_hooks for module in model.modules()), "the hooks are gone"
+    assert hooks == [len(module._forward_pre_hooks) for module in model.modules()], "the hooks are gone"
     return seen
 
 
@@ -127,6 +130,47 @@ def test_what_is_random_is_not_the_same(more, is_training, repeated):
     model, inputs = Heads(more).train(is_training), torch.ones(2, 4)
     seen = watched(model, lambda _: (model.trunk(inputs), model.trunk(inputs)))
     assert sum(one.repeated for one in seen.repeated if one.path == "trunk") == repeated
+
+
+@pytest.mark.parametrize(
+    ("wrap", "repeated"),
+    [
+        (spectral_norm, set()),  # each call moves the estimate on
+        (torch.nn.utils.spectral_norm, set()),
+        (weight_norm, {"trunk.0.parametrizations.weight.0"}),
+    ],
+)
+def test_a_parametrized_weight(wrap, repeated):
+    """Two different inputs: the weight is made twice, the same only where no buffer of it changes."""
+    model = Heads()
+    wrap(model.trunk[0])
+    seen = watched(model, lambda _: (model.trunk(torch.ones(2, 4)), model.trunk(torch.zeros(2, 4))))
+    assert {one.path for one in seen.repeated} == repeated
+    same = torch.ones(2, 4)
+    seen = watched(model, lambda _: (model.trunk(same), model.trunk(same)))
+    assert ("trunk" in {one.path for one in seen.repeated}) is bool(repeated)
+
+
+def test_a_batch_norm_only_writes_its_statistics():
+    model, inputs = Heads(nn.BatchNorm1d(4)), torch.ones(2, 4)
+    seen = watched(model, lambda _: (model.trunk(inputs), model.trunk(inputs)))
+    assert {one.path: one.updates_statistics for one in seen.repeated} == {
+        "trunk": True,
+        "trunk.0": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "action"),
+    [
+        (RepeatedCall(path="trunk.parametrizations.weight.0", calls=8, repeated=7), "parametrize.cached()"),
+        (RepeatedCall(path="trunk", calls=2, repeated=1, updates_statistics=True), "statistics once"),
+    ],
+)
+def test_what_to_do_with_a_repeated_call(call, action):
+    cost = replace(cost_of(("", 0, 0, 0), (call.path, 10, 4, 4)), waste=StepWaste(repeated=(call,)))
+    finding = only(RepeatedForward().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    assert action in finding.action
 
 
 def test_what_backward_computes_again_is_asked_for():
@@ -214,7 +258,7 @@ def adversarial_step(model, *, detached, frozen, keep_zeros=False):
 def test_two_networks(detached, frozen):
     """Not detached: the critic's pass goes on into the generator. Not frozen: it has gradients, too."""
     model = Adversaries()
-    seen = watched(model, adversarial_step(model, detached=detached, frozen=frozen), num_optimizers=2)
+    seen = watched(model, adversarial_step(model, detached=detached, frozen=frozen))
     found = {one.path: (one.passes, one.beyond, one.within) for one in seen.unused}
     generator = {} if detached else {"generator.0": (2, 1, 0), "generator.2": (2, 1, 0)}
     critic = {} if frozen else {"critic": (2, 0, 1)}
@@ -229,7 +273,85 @@ def test_one_optimizer_uses_all():
         backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
         optimizer.step()
 
-    assert watched(model, run, num_optimizers=2).unused == ()
+    assert watched(model, run).unused == ()
+
+
+@pytest.mark.parametrize("in_closure", [True, False])
+def test_one_optimizer_without_the_backbone(in_closure):
+    """Its gradients are made last, and no optimizer has them; Lightning's backward is in the closure."""
+    model = Adversaries()
+    optimizer = torch.optim.SGD(model.critic.parameters(), 0.01)
+
+    def run(watch):
+        def closure():
+            backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
+
+        if in_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+
+    seen = watched(model, run)
+    assert {one.path: (one.passes, one.beyond, one.within) for one in seen.unused} == {
+        "generator.0": (1, 1, 0),
+        "generator.2": (1, 1, 0),
+    }
+    assert seen.follows_gradients
+
+
+def test_a_backbone_that_is_frozen_in_name_only(tmp_path):
+    """In a fit: the optimizer has the head alone, and the backbone's gradients are made for nothing."""
+
+    class Named(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(8, 8), Sleeper(5))
+            self.head = nn.Linear(8, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.head(self.backbone(batch)).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.head.parameters(), 0.01)
+
+    callback = make_callback(tmp_path, active=0, flops=True)
+    fit_quietly(make_trainer(tmp_path, callback), Named(), DataLoader(torch.ones(160, 8), batch_size=8))
+    finding = next(one for one in callback.report.findings if one.kind == "unused_gradients")
+    assert finding.status is Status.FOUND
+    assert finding.action.startswith("Freeze backbone with requires_grad_(False)")
+    assert finding.saving_ns_per_step >= 4 * MS
+
+
+class Sleeper(nn.Module):
+    """Takes long to give its gradient."""
+
+    def __init__(self, ms):
+        super().__init__()
+        self.ms = ms
+
+    def forward(self, inputs):
+        return SleepsInBackward.apply(inputs, self.ms)
+
+
+class SleepsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs, ms):
+        ctx.ms = ms
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.ms / 1000)
+        return gradient, None
+
+
+def test_gradients_that_were_not_followed_are_not_said_to_be_used():
+    cost = replace(cost_of(("", 0, 0, 0), ("layer", 10, 4, 8)), waste=StepWaste())
+    steps = steps_of(forward=8, backward=12)
+    assert only(UnusedGradientsRule().evaluate(analysis_of(steps, cost=cost))).status is Status.NOT_EVALUATED
+    cost = replace(cost, waste=StepWaste(follows_gradients=True))
+    assert only(UnusedGradientsRule().evaluate(analysis_of(steps, cost=cost))).status is Status.CLEAN
 
 
 def test_accumulated_gradients_are_used_later():
@@ -240,7 +362,7 @@ def test_accumulated_gradients_are_used_later():
         for _ in range(2):
             backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
 
-    assert watched(model, run, num_optimizers=2).unused == ()
+    assert watched(model, run).unused == ()
 
 
 def test_gradients_that_are_added_to_are_used():
@@ -253,7 +375,7 @@ def test_gradients_that_are_added_to_are_used():
             backward(watch, model.critic(model.generator(torch.ones(2, 3))).sum())
         optimizer.step()
 
-    assert watched(model, run, num_optimizers=2).unused == ()
+    assert watched(model, run).unused == ()
 
 
 def test_what_unused_gradients_cost():

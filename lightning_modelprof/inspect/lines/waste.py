@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_modelprof.errors import told
 from lightning_modelprof.inspect.core.place import ModuleHook
@@ -24,6 +24,7 @@ from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.unused_outputs import OutputWatch
 from lightning_modelprof.measure.stored import (
+    buffers_of,
     is_a,
     modules_of,
     named_modules,
@@ -80,7 +81,7 @@ class WasteWatch:
 
     Args:
         root: the model.
-        num_optimizers: that step it: with one of them every gradient is used.
+        follows_gradients: whether to see which gradients an optimizer uses.
         owners: classes of the user.
         outside: code that the step runs in (see ``user_code.loop_codes``).
     """
@@ -89,16 +90,17 @@ class WasteWatch:
         self,
         root: nn.Module,
         *,
-        num_optimizers: int,
+        follows_gradients: bool = True,
         owners: Iterable[type] = (),
         outside: Iterable[CodeType] = (),
     ) -> None:
         self._root = root
-        self._num_optimizers = num_optimizers
+        self._follows_gradients = follows_gradients
         self._lines = UserLines(UserCode(owners), outside)
         self._calls: dict[str, list[_Call]] = {}
         self._num_calls: Counter[str] = Counter()
         self._repeats: dict[str, list[tuple[Spot | None, Spot | None]]] = {}
+        self._with_statistics: set[str] = set()
         self._tables: Counter[tuple[str, int, int]] = Counter()
         self._passes: list[_Pass] = []
         self._gradients: dict[int, tuple[weakref.ref[torch.Tensor] | None, int]] = {}
@@ -118,7 +120,7 @@ class WasteWatch:
                     module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True).remove
                 )
         self._cleanup += self._outputs.begin()
-        if self._num_optimizers > 1:
+        if self._follows_gradients:
             self._follow_gradients()
 
     def end(self) -> None:
@@ -158,6 +160,7 @@ class WasteWatch:
             versions = (
                 *(tensor._version for tensor in tensors),
                 *(one._version for one in parameters_of(module)),
+                *_buffer_versions(module),
             )
         call = _Call(
             tuple(map(weakref.ref, tensors)), versions, tuple(rest), self._lines.innermost(_OUR_FRAMES)
@@ -166,6 +169,8 @@ class WasteWatch:
         for one in earlier:
             if call.is_same_as(one):
                 self._repeats.setdefault(path, []).append((one.spot, call.spot))
+                if any(True for norm in _updating_norms(module) for _ in buffers_of(norm)):
+                    self._with_statistics.add(path)
                 return
         if len(earlier) < _MOST_CALLS:
             earlier.append(call)
@@ -180,8 +185,10 @@ class WasteWatch:
             add = getattr(parameter, "register_post_accumulate_grad_hook", None)
             if add is not None and parameter.is_leaf and parameter.requires_grad:
                 self._cleanup.append(add(ModuleHook(self._take_gradient, self._note)).remove)
-        before = ModuleHook(lambda optimizer, *_: self._use(optimizer), self._note)
-        self._cleanup.append(register_optimizer_step_pre_hook(before).remove)
+        # Lightning has the backward in the step's closure; some optimizers drop gradients in their step.
+        hook = ModuleHook(lambda optimizer, *_: self._use(optimizer), self._note)
+        self._cleanup.append(register_optimizer_step_pre_hook(hook).remove)
+        self._cleanup.append(register_optimizer_step_post_hook(hook).remove)
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         if not self._passes:
@@ -215,6 +222,7 @@ class WasteWatch:
                     path=path,
                     calls=self._num_calls[path],
                     repeated=len(pairs),
+                    updates_statistics=path in self._with_statistics,
                     lines=self._places(spot for pair in pairs for spot in pair),
                 )
                 for path, pairs in self._repeats.items()
@@ -224,6 +232,7 @@ class WasteWatch:
                 for (path, rows, columns), used in self._tables.items()
             ),
             unused=tuple(self._unused()),
+            follows_gradients=bool(self._used),
             outputs=self._outputs.result(self._places) if self._passes else (),
             notes=tuple(f"{message} ({number} times)" for message, number in self._errors.items()),
         )
@@ -265,6 +274,16 @@ class WasteWatch:
                 location, line = self._lines.locate(spot)
                 found.append(CodePlace(name=location.function, file=location.file, line=line))
         return tuple(dict.fromkeys(found))[:_MOST_LINES]
+
+
+def _buffer_versions(module: nn.Module) -> list[int]:
+    """Of the buffers that its output may depend on: in training a BatchNorm only writes its statistics."""
+    written = {id(one) for norm in _updating_norms(module) for one in buffers_of(norm)}
+    return [one._version for one in buffers_of(module) if id(one) not in written]
+
+
+def _updating_norms(module: nn.Module) -> list[nn.Module]:
+    return [one for one in modules_of(module) if is_a(one, nn.modules.batchnorm._BatchNorm) and one.training]
 
 
 def _is_random(module: nn.Module) -> bool:

@@ -46,7 +46,8 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "in the counted step, a module without dropout is called again with the very same"
-            " tensors, unchanged since: that part of its forward and backward"
+            " tensors, unchanged since, as are its parameters and buffers: that part of its forward and"
+            " backward"
         ),
         of="of the loop",
         where="the lines that call it",
@@ -81,12 +82,19 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
             share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
             if share is None or not self.is_found(share, cost_ns):
                 continue
+            is_weight = _PARAMETRIZATIONS in f".{call.path}."
+            action = (
+                "Run the forward under torch.nn.utils.parametrize.cached(), which computes each weight once."
+                if is_weight
+                else f"Call {call.path} once, keep its output in a variable, and use that for both."
+                + (" Its BatchNorm then updates its statistics once." if call.updates_statistics else "")
+            )
             found.append(
                 self.found(
                     f"{call.path} is called {call.calls} times in a step, {call.repeated} of them with"
                     f" tensors that it had before: {milliseconds(cost_ns)} a step ({percent(share)} of"
                     f" {THE_LOOP}).",
-                    f"Call {call.path} once, keep its output in a variable, and use that for both.",
+                    action,
                     self.severity(share),
                     title=f"{call.path} computes the same output again",
                     saving_ns=cost_ns,
@@ -107,6 +115,10 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
         return tuple(found) or self.clean("No module is called twice with the same tensors.")
 
 
+_PARAMETRIZATIONS: Final = ".parametrizations."
+"""In the path of a module of ``torch.nn.utils.parametrize``, which computes a weight at each access."""
+
+
 def _outermost(calls: tuple[RepeatedCall, ...]) -> list[RepeatedCall]:
     """Without those inside of a module that repeats itself as often."""
     repeated = {one.path: one.repeated for one in calls}
@@ -125,7 +137,7 @@ _OF_WEIGHTS: Final = 0.5
 
 
 class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
-    """With several optimizers: gradients that are thrown away, or that nobody uses in the step.
+    """Gradients that are thrown away, or that no optimizer uses in the step.
 
     Seen in the one counted step, by which parameters get gradients in which backward pass, and which of them
     an optimizer steps with. Where a pass goes on into a module after the last gradient that is used, all of
@@ -137,11 +149,11 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "unused_gradients"
-    title: ClassVar[str] = "Backward makes gradients that no optimizer uses"
+    title: ClassVar[str] = "Unused gradients are computed"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "several optimizers: in the counted step a backward pass makes gradients with which no"
-            " optimizer steps before they are made anew, or at all. All of a module's backward where"
+            "one process: in the counted step a backward pass makes gradients with which no"
+            " optimizer steps before they are made again, or at all. All of a module's backward where"
             " the pass goes on into it for nothing, half where it has to go through"
         ),
         of="of the loop",
@@ -168,6 +180,8 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated("no step was counted as it ran (flops=True does)")
         if isinstance(modules, Absent):
             return self.not_evaluated(f"modules: {modules.reason}")
+        if not (analysis.cost.waste.follows_gradients or analysis.cost.waste.unused):
+            return self.not_evaluated("no optimizer was seen to use gradients in the counted step")
         unused = {one.path: one for one in analysis.cost.waste.unused}
         with_parameters = {one.path for one in modules.modules if one.trainable}
         backward = {one.path: one.backward_ns or 0 for one in modules.modules}
@@ -185,9 +199,13 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
             return self.clean("Gradients that are made are used.")
         most = beyond if beyond_ns >= within_ns else within
         names = ", ".join(most)
+        setup = analysis.setup
+        is_alone = setup is not None and len(setup.optimizers) == 1 and not setup.manual_optimization
         action = (
-            f"Cut the graph before {names} in this loss: use the .detach()ed output of {names}, or make it"
-            " under torch.no_grad()."
+            f"Freeze {names} with requires_grad_(False): the optimizer doesn't have its parameters."
+            if is_alone
+            else f"Cut the graph before {names} in this loss: use the .detach()ed output of {names}, or"
+            " make it under torch.no_grad()."
             if most is beyond
             else f"Freeze {names} for this backward: self.toggle_optimizer(optimizer) of the other optimizer,"
             f" or {next(iter(names.split(', ')))}.requires_grad_(False)."
