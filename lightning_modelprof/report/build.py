@@ -22,15 +22,19 @@ from lightning_modelprof.report.model import Finding, Report, Severity, Status, 
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.order import by_time, in_order
 from lightning_modelprof.report.rules.all_rules import configure_rules
-from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.base import Rule, ShareRule
+from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import DeviceRule
+from lightning_modelprof.report.rules.host_waits import HOST_WAIT, HostToDeviceCopy
+from lightning_modelprof.report.rules.input import SlowTransfer
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import Run, Window, WindowStatus
 from lightning_modelprof.run.stacks import SampledStack
+from lightning_modelprof.units import milliseconds
 
 
 def build_report(analysis: Analysis, options: TableOptions = DEFAULT_OPTIONS) -> Report:
@@ -267,7 +271,9 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
     """
     if rules is None:
         rules = _rules_of(analysis)
-    accounting = account(analysis.step_costs)
+    costs = analysis.step_costs
+    accounting = account(costs)
+    rules = rules if isinstance(costs, Absent) else [_with_floor(one, costs.cpu_share) for one in rules]
     said = [(rule, _ask(rule, analysis)) for rule in rules]
     is_busy = any(
         one.kind == BusyCpus.kind and one.status is Status.FOUND for _, of_it in said for one in of_it
@@ -283,7 +289,45 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
     # A time that is part of a longer one is told from the longer one, whatever the severities.
     findings = without_repeats(sorted(findings, key=by_time), rules, analysis.hot_lines)
     verdict = give_verdict(analysis, findings, rules, accounting)
-    return verdict, in_order(findings, rules, verdict)
+    return verdict, in_order(_without_copies(findings), rules, verdict)
+
+
+def _with_floor(rule: Rule, cpu_share: float) -> Rule:
+    """Its least time per step, for a thread that had a CPU only so much of the time."""
+    if not isinstance(rule, ShareRule | SmallBatches):
+        return rule
+    return replace(rule, floor_ns=rule.floor_ns / cpu_share)
+
+
+def _without_copies(findings: Sequence[Finding]) -> list[Finding]:
+    """Slow transfers without the waits for copies that a finding of their own is about."""
+    copies_ns = sum(
+        float(one.value or 0.0)
+        for finding in findings
+        if finding.kind == HostToDeviceCopy.kind and finding.status is Status.FOUND
+        if finding.phases == (SlowTransfer.phase,)
+        for one in finding.evidence
+        if one.label == HOST_WAIT
+    )
+    return [
+        _less_copies(one, copies_ns)
+        if copies_ns and one.kind == SlowTransfer.kind and one.status is Status.FOUND
+        else one
+        for one in findings
+    ]
+
+
+def _less_copies(finding: Finding, copies_ns: float) -> Finding:
+    whole_ns = finding.saving_ns_per_step or 0.0
+    left_ns = whole_ns - copies_ns
+    said = f"{milliseconds(min(copies_ns, whole_ns))} of it is in the finding {HostToDeviceCopy.kind}."
+    is_hint = left_ns < (1 - _MOSTLY) * whole_ns
+    return replace(
+        finding,
+        severity=Severity.INFO if is_hint and finding.severity is not None else finding.severity,
+        summary=f"{finding.summary} {said}",
+        saving_ns_per_step=None if is_hint else left_ns,
+    )
 
 
 def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:

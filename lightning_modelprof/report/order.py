@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Final
 
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
@@ -26,7 +27,7 @@ def in_order(findings: Iterable[Finding], rules: Sequence[Rule], verdict: Verdic
 
     First comes the finding with most at stake of those whose time speaks for the verdict (``Rule.bound``),
     or the one whose kind the verdict has, as of a loop that ran out of memory. The others follow by severity,
-    and those of one severity by time at stake.
+    and those of one severity by time at stake; one whose saving isn't known counts as the median of them.
 
     Args:
         findings: of all rules.
@@ -39,8 +40,15 @@ def in_order(findings: Iterable[Finding], rules: Sequence[Rule], verdict: Verdic
     if first is not None and first.severity is Severity.INFO and first.kind != verdict.kind:
         first = None
 
-    def place(finding: Finding) -> tuple[bool, int, int]:
-        is_first = finding is first
-        return not is_first, _STATUS.index(finding.status), _SEVERITY.index(finding.severity)
+    known: dict[Severity | None, list[float]] = {}
+    for one in ranked:
+        if one.status is Status.FOUND and one.saving_ns_per_step is not None:
+            known.setdefault(one.severity, []).append(one.saving_ns_per_step)
+
+    def place(finding: Finding) -> tuple[bool, int, int, float]:
+        is_first, saving = finding is first, finding.saving_ns_per_step
+        if saving is None:
+            saving = median(known.get(finding.severity, [0.0]))
+        return not is_first, _STATUS.index(finding.status), _SEVERITY.index(finding.severity), -saving
 
     return tuple(sorted(ranked, key=place))

@@ -101,7 +101,8 @@ Source: torch_tb_profiler, which advises when less than half of the time is used
 LEAST_ACCOUNTED: Final = 0.90
 UNACCOUNTED_FLOOR_NS: Final = 1_000_000
 """Lightning's own loop takes a few tenths of a millisecond per step: as long as the unaccounted time is below
-this, it is that loop, however short the step."""
+this, it is that loop, however short the step. A thread that lacked a CPU takes longer for it: see
+``StepCosts.cpu_share``."""
 LEAST_STEPS: Final = 5
 
 _MOSTLY_MODEL: Final = 0.5
@@ -154,7 +155,7 @@ def account(costs: StepCosts | Absent) -> Accounting:
     if costs.steady.num_steps < LEAST_STEPS:
         reason = f"only {costs.steady.num_steps} steps are without profiler or inspection"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
-    if accounted < LEAST_ACCOUNTED and other_ns >= UNACCOUNTED_FLOOR_NS:
+    if accounted < LEAST_ACCOUNTED and other_ns >= UNACCOUNTED_FLOOR_NS / costs.cpu_share:
         reason = f"{milliseconds(other_ns)} a step ({percent(share)}) are in no phase that has a name"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     return Accounting(ratio=accounted, is_enough=True)

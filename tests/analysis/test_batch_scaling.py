@@ -17,6 +17,8 @@ from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.run.batches import BatchSizes
+from lightning_modelprof.run.model_cost import ModelCost, StepCount
+from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
 from tests.support.bench import FakeClock
 from tests.support.diagnosed import MS, analysis_of, only, steps_of
@@ -257,3 +259,28 @@ def test_tiny_batches_that_are_accumulated(samples, every, is_found):
     finding = only(SmallBatches().evaluate(analysis_of(steps, accumulate_grad_batches=every)))
     assert (finding.title == "Gradients are accumulated over tiny batches") is is_found
     assert not is_found or "batches of 4, 8 and more samples" in finding.action
+
+
+def test_tiny_batches_are_a_warning_where_calling_operators_takes_the_time():
+    """8 of 9 ms would be the same with any batch; there are no times of other sizes."""
+    steps = steps_of(forward=4, backward=5)
+    steps = type(steps)(**(steps.columns() | {"samples": np.full(20, 1)}))
+    line = LineCount(
+        file="/home/me/net.py",
+        line=30,
+        function="Net.forward",
+        function_line=29,
+        module="",
+        phase="forward",
+        calls=1000,
+        views=0,
+        operators=1,
+        elements=0,
+        num_bytes=2_000_000,
+    )
+    sites = StepSites(step=2, device="cpu", sites=(), lines=(line,))
+    count = StepCount(step=2, samples=1, on_fake_tensors=False, operators=())
+    analysis = analysis_of(steps, cost=ModelCost(count=count, sites=sites), accumulate_grad_batches=32)
+    finding = only(SmallBatches().evaluate(analysis))
+    assert finding.severity is Severity.WARNING
+    assert "batches of 2, 4 and more samples" in finding.action

@@ -19,6 +19,7 @@ from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
+from lightning_modelprof.report.rules.input import SlowTransfer
 from lightning_modelprof.report.rules.ranks import CommunicationExposed
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window
@@ -245,6 +246,29 @@ def test_copies_to_the_device_are_the_other_rule_s():
     waits = (wait(4), wait(20, TO, kind="host_to_device", memory="pageable"))
     assert only(run(HostDeviceSync(), trace(*waits))).saving_ns_per_step == 4 * MS
     assert only(run(HostToDeviceCopy(), trace(*waits))).saving_ns_per_step == 20 * MS
+
+
+@pytest.mark.parametrize(("wait_ms", "left_ms"), [(10, 5), (14, None)])
+def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
+    """Transfer takes 15 ms, 10 or 14 of them waiting for copies, without which a step is 3 ms shorter."""
+    batch = wait(3, TO, phase="transfer", kind="host_to_device", memory="pageable", wait_ms=wait_ms)
+    analysis = analysis_of(steps_of(forward=85, transfer=15), device_type="cuda")
+    window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=trace(batch))
+    rules = [SlowTransfer(), HostToDeviceCopy()]
+    _, findings = diagnose(replace(analysis, windows=(window,)), rules)
+    found = {one.kind: one for one in findings}
+    copies, transfer = found["host_to_device_copy"], found["slow_transfer"]
+    assert copies.saving_ns_per_step == pytest.approx(3 * MS)
+    assert "at least 3 ms earlier" in copies.summary
+    assert copies.phases == ("transfer",)
+    assert transfer.saving_ns_per_step == (None if left_ms is None else pytest.approx(left_ms * MS))
+    assert (transfer.severity is Severity.INFO) is (left_ms is None)
+    assert "host_to_device_copy" in transfer.summary
+    # Copies in the forward are no part of the transfer.
+    other = replace(window, facts=trace(replace(batch, place=replace(batch.place, phase="forward"))))
+    _, findings = diagnose(replace(analysis, windows=(other,)), rules)
+    [transfer] = [one for one in findings if one.kind == "slow_transfer"]
+    assert transfer.saving_ns_per_step == 15 * MS
 
 
 def test_the_batch_and_what_the_step_makes_on_the_host():

@@ -15,7 +15,8 @@ from lightning_modelprof.analysis.steps.step_costs import SlowFacts, trimmed_mea
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.build import diagnose
-from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
+from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.callbacks import SlowCallback
@@ -262,6 +263,39 @@ def waited(share):
     return SlowSteps(
         factor=3.0, cpu_wait_share=share, why_no_cpu_wait="" if share is not None else "no counts"
     )
+
+
+@pytest.mark.parametrize(("share", "is_enough"), [(None, False), (0.0, False), (0.3, False), (0.5, True)])
+def test_time_in_no_phase_counts_as_longer_where_the_thread_had_no_cpu(share, is_enough):
+    """1.5 of 10 ms are in Loop; with half a CPU Lightning's own loop may take 2 ms."""
+    analysis = analysis_of(steps_of(forward=8.5, other=1.5), slow=waited(share))
+    assert account(analysis.step_costs).is_enough is is_enough
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.0, Status.FOUND), (0.5, Status.CLEAN)])
+def test_the_least_time_of_a_finding_is_longer_where_the_thread_had_no_cpu(share, status):
+    """A callback of 0.5 ms per step is worth 0.25 ms with half a CPU, less than the 0.3 ms of a finding."""
+    steps = steps_of(forward=1, callbacks=0.5)
+    callback = CallbackTime(callback="Mine", hook="on_train_batch_end", calls=20, total_ns=10 * MS)
+    _, findings = diagnose(analysis_of(steps, callbacks=(callback,), slow=waited(share)), [SlowCallback()])
+    assert only(findings).status is status
+
+
+def ranked(*pairs):
+    """Savings of findings in the order in which a reader gets them."""
+    findings = [
+        Finding(kind=str(n), status=Status.FOUND, title="", summary="", severity=one, saving_ns_per_step=ns)
+        for n, (one, ns) in enumerate(pairs)
+    ]
+    ordered = in_order(findings, (), Verdict(kind="balanced", summary="", accounted_ratio=None))
+    return [one.saving_ns_per_step for one in ordered]
+
+
+def test_a_finding_without_a_known_saving_is_not_last_for_that():
+    warning, critical = Severity.WARNING, Severity.CRITICAL
+    assert ranked((warning, 9.0), (warning, 1.0), (warning, 2.0), (warning, None)) == [9.0, 2.0, None, 1.0]
+    assert ranked((warning, 9.0), (critical, None), (critical, 3.0)) == [3.0, None, 9.0]
+    assert ranked((warning, None), (Severity.INFO, 5.0)) == [None, 5.0]
 
 
 # Of 100 steps every seventh is stopped in its fetch: a mean of 1.55 ms, 13 %, where the fetch takes 0.3 ms.

@@ -143,6 +143,14 @@ class StepCosts(Record, frozen=True, kw_only=True):
         """Whether the training thread had a CPU nearly always when it was ready to run."""
         return self.cpu_wait_share is not None and self.cpu_wait_share < LITTLE_CPU_WAIT
 
+    @property
+    def cpu_share(self) -> float:
+        """Share of the time in which the training thread had a CPU when it was ready, at least a tenth.
+
+        1 where nobody counts that. A threshold in wall time is to be divided by it.
+        """
+        return max(0.1, 1.0 - (self.cpu_wait_share or 0.0))
+
     def usual_ns(self, means: PhaseMeans, phase: str) -> float | None:
         """What a phase that is in every step takes in a usual one; ``None`` if it was not measured.
 

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.batches import BatchScaling, fixed_by_work
-from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Status
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NOT_A_FIT,
@@ -66,7 +66,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where no other sizes came, and on a device."""
         [finding] = self._judge(analysis)
-        tiny = None if finding.action else self._tiny(analysis)
+        tiny = None if finding.action else self._tiny(analysis, is_costly=finding.status is Status.FOUND)
         return (tiny or finding,)
 
     def _judge(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -109,8 +109,13 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
             ),
         )
 
-    def _tiny(self, analysis: Analysis) -> Finding | None:
-        """Gradients are accumulated over batches of so few samples that no processor is used well."""
+    def _tiny(self, analysis: Analysis, *, is_costly: bool) -> Finding | None:
+        """Gradients are accumulated over batches of so few samples that no processor is used well.
+
+        Args:
+            analysis: of the run.
+            is_costly: whether a large part of the step is known to be the same for any batch.
+        """
         every, samples = analysis.info.accumulate_grad_batches, analysis.steps.clean().samples
         usual = int(np.median(samples)) if len(samples) else 0
         if every == 1 or not 0 < usual <= self.tiny:
@@ -122,7 +127,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
             f" (accumulate_grad_batches={-(-every // 2)}, {-(-every // 4)}, ...), as far as memory allows:"
             " the optimizer steps as often and with as many samples as now. Layers that look at the whole"
             " batch, such as BatchNorm, see another one.",
-            Severity.INFO,
+            Severity.WARNING if is_costly else Severity.INFO,
             title="Gradients are accumulated over tiny batches",
             places=lines_that_call(analysis.setup, "DataLoader"),
             evidence=[count("in a batch", usual), count("batches of an optimizer step", every)],

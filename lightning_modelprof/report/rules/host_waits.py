@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import ClassVar, Final
 
@@ -26,6 +27,13 @@ from lightning_modelprof.run.sites import (
     StepSites,
 )
 from lightning_modelprof.units import milliseconds, percent
+
+HOST_WAIT: Final = "host's wait per step"
+"""Label of the evidence that says how long the host waits."""
+
+
+_TRANSFER: Final = "transfer"
+
 
 _VALUE: Final = frozenset(("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"))
 
@@ -91,6 +99,8 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
     """Of source lines that such waits come from."""
     verb: ClassVar[str]
     """What the calls do, in the plural."""
+    bound_word: ClassVar[str] = ""
+    """What comes before the time that a fix saves, with a space."""
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
         """Found for each place that costs enough, clean, or not evaluated without steps on a device."""
@@ -184,10 +194,10 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         what = spots[0].what if len(spots) == 1 else f"{len(spots)} places ({spots[0].what}, ...)"
         sites = tuple(dict.fromkeys(site for spot in spots for site in spot.sites))
         places: dict[Location, None] = dict.fromkeys(place for spot in spots for place in spot.locations)
-        return self.found(
+        found = self.found(
             f"{_times(calls)} a step the host waits in {what}, {milliseconds(host_ns)} in all. After that the"
-            f" device waits for the host: without, it would be done {milliseconds(cost_ns)} earlier"
-            f" ({percent(share)} of a step).",
+            f" device waits for the host: without, it would be done {self.bound_word}{milliseconds(cost_ns)}"
+            f" earlier ({percent(share)} of a step).",
             self.advice([wait for spot in spots for wait in spot.waits], sites, circumstances),
             self._severity(share, cost_ns),
             saving_ns=cost_ns,
@@ -199,6 +209,8 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
                 for name in wait.place.operators[:1]
             ],
         )
+        phases = {wait.place.phase for spot in spots for wait in spot.waits}
+        return replace(found, phases=(_TRANSFER,)) if phases == {_TRANSFER} else found
 
     def _severity(self, share: float, cost_ns: float) -> Severity:
         return self.severity(share) if self.is_found(share, cost_ns) else Severity.INFO
@@ -249,9 +261,6 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
         return " ".join(chosen) or _FOR_VALUES
 
 
-_TRANSFER: Final = "transfer"
-
-
 _FOR_BATCHES: Final = (
     "{call}: copies of the batch from pageable memory block the host; from pinned memory"
     " Lightning does not wait for them."
@@ -274,16 +283,19 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     """Blocking copies to the device: of the batch, and of what the step makes on the host.
 
     From pageable memory the host copies into memory of the driver itself, after the work that was queued
-    before is done; then the queue is empty.
+    before is done; then the queue is empty. The time at stake is a lower bound: from pinned memory a copy is
+    faster, and overlaps with work. What ``slow_transfer`` says of the same waits is not counted again.
     """
 
     kind: ClassVar[str] = "host_to_device_copy"
     title: ClassVar[str] = "Copies to the device block the host"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "blocking copies to the device, likewise", where="the lines that copy, or the DataLoader"
+        "blocking copies to the device, also by what they cost at least",
+        where="the lines that copy, or the DataLoader",
     )
     site_kinds: ClassVar[tuple[str, ...]] = (HOST_TO_DEVICE,)
     verb: ClassVar[str] = "copy to the device and block the host meanwhile"
+    bound_word: ClassVar[str] = "at least "
 
     def is_asked(self, wait: HostWait) -> bool:
         """Copies to the device."""
@@ -321,7 +333,7 @@ def _evidence(cost_ns: float, share: float, calls: float, host_ns: float) -> lis
         duration("at stake per step", cost_ns),
         ratio("share of the step", share),
         count("waits per step", calls),
-        duration("host's wait per step", host_ns),
+        duration(HOST_WAIT, host_ns),
     ]
 
 
