@@ -72,6 +72,8 @@ class ModuleRecord(Record, frozen=True, kw_only=True):
             module that has it. ``None`` while one of them is lazy.
         trainable: those of them that require gradients.
         forward: where its ``forward`` is written, if that is the user's code; ``None`` for a library's.
+        arguments: of torch's own classes and hooks: those that are not as by default, such as
+            ``n_power_iterations=50``.
     """
 
     path: str
@@ -79,6 +81,7 @@ class ModuleRecord(Record, frozen=True, kw_only=True):
     parameters: Whole | None
     trainable: Whole | None
     forward: CodePlace | None = None
+    arguments: tuple[str, ...] = ()
 
 
 class ModuleTime(Record, frozen=True, kw_only=True):

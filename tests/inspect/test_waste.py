@@ -22,6 +22,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
@@ -31,7 +32,12 @@ from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.report.rules.cpus import CompetingThread
 from lightning_modelprof.report.rules.precision import DoublePrecision
-from lightning_modelprof.report.rules.waste import DenseEmbeddings, RepeatedForward, UnusedGradientsRule
+from lightning_modelprof.report.rules.waste import (
+    DenseEmbeddings,
+    RepeatedForward,
+    SlowTorchModule,
+    UnusedGradientsRule,
+)
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import (
     DenseTable,
@@ -224,6 +230,59 @@ def test_what_is_called_again_costs_its_part():
     assert finding.severity is Severity.CRITICAL
     assert [one.line for one in finding.locations] == [40, 39]
     assert finding.locations[0].is_exact
+
+
+class Normed(LightningModule):
+    """Its layer is wrapped, and each of 50 iterations runs some operators."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.layer = wrap(nn.Linear(8, 8), n_power_iterations=50)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [(spectral_norm, "layer.parametrizations.weight.0"), (torch.nn.utils.spectral_norm, "layer")],
+)
+def test_power_iterations_are_named(tmp_path, wrap, path):
+    """The module with its argument, and 49 of 50 parts of its time, whatever that is here."""
+    callback = make_callback(tmp_path, active=0, flops=True)
+    loader = DataLoader(torch.ones(160, 8), batch_size=8)
+    fit_quietly(make_trainer(tmp_path, callback), Normed(wrap), loader)
+    analysis = analyze(callback.run, {}, {})
+    finding = only(SlowTorchModule(warning=0.0, floor_ns=0.0).evaluate(analysis))
+    assert finding.locations[0].module == path
+    assert "n_power_iterations=50" in finding.summary
+    assert "n_power_iterations=1, " in finding.action
+    took_ns = next(one.value for one in finding.evidence if one.label == "forward per step")
+    assert finding.saving_ns_per_step == pytest.approx(took_ns * 49 / 50)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameters", "forward_ms", "severity"),
+    [
+        (("n_power_iterations=50",), 0, 16, Severity.CRITICAL),  # 16 of 20 ms
+        (("n_power_iterations=50",), 10, 16, Severity.CRITICAL),  # torch's hook on a layer
+        (("n_power_iterations=50",), 0, 3, None),
+        (("mode='bicubic'",), 0, 16, Severity.INFO),
+        (("padding=1",), 10, 16, None),  # a layer takes what it takes
+        ((), 0, 16, None),
+    ],
+)
+def test_torch_modules_that_dominate_the_step(arguments, parameters, forward_ms, severity):
+    cost = cost_of(("", 0, 0, 0), ("norm", parameters, forward_ms, 0))
+    modules = tuple(
+        replace(one, arguments=arguments if one.path else (), parameters=parameters if one.path else 10)
+        for one in cost.modules
+    )
+    analysis = analysis_of(steps_of(forward=18, backward=2), cost=replace(cost, modules=modules))
+    assert only(SlowTorchModule().evaluate(analysis)).severity is severity
 
 
 # Gradients that nobody uses

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
+from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.inspect.modules.tensor_memory import unnoticed
-from lightning_modelprof.measure.stored import is_a, named_modules
+from lightning_modelprof.measure.stored import is_a, named_modules, variables_of
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.model_cost import ModuleRecord
 from lightning_modelprof.run.setup import CodePlace
@@ -42,12 +44,14 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     user_code = UserCode((type(root),))
     own: dict[str, list[nn.Parameter]] = {}
     packed: Counter[str] = Counter()
+    arguments: dict[str, tuple[str, ...]] = {}
     counted: set[int] = set()
     for name, module in named_modules(root):
         inner = _unwrapped(module)
         path = path_of.setdefault(id(inner), plain_path(name))
         types[path] = _type_name(inner)
         written[path] = _forward_of(inner, user_code)
+        arguments[path] = _arguments_of(inner)
         packed[path] += packed_elements(module)
         parameters = own.setdefault(path, [])
         for parameter in module._parameters.values():
@@ -55,7 +59,7 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
                 counted.add(id(parameter))
                 parameters.append(parameter)
     return tuple(
-        _record(path, types[path], parameters, packed[path], written[path])
+        _record(path, types[path], parameters, packed[path], written[path], arguments=arguments[path])
         for path, parameters in own.items()
     )
 
@@ -87,7 +91,13 @@ def _type_name(module: nn.Module) -> str:
 
 
 def _record(
-    path: str, type_name: str, parameters: list[nn.Parameter], packed: int, forward: CodePlace | None
+    path: str,
+    type_name: str,
+    parameters: list[nn.Parameter],
+    packed: int,
+    forward: CodePlace | None,
+    *,
+    arguments: tuple[str, ...],
 ) -> ModuleRecord:
     is_known = not any(is_lazy(parameter) for parameter in parameters)
     with unnoticed():
@@ -98,7 +108,29 @@ def _record(
             parameters=sum(parameter.numel() for parameter in parameters) + packed if is_known else None,
             trainable=sum(parameter.numel() for parameter in trainable) if is_known else None,
             forward=forward,
+            arguments=arguments,
         )
+
+
+def _arguments_of(module: nn.Module) -> tuple[str, ...]:
+    """Arguments of torch's own module, and of torch's hooks on any, that are not as by default."""
+    hooks = variables_of(module).get("_forward_pre_hooks") or {}
+    try:
+        return tuple(one for part in (module, *hooks.values()) for one in _changed_arguments(part))
+    except Exception:  # a class that is not what it seems to be
+        return ()
+
+
+def _changed_arguments(part: Any) -> Iterator[str]:
+    kind = type(part)
+    if not kind.__module__.startswith("torch.") or isinstance(part, (FunctionType, MethodType)):
+        return
+    stored = variables_of(part)
+    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+        value = stored.get(name)
+        is_plain = type(value) in (bool, int, float, str)
+        if is_plain and parameter.default is not parameter.empty and value != parameter.default:
+            yield f"{name}={value!r}"
 
 
 class PackedTensor(NamedTuple):

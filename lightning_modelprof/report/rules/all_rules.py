@@ -66,6 +66,7 @@ from lightning_modelprof.report.rules.waste import (
     FrozenLayersComputed,
     ManyCalls,
     RepeatedForward,
+    SlowTorchModule,
     UnusedGradientsRule,
     UnusedOutputs,
 )
@@ -87,6 +88,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ConstantWork(),
     SlowLayerHooks(),
     RepeatedForward(),
+    SlowTorchModule(),
     UnusedGradientsRule(),
     UnusedOutputs(),
     DoublePrecision(),

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.report.advice.lines import location_at
+from lightning_modelprof.report.advice.lines import location_at, module_pace
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -614,6 +614,81 @@ def _calling_line(analysis: Analysis, path: str) -> list[Location]:
             if found is not None:
                 return [replace(location_at(found), inner=None, module=path)]
     return []
+
+
+class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
+    """Torch's own modules without layers that dominate the step, with the arguments that aren't the defaults.
+
+    Parametrizations, modules with a hook of torch's, such as spectral norm, and modules without parameters.
+    Modules of one class with the same arguments are one finding. Of ``n_power_iterations`` the time beyond
+    one iteration is at stake, as if all of it were iterations; of other arguments it isn't known.
+
+    Caveats:
+        Other arguments may change the results of the training.
+    """
+
+    kind: ClassVar[str] = "slow_torch_module"
+    title: ClassVar[str] = "Costly arguments of a torch module"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        (
+            "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
+            " parameters, by class and arguments, if one of these isn't the default; a hint unless it is"
+            " `n_power_iterations`, of which one is left"
+        ),
+        of="of a clean step",
+        where="the modules",
+    )
+    phases: ClassVar[tuple[str, ...]] = ("forward",)
+    takes_time_there: ClassVar[bool] = False
+
+    warning: float = 0.20
+    critical: float = 0.50
+
+    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
+        """One finding for each class with its arguments, clean, or not evaluated without module times."""
+        costs, modules, cost = analysis.step_costs, analysis.modules, analysis.cost
+        if isinstance(costs, Absent):
+            return self.not_evaluated(costs.reason)
+        if isinstance(modules, Absent) or cost is None:
+            return self.not_evaluated("modules were not timed (flops=True does)")
+        times = {one.path: one.forward_ns or 0 for one in modules.modules}
+        groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for one in cost.modules:
+            iterates = any(argument.startswith(_ITERATIONS) for argument in one.arguments)
+            if one.arguments and times.get(one.path) and (iterates or not one.parameters):
+                groups.setdefault((one.type_name, one.arguments), []).append(one.path)
+        found = []
+        for (type_name, arguments), paths in groups.items():
+            took_ns = sum(times[path] for path in paths) * max(1.0, module_pace(analysis))
+            share = took_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+            if share is None or not self.is_found(share, took_ns):
+                continue
+            paths.sort(key=lambda path: -times[path])
+            told = ", ".join(arguments)
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            iterations = next((one for one in arguments if one.startswith(_ITERATIONS)), "")
+            number = int(iterations.removeprefix(_ITERATIONS)) if iterations else 0
+            found.append(
+                self.found(
+                    f"{paths[0]} ({type_name}, {told}){more} takes {milliseconds(took_ns)} per step"
+                    f" ({percent(share)} of a clean step).",
+                    f"Try {_ITERATIONS}1, torch's default (currently {number}). Weights then differ a little."
+                    if number > 1
+                    else f"Check whether you need {told}.",
+                    self.severity(share) if number > 1 else Severity.INFO,
+                    saving_ns=took_ns * (1 - 1 / number) if number > 1 else None,
+                    places=[Location(module=path) for path in paths[:3]],
+                    evidence=[
+                        duration("forward per step", took_ns),
+                        ratio("share of a clean step", share),
+                        count("modules", len(paths)),
+                    ],
+                )
+            )
+        return tuple(found) or self.clean("No torch module with unusual arguments takes much of the step.")
+
+
+_ITERATIONS: Final = "n_power_iterations="
 
 
 def _frozen(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
