@@ -279,6 +279,13 @@ class HotLines(Record, frozen=True, kw_only=True):
                 below_ns += stack.time_ns
         return below_ns / whole_ns if whole_ns else 0.0
 
+    def share_of(self, phase: str, file: str, function_line: int) -> float:
+        """Share of the time of a phase in which the function that begins at this line was running."""
+        stacks = [*self._stacks((phase,))]
+        whole_ns = sum(stack.time_ns for stack in stacks)
+        inside_ns = sum(stack.time_ns for stack in stacks if self._find(stack, file, function_line))
+        return inside_ns / whole_ns if whole_ns else 0.0
+
     def in_part(self, part: str) -> HotLine | None:
         """The line of the user's that most time of one part of the validations inside a fit is spent at.
 

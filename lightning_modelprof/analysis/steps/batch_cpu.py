@@ -51,6 +51,16 @@ class BatchCpu(Record, frozen=True, kw_only=True):
         """Whether batches are there before they are fetched, but for one in ten at most."""
         return self.ready is not None and self.ready >= _NEARLY_ALWAYS
 
+    def idle_cpus(self, step_ns: float) -> int | None:
+        """Whole CPUs that neither this training, its workers nor anybody else uses; ``None`` if unknown.
+
+        Args:
+            step_ns: wall time of a step.
+        """
+        if self.free_cpus is None or step_ns <= 0:
+            return None
+        return max(0, round(self.free_cpus - (self.rest_ns + (self.batch_ns or 0.0)) / step_ns))
+
     def least_step_ns(self, rest_ns: float) -> float | None:
         """The shortest step that the CPUs allow when workers make the batches; ``None`` if it cannot be told.
 

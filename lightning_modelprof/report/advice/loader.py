@@ -34,6 +34,7 @@ _MOSTLY_COMPUTES: Final = 0.5
 """Of the time of a batch."""
 
 _UNSEEN: Final = " There are no workers yet: what is predicted for some is from the times of fetches alone."
+_DEFAULT_PREFETCH: Final = 2
 _CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the training, or do less per sample."
 
 
@@ -50,13 +51,39 @@ def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
     )
 
 
+class Fix(NamedTuple):
+    """One change against the wait, and the most that it saves in a step."""
+
+    action: str
+    saving_ns: float
+
+
+def in_words(fixes: Sequence[Fix]) -> str:
+    """All fixes, the one that saves most first; of those that save about as much the first one."""
+    ranked = list(fixes)
+    most_ns = max(one.saving_ns for one in ranked)
+    first = next(one for one in ranked if one.saving_ns >= _MOST_OF_IT * most_ns)
+    ranked.sort(key=lambda one: (one is not first, -one.saving_ns))
+    return " Or ".join([ranked[0].action, *(_after_or(one.action) for one in ranked[1:])])
+
+
+def fix_up_to(action: str, saving_ns: float) -> Fix:
+    """A change to the code, whose gain only has an upper bound."""
+    return Fix(f"{action} That saves up to {milliseconds(saving_ns)} per step.", saving_ns)
+
+
+def _after_or(action: str) -> str:
+    word = action.partition(" ")[0]
+    return action[:1].lower() + action[1:] if word.isalpha() else action
+
+
 class LoaderAdvice(NamedTuple):
     """What to change about a loader that is waited for.
 
     Attributes:
         action: what to change.
         evidence: the numbers behind it.
-        saving_ns: how much of the wait would go, at best.
+        saving_ns: what the fault costs in a step: how much of the wait would go with the best known fix.
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
         told: what else is to be known, for the full report; a sentence that begins with a space, or ``""``.
@@ -88,18 +115,19 @@ def loader_advice(
     sample_ns = wait_ns / size
     if owner is not None:
         return LoaderAdvice(
-            f"A sample takes {digits(sample_ns / 1e3)} us: that is indexing and joining rows, in code of"
-            f" {owner.package}'s ({owner.where}). A worker would take longer to hand a batch over."
-            f"{owner.cheaper_batches}",
+            "Fetch whole batches instead of single rows: a sample takes"
+            f" {digits(sample_ns / 1e3)} us to index and join, in code of {owner.package}'s"
+            f" ({owner.where}). A worker would take longer to hand a"
+            f" batch over.{owner.cheaper_batches}",
             [count("batch_size", size), duration("one sample", sample_ns)],
             (1 - _SLICED) * wait_ns,
             is_minor=True,
         )
     return LoaderAdvice(
-        f"A sample takes {digits(sample_ns / 1e3)} us: that is indexing and joining rows. Fetch whole"
-        f" batches: {loader.kind}(dataset, batch_size=None,"
+        f"Fetch whole batches: {loader.kind}(dataset, batch_size=None,"
         f" sampler=BatchSampler(RandomSampler(dataset), {size}, drop_last=False)), where dataset[indices]"
-        " slices its tensors, or a __getitems__ that does. A worker would take longer to hand a batch over.",
+        f" slices its tensors, or a __getitems__ that does. A sample takes {digits(sample_ns / 1e3)} us: that"
+        " is indexing and joining rows. A worker would take longer to hand a batch over.",
         [count("batch_size", size), duration("one sample", sample_ns)],
         (1 - _SLICED) * wait_ns,
         is_minor=True,
@@ -131,6 +159,9 @@ def workers_advice(
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for, and the numbers behind it.
 
+    What is waited for is what the fault costs, whatever workers would gain of it. Both fixes are said with
+    what each saves, the bigger one first; cheaper batches go unsaid where workers save nearly all.
+
     Workers are advised where they gain at least a quarter of the wait, by the time that one worker takes for
     a batch, by the CPUs that are free where batches compute, and by what a batch costs to be handed over.
     Where the model of the queue predicts steps from fetches, it says whether workers help, and how many.
@@ -141,7 +172,7 @@ def workers_advice(
         wait_ns: for one batch.
         wall_ns: from one batch to the next, with the wait.
         cpu: what batches and steps take of the CPUs; ``None`` if unknown.
-        queue: what steps would take with workers, where there are none; ``None`` without a prediction.
+        queue: what steps would take with another number of workers; ``None`` without a prediction.
         owner: the library that makes the loader; ``None`` if the user does.
     """
     cheaper = f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
@@ -156,7 +187,7 @@ def workers_advice(
         )
     workers = loader.num_workers
     if cpu is not None and cpu.workers_keep_up:
-        return _handover_advice(workers, wait_ns, cpu)
+        return _handover_advice(loader, wait_ns, cpu, queue, owner)
     rest_ns = max(wall_ns - wait_ns, 1.0)
     batch_ns = wait_ns if workers == 0 else workers * wall_ns
     least_ns = None if cpu is None else cpu.least_step_ns(rest_ns)
@@ -166,9 +197,9 @@ def workers_advice(
         # One CPU stays for the training process.
         advised = min(advised, max(cpus - 1, 1))
     step_ns = max(floor_ns, batch_ns / advised) + (HANDOVER_NS if workers == 0 else 0.0)
-    saving_ns = wall_ns - step_ns if advised > workers else 0.0
+    gain_ns = wall_ns - step_ns if advised > workers else 0.0
     if queue is not None:
-        saving_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
+        gain_ns = saved_by_workers(queue, wait_ns)
     evidence = [
         count("num_workers", workers),
         duration("one worker's time for a batch at most", batch_ns),
@@ -179,59 +210,65 @@ def workers_advice(
         evidence.append(count("usable CPUs", cpus))
     if loader.start_method is not None:
         evidence.append(text("start method", loader.start_method))
-    if saving_ns <= 0 if queue is not None else saving_ns < _WORTH_IT * wait_ns:
+    if gain_ns <= 0 if queue is not None else gain_ns < _WORTH_IT * wait_ns:
         is_short = workers == 0 and wait_ns * (1 - _WORTH_IT) <= HANDOVER_NS
         if queue is not None:
             is_short = is_short or wait_ns - HANDOVER_NS <= WITHIN * wall_ns
-        why = _why_no_worker(workers, cpu, is_short=is_short)
+        why = _why_no_worker(workers, cpu, wall_ns, is_short=is_short)
         return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=is_short)
+    fixes = []
     if queue is not None:
         action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner)
-        if queue.needed_factor is not None:
-            action += f" To gain more: {cheaper[:1].lower()}{cheaper[1:]}"
-        return LoaderAdvice(
-            action, evidence + predicted_evidence(queue), saving_ns, queue.advised.workers, told=_UNSEEN
-        )
-    evidence += [
-        count("num_workers advised", advised),
-        duration("a step with these workers, at best", step_ns),
-    ]
-    parts = [f"{_call(loader, advised, owner)}: num_workers is {workers} now.", _whose_cpu(cpu)]
-    if saving_ns < _MOST_OF_IT * wait_ns:
+        number, told = queue.advised.workers, _UNSEEN
+        evidence += predicted_evidence(queue)
+    else:
         limit = f"this process may use {cpus} CPUs" if least_ns is None else "the workers share the CPUs"
-        parts.append(
-            f"That saves at most {milliseconds(saving_ns)} of the {milliseconds(wait_ns)}, as {limit}."
-            f" To gain more: {cheaper[:1].lower()}{cheaper[1:]}"
-        )
-    return LoaderAdvice(" ".join(parts), evidence, saving_ns, advised)
+        action = f"{_call(loader, advised, owner)}: num_workers is {workers} now. {_whose_cpu(cpu)}"
+        if gain_ns < _MOST_OF_IT * wait_ns:
+            action += f" That saves at most {milliseconds(gain_ns)} per step, as {limit}."
+        number, told = advised, ""
+        evidence += [
+            count("num_workers advised", advised),
+            duration("a step with these workers, at best", step_ns),
+        ]
+    fixes.append(Fix(action, gain_ns))
+    if gain_ns < _MOST_OF_IT * wait_ns:
+        fixes.append(fix_up_to(cheaper, wait_ns))
+    return LoaderAdvice(in_words(fixes), evidence, wait_ns, number, told=told)
+
+
+def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
+    """What a step gains by the advised number of workers; 0 where no other number helps."""
+    return min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
 
 
 def predicted_call(queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None) -> str:
-    """What to write for the number of workers that is advised, what it is now, and what a step would take."""
+    """What to write for the number of workers that is advised, what it is now, and what that saves."""
     present, advised = queue.present, queue.advised
     arguments: dict[str, Any] = {"num_workers": advised.workers}
     now = f"num_workers is {present.workers}"
     if advised.workers and advised.prefetch_factor != present.prefetch_factor:
         arguments["prefetch_factor"] = advised.prefetch_factor
         now += f" and prefetch_factor {present.prefetch_factor}" if present.workers else ""
-    if advised.workers and not is_persistent:
-        arguments["persistent_workers"] = True
+    if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
+        arguments["persistent_workers"] = bool(advised.workers)
+    if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
+        arguments["prefetch_factor"] = None
     call = f"{written_call(kind, arguments, owner)}: {now} now."
+    saved = milliseconds(present.step_ns - advised.step_ns)
+    before, after = milliseconds(present.step_ns), milliseconds(advised.step_ns)
     if queue.computing >= _MOSTLY_COMPUTES and not present.workers:
         # How workers and the training get along on the CPUs is not known before they have run together.
         return (
-            f"{call} At best a step then takes {milliseconds(advised.step_ns)} instead of"
-            f" {milliseconds(present.step_ns)}, as workers share the CPUs with the training: try it."
+            f"{call} That saves at most {saved} per step ({after} instead of {before}), as workers share the"
+            " CPUs with the training: try it."
         )
     low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
-    interval = "" if low == high else f" ({low} to {high})"
+    interval = "" if low == high else f", {low} to {high}"
     most = max(one.workers for one in queue.predictions)
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
     more = f" More than {most} may be better still." if is_last and queue.needed_factor else ""
-    return (
-        f"{call} A step is predicted to take {milliseconds(advised.step_ns)}{interval} instead of"
-        f" {milliseconds(present.step_ns)}.{more}"
-    )
+    return f"{call} That saves about {saved} per step ({after} instead of {before}{interval}).{more}"
 
 
 def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
@@ -246,13 +283,28 @@ def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
     ]
 
 
-def _handover_advice(workers: int, wait_ns: float, cpu: BatchCpu) -> LoaderAdvice:
+def _handover_advice(
+    loader: LoaderSetup, wait_ns: float, cpu: BatchCpu, queue: LoaderQueue | None, owner: Owner | None
+) -> LoaderAdvice:
     """Batches are there before they are fetched: what is waited for is the way from the worker."""
+    evidence = [count("num_workers", loader.num_workers), ratio("batches ready when fetched", cpu.ready)]
+    why = (
+        f"{percent(cpu.ready or 0.0)} of the batches were ready when they were fetched, and taking one from"
+        f" its worker lasts {milliseconds(wait_ns)}"
+    )
+    if queue is not None and not queue.advised.workers and queue.helps:
+        return LoaderAdvice(
+            f"{predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner)} The workers sit"
+            f" idle: {why}; making it lasts {milliseconds(queue.service_ns)}.",
+            [*evidence, *predicted_evidence(queue)],
+            saved_by_workers(queue, wait_ns),
+            0,
+        )
+    unseen = f" Or try num_workers=0, if making one lasts less than {milliseconds(wait_ns)}."
     return LoaderAdvice(
-        f"More workers would not help: {percent(cpu.ready or 0.0)} of the batches were ready when they were"
-        f" fetched. Taking one from its worker lasts {milliseconds(wait_ns)}: make a batch of fewer, larger"
-        " tensors, or of fewer bytes.",
-        [count("num_workers", workers), ratio("batches ready when fetched", cpu.ready)],
+        f"Make a batch of fewer, larger tensors, or of fewer bytes: {why}. More workers would not help."
+        f"{unseen if queue is None else ''}",
+        evidence,
         max(wait_ns - HANDOVER_NS, 0.0),
         is_minor=True,
     )
@@ -279,15 +331,16 @@ def _whose_cpu(cpu: BatchCpu | None) -> str:
     return f"A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
 
 
-def _why_no_worker(workers: int, cpu: BatchCpu | None, *, is_short: bool) -> str:
+def _why_no_worker(workers: int, cpu: BatchCpu | None, wall_ns: float, *, is_short: bool) -> str:
     """Why no worker, or not more of them, are advised; a batch is short that is handed over no faster."""
     if is_short:
         return " A worker would take about as long to hand a batch over."
     if cpu is not None and cpu.is_computing:
         what = "More workers" if workers else "Workers"
+        idle = cpu.idle_cpus(wall_ns)
+        no_cpu = ", and no CPU is free for it" if idle is not None and idle < 1 else ""
         return (
-            f" {what} would not help: a batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and no"
-            " CPU is free for it."
+            f" {what} would not help: a batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time{no_cpu}."
         )
     if cpu is None or cpu.computing is None:
         return (

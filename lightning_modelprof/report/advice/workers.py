@@ -11,7 +11,15 @@ from lightning_modelprof.analysis.source.worker_stacks import busiest
 from lightning_modelprof.analysis.steps.fetch_queue import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, WaitCause, Why, WorkersFacts
-from lightning_modelprof.report.advice.loader import LoaderAdvice, predicted_call, predicted_evidence
+from lightning_modelprof.report.advice.loader import (
+    Fix,
+    LoaderAdvice,
+    fix_up_to,
+    in_words,
+    predicted_call,
+    predicted_evidence,
+    saved_by_workers,
+)
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
@@ -29,6 +37,8 @@ _WHY: Final = {
     Why.WAITS: "samples wait",
     Why.COMPUTES: "samples compute",
 }
+_OF_ALL_BATCHES: Final = (Why.TOO_FEW_WORKERS, Why.WAITS, Why.COMPUTES)
+"""Causes that are the fault of no single part of a batch: cheaper batches end the wait."""
 _MOST_OF_IT: Final = 0.9
 _NEARLY_ALWAYS: Final = 0.9
 _WORTH_SAYING: Final = 0.05
@@ -122,24 +132,36 @@ def cause_advice(
     if cause is None or not wait_ns:
         return None
     queue = None if isinstance(facts.queue, Absent) else facts.queue
-    saving_ns, advised = min(cause.saving_ns, wait_ns), None
-    if queue is not None and cause.why is Why.TOO_FEW_WORKERS:
+    gain_ns = 0.0 if queue is None else saved_by_workers(queue, wait_ns)
+    fixes, advised, number = [], None, ""
+    is_worth_it = cause.why is Why.TOO_FEW_WORKERS or gain_ns >= _WORTH_SAYING * facts.step_ns
+    if queue is None or cause.why is Why.START_UP:
+        pass
+    elif is_worth_it:
+        fixes = [Fix(_more_workers(facts, queue, loader, owner), gain_ns)]
         advised = queue.advised
-        action = _more_workers(facts, queue, loader, owner)
-        if cause.saving_ns < _MOST_OF_IT * wait_ns:
-            action += f" To gain more: {_cheaper(facts)}."
     else:
-        action = _action(facts, cause, cpus, loader, owner)
-        if queue is not None and cause.why is not Why.START_UP:
-            gains = queue.gain >= _WORTH_SAYING
-            more = f"Or {_more_workers(facts, queue, loader, owner)}" if gains else _no_number(queue)
-            action += f" {more}"
+        number = f" {_no_number(queue)}"
+    if cause.why in _OF_ALL_BATCHES:
+        # However cheap, a batch that a worker has made is handed over.
+        left_ns = queue.handover_ns if queue is not None and facts.record.num_workers else 0.0
+        cheaper_ns = max(0.0, wait_ns - left_ns)
+        if not fixes or gain_ns < _MOST_OF_IT * cheaper_ns:
+            fixes.append(fix_up_to(_cheaper(facts), cheaper_ns))
+    else:
+        own_ns, is_first = min(cause.saving_ns, wait_ns), True
+        if cause.why is Why.PICKLING and advised is not None and not advised.workers:
+            own_ns, is_first = min(own_ns, gain_ns), False  # without workers nothing is pickled
+        own = fix_up_to(_action(facts, cause, cpus, loader, owner), own_ns)
+        fixes = [own, *fixes] if is_first else [*fixes, own]
+    saving_ns = max(one.saving_ns for one in fixes)
+    action = in_words(fixes) + number
     if others_ns > facts.step_ns - saving_ns:
         action += f" The other loaders, as they are, make a step {milliseconds(others_ns)}."
         saving_ns = max(0.0, facts.step_ns - others_ns)
     if facts.why is Why.START_UP and cause.why is not Why.START_UP:
         action += " Starting workers at each epoch takes more: see worker_startup."
-    if owner is not None and advised is None:
+    if owner is not None and cause.why is not Why.TOO_FEW_WORKERS:
         action += owner.cheaper_batches
     return LoaderAdvice(
         action,
@@ -162,11 +184,13 @@ def _kind(facts: WorkersFacts, loader: LoaderSetup | None) -> str:
 
 
 def _cheaper(facts: WorkersFacts) -> str:
-    """To make the most expensive call cheaper, as a clause."""
+    """To make the most expensive call cheaper, and why."""
     if facts.is_computing:
-        return f"make {_most(facts)} cheaper; {_KEEP}"
-    share = percent(facts.computing)
-    return f"let {_most(facts)} wait less (only {share} of the workers' time is CPU time); {_KEEP_READ}"
+        return f"Make {_most(facts)} cheaper: {_KEEP}. Making a batch computes ({_cpu_time(facts)})."
+    return (
+        f"Let {_most(facts)} wait less: read fewer, larger pieces, from memory or a faster disk;"
+        f" {_KEEP_READ}. Making a batch mostly waits ({_cpu_time(facts)})."
+    )
 
 
 def _most(facts: WorkersFacts) -> str:
@@ -199,37 +223,30 @@ def _action(
     if cause.why is Why.START_UP:
         call = written_call(_kind(facts, loader), {"persistent_workers": True}, owner)
         return (
-            "The queue is empty when an epoch begins: make epochs longer, or the first samples cheaper."
+            "Make epochs longer, or the first samples cheaper: the queue is empty when an epoch begins."
             if facts.record.is_persistent
             else f"{call}: workers are started at each epoch now."
         )
     if cause.why is Why.THREADS:
         threads = max(one.times.threads or 0 for one in facts.workers)
         return (
-            f"Each of {facts.record.num_workers} workers has up to {threads} threads, on {cpus} CPUs: let"
-            " libraries compute in one thread there, such as by cv2.setNumThreads(0) in worker_init_fn, or by"
-            " OMP_NUM_THREADS=1."
+            "Let libraries compute in one thread in workers, such as by cv2.setNumThreads(0) in"
+            f" worker_init_fn, or by OMP_NUM_THREADS=1: each of {facts.record.num_workers} workers has up to"
+            f" {threads} threads, on {cpus} CPUs."
         )
     if cause.why is Why.PICKLING:
         return (
-            f"Pickling batches takes CPU time as long as {share} of making them. Let the collate function"
-            " make few tensors, which go through shared memory, and no lists of Python objects or NumPy"
-            " arrays."
+            "Let the collate function make few tensors, which go through shared memory, and no lists of"
+            " Python objects or NumPy arrays: pickling batches takes CPU time as long as"
+            f" {share} of making them."
         )
     if cause.why is Why.COLLATE:
         return (
-            f"The collate function takes {share} of the workers' time: join whole arrays at once"
-            " (torch.stack, np.stack, pad_sequence) and not number by number in Python, or make samples of"
-            " one size."
+            "Join whole arrays at once in the collate function (torch.stack, np.stack, pad_sequence) and not"
+            " number by number in Python, or make samples of one size: it takes"
+            f" {share} of the workers' time."
         )
-    if cause.why is Why.SLOW_SAMPLES:
-        return f"{_slow(facts)} Make slow samples cheaper, or drop them."
-    if cause.why is Why.WAITS:
-        return (
-            f"Making a batch mostly waits: {_cpu_time(facts)}. Read fewer,"
-            f" larger pieces, from memory or a faster disk; {_KEEP_READ}."
-        )
-    return f"Making a batch computes ({_cpu_time(facts)}): make {_most(facts)} cheaper; {_KEEP}."
+    return f"Make slow samples cheaper, or drop them: {_slow(facts)}"
 
 
 def _cpu_time(facts: WorkersFacts) -> str:
@@ -253,7 +270,7 @@ def _slow(facts: WorkersFacts) -> str:
     """How many are how slow."""
     batch = facts.batch
     if batch is None:
-        return "Few samples take much longer than the others."
+        return "few take much longer than the others."
     return (
         f"{percent(batch.slow)} of the batches take over {SLOW} times the median of"
         f" {milliseconds(batch.p50_ns)}."

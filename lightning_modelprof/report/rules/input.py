@@ -9,9 +9,10 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.fetch_queue import is_row_by_row
+from lightning_modelprof.analysis.steps.fetch_queue import CHEAP_SAMPLE_NS, is_row_by_row
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.report.advice.loader import (
     FEWER_ITEMS,
     loader_advice,
@@ -19,7 +20,13 @@ from lightning_modelprof.report.advice.loader import (
     sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.advice.workers import cause_advice, longest_of_others, told_of, waited_for
+from lightning_modelprof.report.advice.workers import (
+    busiest_workers,
+    cause_advice,
+    longest_of_others,
+    told_of,
+    waited_for,
+)
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -131,14 +138,17 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         seen = () if isinstance(analysis.workers, Absent) else analysis.workers
         workers = waited_for(analysis)
         is_ready = workers is None and cpu is not None and cpu.workers_keep_up
-        loader = next(iter(loaders[0 if workers is None else workers.record.loader :]), None)
+        idle = busiest_workers(analysis.workers) if is_ready else None
+        busiest = workers or idle
+        loaders = loaders[0 if busiest is None else busiest.record.loader :] or loaders
+        loader = next(iter(loaders), None)
         owner = owner_of_loader(setup, loader)
         advice = sampler_advice(analysis.hot_lines, wait_ns)
         if advice is None and workers is not None:
             others_ns = longest_of_others(seen, workers)
             advice = cause_advice(workers, loader, cpus, owner, others_ns=others_ns)
         if advice is None:
-            queue = _queue(analysis)
+            queue = _queue(analysis, idle)
             advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, queue=queue, owner=owner)
         if workers is not None and cpu is not None and cpu.ready is not None:
             evidence.append(ratio("fetches that found their batch ready", cpu.ready))
@@ -160,9 +170,10 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         )
 
 
-def _queue(analysis: Analysis) -> LoaderQueue | None:
-    """What is predicted with workers where there are none."""
-    return None if isinstance(analysis.fetch_queue, Absent) else analysis.fetch_queue
+def _queue(analysis: Analysis, idle: WorkersFacts | None = None) -> LoaderQueue | None:
+    """What is predicted with workers where there are none, or with other numbers of them where they idle."""
+    found = analysis.fetch_queue if idle is None else idle.queue
+    return None if isinstance(found, Absent) else found
 
 
 def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[CodePlace | Location]:
@@ -355,6 +366,8 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
 
 
 _MIB: Final = 1 << 20
+_TENSORS: Final = "TensorDataset."
+_MOSTLY: Final = 0.5
 
 
 class RepeatedWork(ShareRule, frozen=True, kw_only=True):
@@ -407,8 +420,8 @@ class RepeatedWork(ShareRule, frozen=True, kw_only=True):
         share = wait_ns / wall_ns
         if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
             return self.clean(f"Batches are waited for {milliseconds(wait_ns)} a step.")
-        if is_row_by_row(setup.loaders[0], wait_ns):
-            return self.clean("Samples are rows in memory: there is no work to keep.")
+        if why := _nothing_to_keep(analysis, setup.loaders[0], wait_ns):
+            return self.clean(why)
         if seen is None:
             return self.not_evaluated("samples were not compared (the run is of an older version)")
         compared = [count("samples compared", seen.num_compared), count("the same", seen.num_equal)]
@@ -431,14 +444,38 @@ class RepeatedWork(ShareRule, frozen=True, kw_only=True):
                 f"All {seen.num_compared} samples that were compared are the same each time their index"
                 f" comes ({seen.num_indices} indices); {whole} waits {milliseconds(wait_ns)}"
                 f" ({percent(share)} of it) for its batch.",
-                "Make each sample once and keep it: in a list in memory, in files, or ahead of the training."
-                f" {memory}{each}. What is random has to stay behind what is kept."
+                f"Make each sample once and keep it, in memory or in files. {memory}{each}."
+                " Keep what is random behind it."
                 f"{'' if owner is None else owner.cheaper_batches}",
                 Severity.INFO,
                 places=places_of_batches(setup.loaders),
                 evidence=evidence,
             ),
         )
+
+
+def _nothing_to_keep(analysis: Analysis, loader: LoaderSetup, wait_ns: float) -> str:
+    """Why making the samples once would save nothing, as a sentence; ``""`` where it would."""
+    cpu, workers = analysis.batch_cpu, busiest_workers(analysis.workers)
+    sample_ns = None if workers is None else workers.sample_ns
+    dataset = loader.dataset
+    is_tensors = dataset is not None and dataset.is_library and dataset.name.startswith(_TENSORS)
+    is_cheap = sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS
+    if is_row_by_row(loader, wait_ns) or is_cheap or is_tensors:
+        return "Samples are rows in memory: there is no work to keep."
+    if loader.num_workers and not isinstance(cpu, Absent) and cpu.workers_keep_up:
+        return "The workers have their batches ready: the loop does not wait for samples."
+    share = 0.0 if workers is None else workers.collate
+    place, hot = loader.collate, analysis.hot_lines
+    if (
+        not loader.num_workers
+        and place is not None
+        and place.file
+        and place.line
+        and not isinstance(hot, Absent)
+    ):
+        share = hot.share_of("dataloader", place.file, place.line)
+    return "Most of the wait is for joining samples, not for making them." if share >= _MOSTLY else ""
 
 
 def _mebibytes(size: int) -> str:
