@@ -234,7 +234,7 @@ def test_workers_that_start_anew(tmp_path):
     loader = validation(num_workers=1, worker_init_fn=slow_start)
     finding = finding_of(fit(tmp_path, val=loader))
     assert finding.title.endswith("most of it in Dataloader init")
-    assert finding.action.startswith("Of the validation dataloader: persistent_workers=True, False now")
+    assert finding.action.startswith("persistent_workers=True for the validation dataloader, False now")
     assert finding.locations[0].function == "slow_start"
 
 
@@ -313,7 +313,7 @@ def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
     rest["transfer"] += 400 - fetch_ms - sum(rest.values())
     finding = found(times_of(dataloader=fetch_ms, **rest))
     assert finding.title.endswith("in Dataloader") == is_named
-    assert finding.action.startswith("Of the validation dataloader:") == is_named
+    assert ("This is the validation dataloader." in finding.action) == is_named
     assert finding.locations[0].function == ("V.__getitem__" if is_named else "Net.validation_step")
     assert finding.saving_ns_per_step == 20 * MS
 
@@ -351,7 +351,7 @@ def test_what_the_first_fetches_wait_longer_is_the_workers_start():
     started = found(times, num_workers=2)
     assert started.title.endswith("in Dataloader init")
     assert {one.label: one.value for one in started.evidence}["Dataloader init per validation"] == 120 * MS
-    assert "persistent_workers=True, False now: 2 workers" in started.action
+    assert "persistent_workers=True for the validation dataloader, False now: 2 workers" in started.action
     kept = found(times, num_workers=2, persistent_workers=True)
     assert "persistent_workers=True," not in kept.action
     assert found(times, num_workers=0).title.endswith("in Dataloader")
@@ -395,7 +395,7 @@ def test_on_a_device_its_own_time_says_which_part_it_is():
 def test_pinning_where_it_helps():
     times = times_of(transfer=300, forward=100)
     on_device = replace(SETUP, cuda=DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50))
-    assert "pin_memory=True, False now" in found(times, setup=on_device).action
+    assert "pin_memory=True for the validation dataloader, False now" in found(times, setup=on_device).action
     assert "pin_memory" not in found(times, setup=on_device, pin_memory=True).action
 
 

@@ -416,7 +416,7 @@ def test_batches_that_have_no_cpu_are_said_to_wait_for_one():
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(0.9, "The DataLoader's workers use 4.5 of 8 CPUs"), (0.1, "Measure")]
+    ("share", "said"), [(0.9, "Make the samples of the DataLoader's workers cheaper"), (0.1, "Measure")]
 )
 def test_a_training_thread_without_a_cpu_whose_own_workers_take_them(share, said):
     """24 steps of 20 ms, in which two workers made batches for 1,200 ms each, and computed for a share."""

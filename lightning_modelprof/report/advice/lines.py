@@ -52,17 +52,20 @@ def advice_for(
     place = f"Line {source.line} of {source.function}"
     if source.own_operators >= MANY_OPERATORS:
         return (
-            f"{place} runs {source.own_operators} operators in a step, as a loop over rows does: write it as"
-            " operations on whole tensors. If its result is the same in each step, make it once."
+            f"Write it as operations on whole tensors: {_small(place)} runs {source.own_operators} operators"
+            " in a step, as a loop over rows does. If its result is the same in each step, make it once."
         )
     if source.own_tensors:
         return (
-            f"{place} makes a tensor of Python numbers, or copies one, in every step. If they are always the"
-            " same, make it once, in __init__ with register_buffer; if not, compute them with operations on"
-            " tensors (also torch.arange, torch.full) and not number by number in Python."
+            "Make the tensor once, in __init__ with register_buffer, if its numbers are always the same; if"
+            " not, compute them with operations on tensors (also torch.arange, torch.full) and not number by"
+            f" number in Python. {place} makes or copies a tensor of Python numbers in every step."
         )
     if source.waits:
-        return f"{place} reads values of tensors: check them where the data is loaded, or every some steps."
+        return (
+            "Check values of tensors where the data is loaded, or every some steps:"
+            f" {_small(place)} reads them."
+        )
     hot = analysis.hot_lines
     if growing:
         return growing
@@ -70,11 +73,15 @@ def advice_for(
         return IN_GENERAL.format(where=f"what line {source.line} of {source.function} calls")
     if source.operators == 0:
         return (
-            f"{place} runs no operator of torch: the time is Python's own, or a library's. If the loss does"
-            " not need it, do it every some steps or once an epoch; if it does, do it for the whole batch"
-            " with operations on tensors, or in the Dataset, where workers do it."
+            "Do it every some steps or once an epoch, if the loss does not need it; if it does, do it for the"
+            " whole batch with operations on tensors, or in the Dataset, where workers do it."
+            f" {place} runs no operator of torch: the time is Python's own, or a library's."
         )
     return IN_GENERAL.format(where=where)
+
+
+def _small(place: str) -> str:
+    return place[:1].lower() + place[1:]
 
 
 def _growing_in(analysis: Analysis, file: str | None) -> str:
@@ -84,9 +91,9 @@ def _growing_in(analysis: Analysis, file: str | None) -> str:
         place = next((line for line in one.lines if line.file == file), None)
         if place is not None:
             return (
-                f"self.{one.name} becomes longer in each step (line {place.line}; {one.last_size:,} elements"
-                f" after {one.last_step:,} steps), so what goes through all of it takes longer and longer:"
-                " keep a running sum or count, or do it once, when the epoch ends."
+                "Keep a running sum or count, or do it once, when the epoch ends:"
+                f" self.{one.name} becomes longer in each step (line {place.line}; {one.last_size:,} elements"
+                f" after {one.last_step:,} steps), so what goes through all of it takes longer and longer."
             )
     return ""
 

@@ -136,8 +136,7 @@ def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
         owner=owner_of_loader(part.setup, loader),
     )
     return (
-        f"Of the validation dataloader: {advice.action} Samples that are the same in every validation can be"
-        " made once and kept.",
+        f"{advice.action} This is the validation dataloader.",
         advice.evidence,
     )
 
@@ -147,7 +146,7 @@ def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
     parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
     if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
         parts.append(
-            f"Of the validation dataloader: {_arguments(part, pin_memory=True)}, False now; copies from"
+            f"{_arguments(part, pin_memory=True)} for the validation dataloader, False now; copies from"
             " pageable memory block the host."
         )
     return " ".join(parts) or FEWER_ITEMS, []
@@ -216,13 +215,13 @@ def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
     evidence = [count("num_workers of validation", loader.num_workers)]
     if loader.persistent_workers:
         return (
-            f"Of the validation dataloader: fewer workers than {loader.num_workers}, or less in what a worker"
-            " does first; its workers are kept between validations already.",
+            f"Use fewer workers than {loader.num_workers} in the validation dataloader, or let a worker do"
+            " less first; its workers are kept between validations already.",
             evidence,
         )
     workers = "a worker is" if loader.num_workers == 1 else f"{loader.num_workers} workers are"
     return (
-        f"Of the validation dataloader: {_arguments(part, persistent_workers=True)}, False now: {workers}"
+        f"{_arguments(part, persistent_workers=True)} for the validation dataloader, False now: {workers}"
         " started in each validation.",
         evidence,
     )

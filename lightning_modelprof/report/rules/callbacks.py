@@ -277,8 +277,8 @@ _WORTH: Final = 0.1
 
 
 _HELP: Final = {
-    FORWARD: "Calling a metric computes its value for every batch: call its update(...) in the step, and its"
-    " compute() at the epoch's end.",
+    FORWARD: "Call the metric's update(...) in the step, and its compute() at the epoch's end: calling the"
+    " metric itself computes its value for every batch.",
     UPDATE: "Put metrics of the same inputs into one MetricCollection, whose compute groups update once, or"
     " collect outputs and update the metrics at the epoch's end.",
     COMPUTE: "Compute metrics at the epoch's end (on_train_epoch_end), not in every step.",
@@ -404,11 +404,9 @@ def _action(calls: LoggingCalls, every: int) -> str:
     told = [_help(kind, every) for kind in kinds if shares[kind] >= _WORTH * calls.share]
     given = [(option, line) for line in calls.lines if line.call is not None for option in line.call.options]
     if RANKS not in kinds and any(option == "sync_dist" and not line.package for option, line in given):
-        told.append("sync_dist=True in a step makes ranks wait for each other: use it with on_step=False.")
+        told.append("Use sync_dist=True with on_step=False: in a step it makes ranks wait for each other.")
     if any(option == "prog_bar" for option, _ in given):
-        told.append(
-            "prog_bar=True reads the value in every refresh of the bar: keep it for one or two values."
-        )
+        told.append("Keep prog_bar=True for one or two values: it reads them in every refresh of the bar.")
     return " ".join(told)
 
 
@@ -416,20 +414,20 @@ def _help(kind: str, every: int) -> str:
     if kind == LOGGER:
         steps = every if every > 1 else 50
         return (
-            "A logger that is called itself writes at every call, whatever log_every_n_steps is. Call it"
-            f" every {steps} steps (if self.global_step % {steps} == 0), with one dict for all values, or"
-            " leave them to self.log_dict, which gives them to the loggers when they write."
+            f"Call the logger every {steps} steps (if self.global_step % {steps} == 0), with one dict for all"
+            " values, or leave them to self.log_dict, which gives them to the loggers when they write. A"
+            " logger that is called itself writes at every call, whatever log_every_n_steps is."
         )
     if kind != LOG:
         return _HELP[kind]
     per_epoch = (
-        "What is looked at once an epoch needs no call for each batch: add it up and log it at the epoch's"
-        " end, with on_step=False, on_epoch=True."
+        "Add up what is looked at once an epoch, and log it at the epoch's end, with on_step=False,"
+        " on_epoch=True."
     )
     if every <= 1:  # 0 outside of a fit's steps
         return per_epoch
     return (
-        f"Each self.log takes as long whether a logger writes it or not, and they write every {every} steps:"
-        f" log only there (if (self.global_step + 1) % {every} == 0), with one self.log_dict for what belongs"
-        f" together. {per_epoch}"
+        f"Log only every {every} steps (if (self.global_step + 1) % {every} == 0), as loggers write, with one"
+        " self.log_dict for what belongs together: a self.log takes as long whether a logger writes it or"
+        f" not. {per_epoch}"
     )

@@ -66,10 +66,13 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         if costs.cpu_wait_share is not None and costs.cpu_wait_share >= self.most_wait:
             waited = percent(costs.cpu_wait_share)
             return self.not_evaluated(f"no CPU was free: the training thread waited for one in {waited}")
-        workers = sum(one.num_workers or 0 for one in setup.loaders)
+        present = sum(one.num_workers or 0 for one in setup.loaders)
         cpu = analysis.batch_cpu
-        workers = max(workers, _advised_workers(costs, setup, cpu))
+        workers = max(present, _advised_workers(costs, setup, cpu))
         free = setup.usable_cpus - setup.local_world_size * (1 + workers)
+        idle = None if isinstance(cpu, Absent) else cpu.idle_cpus(usual_step(costs, costs.typical).ns)
+        if idle is not None:
+            free = min(free, idle - (workers - present))
         share = costs.typical.share("forward", "backward")
         evidence = [
             count("threads of torch", setup.num_threads),
@@ -77,7 +80,10 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
             ratio("forward and backward", share),
         ]
         if setup.num_threads > 1 or free <= 0 or share is None or share < self.least_share:
-            return self.clean(f"torch has {setup.num_threads} threads on {setup.usable_cpus} CPUs.", evidence)
+            used = "" if free > 0 or setup.num_threads > 1 else ", of which none is free"
+            return self.clean(
+                f"torch has {setup.num_threads} threads on {setup.usable_cpus} CPUs{used}.", evidence
+            )
         if isinstance(cpu, Absent):
             return self.not_evaluated(cpu.reason)
         evidence.append(ratio("the training thread's CPU time, without batches", cpu.thread_share))
@@ -211,8 +217,8 @@ def _own_workers(analysis: Analysis) -> str:
     if used < cpus / 2:
         return ""
     return (
-        f"The DataLoader's workers use {digits(used)} of {cpus} CPUs themselves: make their samples cheaper,"
-        " or give this job more CPUs. If others run here, measure again without them."
+        "Make the samples of the DataLoader's workers cheaper, or give this job more CPUs: these workers use"
+        f" {digits(used)} of {cpus} CPUs themselves. If others run here, measure again without them."
     )
 
 

@@ -173,8 +173,8 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
             "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
             f" are mostly overhead.{sequences if loop.calls_modules else ''}"
             if loop.operators
-            else "If they are always the same, make them once, in __init__ with register_buffer, or on the"
-            " device (torch.arange, torch.full); if not, keep what they are made of in tensors.",
+            else "Make them once, in __init__ with register_buffer, or on the device (torch.arange,"
+            " torch.full), if they are always the same; if not, keep what they are made of in tensors.",
             self.severity((took_ns + backward_ns) / wall_ns),
             saving_ns=took_ns + backward_ns,
             places=[

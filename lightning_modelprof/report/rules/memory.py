@@ -320,7 +320,7 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
             self.found(
                 f"{percent(share)} of the device's memory was reserved: a longer batch may not fit, and the"
                 " allocator may have to free and ask again, which waits for the device.",
-                "A smaller batch with accumulate_grad_batches, activation checkpointing, or"
+                "Use a smaller batch with accumulate_grad_batches, activation checkpointing, or"
                 " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True if much of it is unused.",
                 Severity.CRITICAL if share >= self.critical else Severity.WARNING,
                 evidence=evidence,
@@ -402,7 +402,7 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
         return (
             self.found(
                 _summary(event),
-                f"To try, what should give most first: {'; '.join(names)}.",
+                f"Try this, what should give most first: {'; '.join(names)}.",
                 Severity.CRITICAL,
                 places=_places(event),
                 evidence=[

@@ -192,7 +192,7 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
             f"Trainer(log_every_n_steps={max(50, every * 10)}): {every} now, with {names}; or make"
             " log_metrics hand its work to another thread."
             if names
-            else "There is no logger: look at what self.log() is given, and what is computed for it."
+            else "Look at what self.log() is given, and what is computed for it: there is no logger."
         )
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
@@ -353,8 +353,8 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
                 f"Before the first step {passes} ({percent(share)} of all that was seen); most of it,"
                 f" {milliseconds(max(most.after_ns, most.total_ns))}, {'after' if is_gap else 'in'}"
                 f" {most.label}.",
-                "That is Lightning's own work between two actions: loading a checkpoint, moving the model to"
-                " the device, starting the dataloader's workers."
+                "Look at what Lightning itself does between two actions: it loads a checkpoint, moves the"
+                " model to the device, or starts the dataloader's workers."
                 if is_gap
                 else f"Keep on disk what {most.label} makes, so that the next run reads it, or leave it out.",
                 Severity.INFO,

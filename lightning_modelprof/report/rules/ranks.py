@@ -134,7 +134,7 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
             f" Either they wait there for {rank}. Or, if ranks meet in {phase}: the others are late in"
             f" {waiting}, and {rank} waits for them. It costs a step {milliseconds(late.cost_ns)}"
             f" ({percent(late.cost_ns / skew.step_ns)}).",
-            f"Traces of all ranks tell who waits (Waiting for other ranks). Then look at {phase} on {rank},"
+            f"Record traces of all ranks to see who waits. Then look at {phase} on {rank},"
             f" or at {waiting} on the others.",
             Severity.INFO,
             title=f"Ranks differ: {rank} in {phase}, the others in {waiting}",

@@ -32,26 +32,25 @@ from lightning_modelprof.run.steps import SPECIAL
 from lightning_modelprof.units import milliseconds, percent
 
 _ADVICE: Final = {
-    COLLECTOR: "gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
+    COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
     " through what stays; or gc.disable(), and gc.collect() at the end of each epoch.",
     MACHINE: "Give this job CPUs of its own, or run the others elsewhere.",
-    "dataloader": "Some batches take long: look at what they read. With workers, a larger prefetch_factor"
-    " evens them out.",
+    "dataloader": "Look at what slow batches read. With workers, a larger prefetch_factor evens them out.",
     "checkpoint": "Save less often, or asynchronously.",
-    "callbacks": "Table Callbacks says which one; let it do less, or less often.",
+    "callbacks": "Let the slow callback do less, or less often: table Callbacks says which one.",
     "logging": "Log less often, or hand the work to another thread.",
 }
 
 
-_USUAL_ADVICE: Final = "Table Slow steps says where each one's time went."
+_USUAL_ADVICE: Final = "See table Slow steps for where each one's time went."
 
 
 def _advice(analysis: Analysis, cause: str) -> str:
     workers = () if isinstance(analysis.workers, Absent) else analysis.workers
     if cause == "dataloader" and any(not isinstance(one.queue, Absent) for one in workers):
         return (
-            "Some batches take long: look at what they read. Table Number of workers says whether a larger"
-            " prefetch_factor evens them out."
+            "Look at what slow batches read. Table Number of workers says whether a larger prefetch_factor"
+            " evens them out."
         )
     return _ADVICE.get(cause, _USUAL_ADVICE)
 

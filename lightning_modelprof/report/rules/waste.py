@@ -585,8 +585,8 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
             self.found(
                 f"A step calls {worst.path} {number:,} times, which takes {milliseconds(taken_ns)}"
                 f" ({percent(share)} of a clean step).",
-                f"If the calls do not need each other's results, put their inputs into one batch and call"
-                f" {worst.path} once (torch.cat or torch.stack before, split after).",
+                f"Put the inputs of all calls into one batch and call {worst.path} once (torch.cat or"
+                " torch.stack before, split after), if no call needs another one's result.",
                 Severity.WARNING,
                 title=f"{worst.path} is called {number:,} times in a step",
                 places=_calling_line(analysis, worst.path),

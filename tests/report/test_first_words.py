@@ -1,0 +1,68 @@
+"""The first words of a finding's advice are the change: nothing else is read where room is short."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import lightning_modelprof.report
+
+REPORT = Path(lightning_modelprof.report.__file__).parent
+FILES = sorted((*REPORT.glob("rules/*.py"), *REPORT.glob("advice/*.py")))
+MAKERS = {"LoaderAdvice": 0, "Fix": 0, "fix_up_to": 0, "found": 1, "_idiom": 1}
+"""What is given the advice, and as which argument."""
+ADVISING = ("action", "advice_for", "_action", "_cheaper", "_own_workers", "_line_advice", "_growing_in")
+"""Functions that return it."""
+NO_CHANGE = {
+    *("a", "an", "the", "that", "this", "it", "its", "they", "there", "line", "lines", "each", "some", "few"),
+    *("more", "most", "such", "in", "of", "at", "on", "by", "to", "if", "where", "when", "as", "what", "no"),
+    *("decompositions", "batches", "samples", "traces", "workers", "joining", "making", "pickling"),
+    *("looking", "filtering", "reading"),
+}
+
+
+def heads(node):
+    """The texts that an expression may begin with, as far as they are constants."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return heads(node.values[0]) if node.values else []
+    if isinstance(node, ast.IfExp):
+        return [*heads(node.body), *heads(node.orelse)]
+    if isinstance(node, ast.BoolOp):
+        return [text for one in node.values for text in heads(one)]
+    if isinstance(node, ast.BinOp):
+        return heads(node.left)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        return heads(node.func.value)
+    return []
+
+
+def advice_in(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in MAKERS and len(node.args) > MAKERS[name]:
+                yield from heads(node.args[MAKERS[name]])
+        if isinstance(node, ast.FunctionDef) and node.name in ADVISING:
+            for one in ast.walk(node):
+                if isinstance(one, ast.Return) and one.value is not None:
+                    yield from heads(one.value)
+
+
+def is_change(text):
+    word = text.split(" ")[0].strip(",:;").lower()
+    return word not in NO_CHANGE and not word[:1].isdigit()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_advice_begins_with_the_change(file):
+    wrong = [text for text in advice_in(ast.parse(file.read_text())) if text and not is_change(text)]
+    assert not wrong
+
+
+def test_a_reason_is_seen_to_be_none():
+    tree = ast.parse("self.found('s', f'Pickling batches takes {x}.' if y else 'Set a=1.', z)")
+    assert [is_change(text) for text in advice_in(tree)] == [False, True]
