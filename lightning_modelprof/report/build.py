@@ -336,7 +336,9 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
         findings = rule.evaluate(analysis)
         if rule.takes_time_there:
             findings = tuple(rule.at_lines(finding, analysis) for finding in findings)
-            findings = tuple(with_idiom(finding, analysis.info.created) for finding in findings)
+            workers = analysis.worker_stacks
+            sampled = (analysis.hot_lines, workers if isinstance(workers, Absent) else workers.hot_lines)
+            findings = tuple(with_idiom(one, analysis.info.created, *sampled) for one in findings)
         return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
         return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")

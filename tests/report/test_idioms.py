@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.report.advice.idioms import IDIOMS, idiom_advice, with_idiom
 from lightning_modelprof.report.model import Finding, Location, Severity, Status
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 
 NOON = "2026-05-01T12:00:00+00:00"
 
@@ -18,16 +21,30 @@ NOON = "2026-05-01T12:00:00+00:00"
         ("for _, row in frame.iterrows():", "whole columns"),
         ("frame = pd.read_csv(self.paths[index])", "Read the file once"),
         ("data = np.load(path)", "mmap_mode"),
-        ("index = rng.choice(self.n, p=self.p)", "draw many at once"),
+        ("index = rng.choice(self.n, p=self.p)", "Draw many at once"),
         ("auc = roc_auc_score(target, score)", "once an epoch"),
-        ("norms = torch.linalg.svdvals(weight)", "Decompositions"),
+        ("norms = torch.linalg.svdvals(weight)", "Decompose"),
         ("self.best = copy.deepcopy(model.state_dict())", "Copy only"),
         ("frame.to_csv(self.path)", "Write once"),
-        ("self.all = torch.cat([self.all, new])", "Joining copies"),
+        ("self.all = torch.cat([self.all, new])", "Keep running sums"),
+        ("self.all[key] = np.append(self.all[key], new)", "Keep running sums"),
+        ("x = torch.cat([x, skip], dim=1)", ""),
+        ("return torch.cat([self.up(x), self.skip], 1)", ""),
         ("rows = features.tolist()", ".tolist()"),
         ("x = torch.tensor(rows)", "from_numpy"),
+        ("x = torch.tensor([row.x for row in rows])", "from_numpy"),
+        ("x = torch.tensor(self.tokenizer(text).ids)", ""),
+        ("x = torch.tensor([self.tokenizer.encode(text)])", ""),
+        ("row = self.df.iloc[index]", "Take the columns out"),
+        ('text = self.frame.loc[int(index), "text"]', "Take the columns out"),
+        ("one = self.table.at[index, 'x']", "Take the columns out"),
+        ("part = self.df.loc[self.df.user == user]", "Group the rows"),
+        ("gc.collect()", "Call gc.collect()"),
+        ("torch.cuda.empty_cache()", "Call gc.collect()"),
+        ("self.net.apply(self.start)", ""),
+        ("order = torch.argsort(scores)", ""),
         ("at = self.nodes.index(node)", "a dict or a set"),
-        ("one = frame[frame.patient == patient]", "group them once"),
+        ("one = frame[frame.patient == patient]", "Group the rows once"),
         ("order = sorted(self.lengths)", "Sort once"),
         ("loss = self.head(hidden)  # np.load(path) was slow", ""),
         ("x = self.index + 1", ""),
@@ -54,27 +71,89 @@ def finding(path, **changes):
     )
 
 
-def test_the_innermost_line_is_read(tmp_path):
+def samples(*stacks):
+    """Samples of 1 ms each: (how many, then places as (file, line) or a package, outermost first)."""
+    frames, found = [], []
+    for count, *places in stacks:
+        for place in places:
+            file, line = (f"/lib/{place}/x.py", 1) if isinstance(place, str) else (str(place[0]), place[1])
+            module = place if isinstance(place, str) else "data"
+            frames.append(
+                StackFrame(
+                    file=file,
+                    line=line,
+                    function="f",
+                    function_line=1,
+                    module=module,
+                    is_users=not isinstance(place, str),
+                )
+            )
+        numbers = tuple(range(len(frames) - len(places), len(frames)))
+        found.append(SampledStack(phase="dataloader", frames=numbers, samples=count, time_ns=count * 10**6))
+    return HotLines(samples=StackSamples(frames=tuple(frames), stacks=tuple(found), samples=len(found)))
+
+
+def file_of(tmp_path, *lines):
     file = tmp_path / "data.py"
-    file.write_text("def f():\n    x = np.load(path)\n    y = x.tolist()\n")
+    file.write_text("def f():\n" + "".join(f"    {line}\n" for line in lines))
     os.utime(file, (0, 0))
-    assert with_idiom(finding(file), NOON).action.startswith("Load it once")
+    return file
+
+
+def test_a_pattern_applies_only_to_the_line_that_takes_the_time(tmp_path):
+    """The outer line loads a file in 2 of 10 samples; the other 8 are in a line that it calls."""
+    file = file_of(tmp_path, "x = np.load(read(path))", "y = slow(x)", "z = x.tolist()")
     inner = Location(file=str(file), line=3, function="g", is_exact=True)
-    assert with_idiom(finding(file, inner=inner), NOON).action.startswith("Keep tensors")
+    hot = samples((2, (file, 2)), (8, (file, 2), (file, 3)))
+    assert with_idiom(finding(file), NOON, hot).action == "Do less."
+    assert with_idiom(finding(file, inner=inner), NOON, hot).action == "Do less."
+    hot = samples((2, (file, 2)), (8, (file, 2), (file, 4)))
+    assert with_idiom(finding(file, inner=replace(inner, line=4)), NOON, hot).action.startswith(
+        "Keep tensors"
+    )
+    # Nor to a second place that takes less, nor without samples there.
+    both = finding(file)
+    both = replace(both, locations=(replace(both.locations[0], line=3), *both.locations))
+    assert with_idiom(both, NOON, samples((8, (file, 3)), (6, (file, 2)))).action == "Do less."
+    assert with_idiom(finding(file), NOON, samples((8, (file, 3)))).action == "Do less."
+    assert with_idiom(finding(file), NOON, Absent("nothing was sampled")).action == "Do less."
+    # The workers' samples are as good.
+    said = with_idiom(finding(file), NOON, Absent(""), samples((8, (file, 2)))).action
+    assert said.startswith("Load it once")
+
+
+@pytest.mark.parametrize(
+    ("line", "below", "said"),
+    [
+        ("x = torch.tensor(ids)", None, True),
+        ("x = torch.tensor(ids)", "transformers", False),
+        ("row = self.df.iloc[i]", "pandas", True),
+        ("row = self.grid.iloc[i]", None, False),
+        ("x = np.load(path)", "numpy", True),
+        ("x = frame.apply(lambda row: row)", "pandas", True),
+        ("x = self.net.apply(lambda one: one)", "torch", False),
+    ],
+)
+def test_what_runs_below_a_line_is_evidence(tmp_path, line, below, said):
+    file = file_of(tmp_path, line)
+    hot = samples((8, (file, 2), *([below] if below else [])), (3, (file, 2), "re"))
+    assert (with_idiom(finding(file), NOON, hot).action != "Do less.") is said
 
 
 def test_a_file_that_changed_since_is_not_read(tmp_path):
     file = tmp_path / "data.py"
     file.write_text("def f():\n    x = np.load(path)\n")
-    assert with_idiom(finding(file), NOON).action.startswith("Load") is (file.stat().st_mtime < 1777636800)
+    assert with_idiom(finding(file), NOON, samples((9, (file, 2)))).action.startswith("Load") is (
+        file.stat().st_mtime < 1777636800
+    )
     os.utime(file, (4e9, 4e9))
-    assert with_idiom(finding(file), NOON).action == "Do less."
+    assert with_idiom(finding(file), NOON, samples((9, (file, 2)))).action == "Do less."
 
 
 def test_what_was_typed_into_a_notebook_is_read(monkeypatch):
     cell, text = "/tmp/ipykernel_1/23.py", "def f():\n    x = np.load(path)\n"
     monkeypatch.setattr(linecache, "cache", {cell: (len(text), None, text.splitlines(keepends=True), cell)})
-    assert with_idiom(finding(cell), NOON).action.startswith("Load it once")
+    assert with_idiom(finding(cell), NOON, samples((9, (cell, 2)))).action.startswith("Load it once")
 
 
 @pytest.mark.parametrize("changes", [{"is_exact": False}, {"package": "torch"}, {"file": None}])
@@ -82,4 +161,4 @@ def test_other_places(tmp_path, changes):
     file = tmp_path / "data.py"
     file.write_text("def f():\n    x = np.load(path)\n")
     os.utime(file, (0, 0))
-    assert with_idiom(finding(file, **changes), NOON).action == "Do less."
+    assert with_idiom(finding(file, **changes), NOON, samples((9, (file, 2)))).action == "Do less."

@@ -7,30 +7,55 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.report.model import Finding, Location, Status
 
 
 class Idiom(NamedTuple):
-    """A pattern in a line of source, and what to do there."""
+    """A pattern in a line of source, what to do there, and what must run below the line.
+
+    ``below`` is a package that most of the line's time must be in, ``""`` for nothing at all, as of functions
+    that are written in C, or ``None`` where it doesn't matter.
+    """
 
     pattern: re.Pattern[str]
     advice: str
+    below: str | None
 
 
-def _idiom(pattern: str, advice: str) -> Idiom:
-    return Idiom(re.compile(pattern), advice)
+def _idiom(pattern: str, advice: str, below: str | None = None) -> Idiom:
+    return Idiom(re.compile(pattern), advice, below)
 
+
+_JOINED: Final = r"(np\.append|np\.concatenate|np\.[vh]?stack|torch\.cat|torch\.stack|pd\.concat)"
 
 IDIOMS: Final = (
     _idiom(
-        r"\b(iterrows|itertuples)\(|\.apply\(.*(axis=1|lambda)|np\.vectorize",
-        "A DataFrame's rows one by one are slow: work on whole columns, or on .to_numpy() once.",
+        r"\bgc\.collect\(|\bempty_cache\(",
+        "Call gc.collect() and empty_cache() once per epoch or not at all: memory is reused without them.",
+    ),
+    _idiom(
+        r"\b(iterrows|itertuples)\(|\.apply\(.*axis=1|np\.vectorize",
+        "Work on whole columns, or on .to_numpy() once: a DataFrame's rows one by one are slow.",
+    ),
+    _idiom(
+        r"\.apply\(.*lambda",
+        "Work on whole columns, or on .to_numpy() once: .apply() calls Python for each value.",
+        below="pandas",
+    ),
+    _idiom(
+        r"\.i?loc\[\s*(?!\w*mask)(int\()?[\w.]+\)?\s*(,\s*[^\]=<>&|]*)?\]|\.i?at\[",
+        "Take the columns out of the DataFrame once, in __init__ (.to_numpy(), .tolist()), and index those:"
+        " to pick a row of a DataFrame is slow.",
+        below="pandas",
     ),
     _idiom(
         r"\b(read_csv|read_parquet|read_json|read_pickle|h5py\.File|netCDF4\.Dataset)\(",
@@ -42,7 +67,7 @@ IDIOMS: Final = (
     ),
     _idiom(
         r"\.choice\(.*\bp=|\bmultinomial\(.*\b1\b",
-        "A draw with weights goes through all of them: draw many at once (size=n, num_samples=n).",
+        "Draw many at once (size=n, num_samples=n): a draw with weights goes through all of them.",
     ),
     _idiom(
         r"\b(roc_auc_score|average_precision_score|confusion_matrix|f1_score|silhouette_score|TSNE|UMAP|PCA)\(",
@@ -50,7 +75,7 @@ IDIOMS: Final = (
     ),
     _idiom(
         r"\b(svd|svdvals|svd_lowrank|eig|eigh|eigvals|eigvalsh|pinv|matrix_rank|matrix_exp)\(|ord=2\b",
-        "Decompositions of matrices are expensive: do it every some steps, or without one.",
+        "Decompose the matrix every some steps, or do without: decompositions are expensive.",
     ),
     _idiom(
         r"\bdeepcopy\(",
@@ -62,60 +87,118 @@ IDIOMS: Final = (
         "Write once an epoch, or only what is new.",
     ),
     _idiom(
-        r"\bnp\.append\(|\bnp\.concatenate\(|\btorch\.cat\(|\bpd\.concat\(|\bnp\.v?stack\(",
-        "Joining copies all of it: keep running sums, or collect in a list and join once.",
+        rf"(?P<grown>self(\.\w+)+(\[\w+\])?)\s*=\s*{_JOINED}\(.*(?P=grown)(?!\w)",
+        "Keep running sums, or collect in a list and join once: joining copies all of it.",
     ),
-    _idiom(r"\.tolist\(\)", "Keep tensors or arrays: .tolist() makes a Python object of each number."),
     _idiom(
-        r"\b(torch\.(tensor|as_tensor)|(Float|Double|Long|Int)Tensor)\(",
-        "A tensor of a list is slow, as its numbers are converted one by one: compute with NumPy arrays, and"
-        " pass one array to torch.from_numpy (np.stack makes one of several).",
+        r"\.tolist\(\)",
+        "Keep tensors or arrays: .tolist() makes a Python object of each number.",
+        below="",
+    ),
+    _idiom(
+        r"\b(torch\.(tensor|as_tensor)|(Float|Double|Long|Int)Tensor)\(\s*([\w.]+(\[[^()]*\])?|\[[^()]*)\s*[,)]",
+        "Compute with NumPy arrays, and pass one array to torch.from_numpy (np.stack makes one of several): a"
+        " tensor of a list is slow, as its numbers are converted one by one.",
+        below="",
     ),
     _idiom(
         r"\.(index|count)\(|\bnot in self\.\w+|\bif \w+ in self\.\w+",
-        "Looking through a list takes longer the longer it is: a dict or a set answers at once.",
+        "Look it up in a dict or a set, which answers at once: looking through a list takes longer the longer"
+        " it is.",
+        below="",
     ),
     _idiom(
         r"\b\w*(df|frame|ratings|table|events|rows)\w*\[.*==|\.loc\[|\.query\(|\.isin\(",
-        "Filtering goes through all rows: group them once (dict(tuple(df.groupby(key)))) and look up.",
+        "Group the rows once (dict(tuple(df.groupby(key)))) and look up: filtering goes through all of them.",
     ),
-    _idiom(r"\bsorted\(|\.sort\(|\bargsort\(", "Sort once and keep the order."),
+    _idiom(
+        r"\bsorted\(self\.|\bself\.[\w.]+\.(sort|argsort)\(|\bargsort\(self\.",
+        "Sort once and keep the order.",
+    ),
 )
 """In the order in which they are tried: the first that fits is said."""
 
 
-def idiom_advice(line: str) -> str:
-    """What to do at a line of source; ``""`` where nothing is known of what stands there."""
+class _LineTime(NamedTuple):
+    """How long a line took by samples, and for how much of that it was the innermost line of the user's.
+
+    ``below`` is by package what ran below it then, ``""`` standing for nothing.
+    """
+
+    whole_ns: int
+    own_ns: int
+    samples: int
+    below: Mapping[str, int]
+
+
+def idiom_advice(line: str, below: Collection[str] | None = None) -> str:
+    """What to do at a line of source; ``""`` where nothing is known of what stands there.
+
+    Args:
+        line: of source.
+        below: packages that most of its time is in, ``""`` for nothing but the line itself; ``None`` if it
+            doesn't matter.
+    """
     code = line.partition("#")[0]
-    return next((one.advice for one in IDIOMS if one.pattern.search(code)), "")
+    fits = (one for one in IDIOMS if below is None or one.below is None or one.below in below)
+    return next((one.advice for one in fits if one.pattern.search(code)), "")
 
 
-def with_idiom(finding: Finding, created: str) -> Finding:
-    """The same finding, what is known of a call at its lines first in its action.
+def with_idiom(finding: Finding, created: str, *sampled: HotLines | Absent) -> Finding:
+    """The same finding, what is known of a call at the line that takes its time first in its action.
 
     Args:
         finding: whose places take the time.
         created: when the run began, ISO 8601.
+        sampled: what samples say of the training thread, and of workers.
     """
     if finding.status is not Status.FOUND:
         return finding
-    for place in finding.locations[:2]:
-        for one in _inwards(place):
-            advice = _line_advice(one, created)
-            if advice and advice not in finding.action:
-                return replace(finding, action=f"{advice} {finding.action}")
-    return finding
+    lines = [hot for hot in sampled if not isinstance(hot, Absent)]
+    timed = [(place, _time_at(place, lines)) for place in map(_innermost, finding.locations[:2])]
+    place, taken = max(timed, key=lambda one: one[1].own_ns, default=(None, _NO_TIME))
+    if place is None or taken.samples < _LEAST_SAMPLES or 2 * taken.own_ns < taken.whole_ns:
+        return finding
+    below = [name for name, time_ns in taken.below.items() if 2 * time_ns >= taken.own_ns]
+    advice = _line_advice(place, created, below)
+    known = not advice or advice in finding.action
+    return finding if known else replace(finding, action=f"{advice} {finding.action}")
 
 
-def _inwards(place: Location) -> Iterator[Location]:
-    """The innermost line first."""
-    if place.inner is not None:
-        yield from _inwards(place.inner)
-    if place.is_exact:
-        yield place
+_LEAST_SAMPLES: Final = 3
+_NO_TIME: Final = _LineTime(0, 0, 0, {})
 
 
-def _line_advice(place: Location, created: str) -> str:
+def _innermost(place: Location) -> Location:
+    return place if place.inner is None else _innermost(place.inner)
+
+
+def _time_at(place: Location, sampled: Sequence[HotLines]) -> _LineTime:
+    if not place.is_exact:
+        return _NO_TIME
+    whole_ns = own_ns = samples = 0
+    below: Counter[str] = Counter()
+    for hot in sampled:
+        for stack in hot.samples.stacks:
+            frames = [hot.samples.frames[number] for number in stack.frames]
+            at = [
+                number
+                for number, one in enumerate(frames)
+                if (one.file, one.line) == (place.file, place.line)
+            ]
+            if not at:
+                continue
+            whole_ns += stack.time_ns
+            inner = frames[at[-1] + 1 :]
+            if not any(one.is_users for one in inner):
+                own_ns, samples = own_ns + stack.time_ns, samples + stack.samples
+                below.update(
+                    dict.fromkeys({one.module.partition(".")[0] for one in inner} or {""}, stack.time_ns)
+                )
+    return _LineTime(whole_ns, own_ns, samples, below)
+
+
+def _line_advice(place: Location, created: str, below: Collection[str]) -> str:
     if place.file is None or place.line is None or place.package:
         return ""
     try:
@@ -124,4 +207,4 @@ def _line_advice(place: Location, created: str) -> str:
             return ""
     except (OSError, ValueError):
         return ""
-    return idiom_advice(linecache.getline(place.file, place.line))
+    return idiom_advice(linecache.getline(place.file, place.line), below)
