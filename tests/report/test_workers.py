@@ -862,6 +862,25 @@ def test_the_start_of_workers_says_how_long_one_takes():
         assert evidence(one).get("start of a worker until its first sample") == expected
 
 
+@pytest.mark.parametrize(("batch_ms", "saved_ms"), [(40, 280), (300, 200), (0, 320)])
+def test_the_start_of_workers_claims_no_first_batch(batch_ms, saved_ms):
+    """An epoch begins with 200 ms of start and 120 of waiting; a batch takes 40 ms whoever makes it."""
+    first = [number % 10 == 0 for number in range(40)]
+    steps = steps_of(
+        40,
+        [StepTag.FIRST_OF_EPOCH if one else 0 for one in first],
+        forward=5,
+        dataloader=[120 if one else 0 for one in first],
+        dataloader_init=[200 if one else 0 for one in first],
+    )
+    times = WorkerTimes(worker=0, batches=10, fetch_ns=10 * batch_ms * MS)
+    setup = with_loader(num_workers=1, persistent_workers=False)
+    record = LoaderWorkers(num_workers=1, workers=(times,))
+    one = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, workers=(record,))))
+    assert evidence(one)["per epoch"] == pytest.approx(saved_ms * MS)
+    assert one.saving_ns_per_step == pytest.approx(evidence(one)["epochs begun"] * saved_ms * MS / 40)
+
+
 def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
     """Loader 1 takes 40 ms with two workers; the other one 30 ms, so that steps stay at 15 ms."""
     [busy], [other] = (run := played(40, workers=2)).workers, played(30, workers=2).workers

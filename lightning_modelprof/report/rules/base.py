@@ -270,6 +270,8 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     """The calls as the subject of a sentence, with its verb."""
     bound: ClassVar[str | None] = "host_bound"
     takes_time_there: ClassVar[bool] = False
+    is_lower_bound: ClassVar[bool] = False
+    """Whether more goes with the calls than their samples say."""
 
     warning: float = 0.05
     critical: float = 0.20
@@ -294,15 +296,16 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
         took = f"{milliseconds(took_ns)} a step"
         if calls.samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
             return self.too_few(analysis, f"{self.what} {took}.")
+        saved = f" That saves at least {milliseconds(took_ns)} per step." if self.is_lower_bound else ""
         return (
             self.found(
                 self.summary(analysis, calls, f"{took} ({percent(calls.share)} of {THE_LOOP})"),
-                self.action(analysis, calls),
+                f"{self.action(analysis, calls)}{saved}",
                 self.severity(calls.share),
                 saving_ns=took_ns,
                 places=[location_at(line) for line in calls.lines],
                 evidence=[
-                    duration("per step", took_ns),
+                    duration("per step, at least" if self.is_lower_bound else "per step", took_ns),
                     ratio("share of the samples", calls.share),
                     count("samples", calls.samples),
                 ],

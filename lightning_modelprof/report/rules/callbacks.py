@@ -194,6 +194,7 @@ class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
         of="of the loop",
     )
     what: ClassVar[str] = "Keeping the stacks of operators takes"
+    is_lower_bound: ClassVar[bool] = True
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
         """Python's own formatting of stacks."""

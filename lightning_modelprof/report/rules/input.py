@@ -259,10 +259,11 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     """Stopping and starting workers at the epochs' boundaries, spread over all steps.
 
     It is the phase Dataloader init, and what the first fetch of an epoch waits longer than one in the
-    middle of it. The very first start is left out: nothing can save it.
+    middle of it. The very first start is left out: nothing can save it. So is the first batch of an epoch,
+    which persistent workers begin with an empty queue as well.
 
     Caveats:
-        Persistent workers begin an epoch with an empty queue as well, so its first batch is still waited for.
+        Where workers weren't looked into, only the CPU time of that batch is left out.
     """
 
     kind: ClassVar[str] = "worker_startup"
@@ -270,7 +271,8 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "Dataloader init, and what the first fetch of an epoch waits longer than clean ones do,"
-            " at all epochs but the first, without persistent workers"
+            " at all epochs but the first, without persistent workers; less one worker's time for the"
+            " first batch, which is waited for anyway"
         ),
         of="of the loop",
         where="lines that make a `DataLoader`, `worker_init_fn`, data set",
@@ -296,13 +298,16 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         bounds = costs.boundaries
         if bounds.count == 0:
             return self.not_evaluated("no epoch but the first began after the first steps")
-        each_ns = (bounds.init_ns + (bounds.extra_wait_ns or 0)) / bounds.count
+        extra_ns = (bounds.extra_wait_ns or 0) / bounds.count
+        first_ns = min(extra_ns, max(0.0, _batch_ns(analysis) - (costs.usual_wait_ns() or 0.0)))
+        each_ns = bounds.init_ns / bounds.count + extra_ns - first_ns
         total_ns = each_ns * bounds.num_all / analysis.num_steps
         share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
             duration("per step", total_ns),
             ratio("share of the loop", share),
             duration("per epoch", each_ns),
+            duration("first batch of an epoch, waited for anyway", first_ns),
             count("epochs begun", bounds.num_all),
             *_starts(analysis),
         ]
@@ -311,7 +316,8 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
-                f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop).",
+                f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop),"
+                " without the first batch, which is waited for anyway.",
                 f"{loader_call(setup, loader, persistent_workers=True)}: it is False now.",
                 self.severity(share),
                 saving_ns=total_ns,
@@ -319,6 +325,14 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
                 evidence=evidence,
             ),
         )
+
+
+def _batch_ns(analysis: Analysis) -> float:
+    """What one worker takes for a batch; its CPU time where workers weren't looked into, 0 if unknown."""
+    workers, cpu = busiest_workers(analysis.workers), analysis.batch_cpu
+    if workers is not None:
+        return workers.making_ns / max(sum(one.times.batches for one in workers.workers), 1)
+    return 0.0 if isinstance(cpu, Absent) else cpu.batch_ns or 0.0
 
 
 def _starts(analysis: Analysis) -> list[Evidence]:

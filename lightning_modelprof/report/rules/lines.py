@@ -169,7 +169,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
         return self.found(
             f"{where} of {first.function} in {loop.module or 'the model'} {does}, and {percent(share)} of the"
             f" samples are there: {milliseconds(took_ns)} a step."
-            + (f" Backward runs for them about {milliseconds(backward_ns)} more." if backward_ns else ""),
+            + (f" Backward runs for them at least {milliseconds(backward_ns)} more." if backward_ns else ""),
             "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
             f" are mostly overhead.{sequences if loop.calls_modules else ''}"
             if loop.operators
