@@ -122,6 +122,13 @@ def test_a_pattern_applies_only_to_the_line_that_takes_the_time(tmp_path):
     assert said.startswith("Load it once")
 
 
+def test_a_place_in_a_library_leads_to_the_line_that_calls_it(tmp_path):
+    file = file_of(tmp_path, "row = self.df.iloc[i]")
+    inside = Location(file="/lib/pandas/x.py", line=1, function="fast_xs", is_exact=True, package="pandas")
+    hot = samples((8, (file, 2), "pandas"))
+    assert with_idiom(finding(file, inner=inside), NOON, hot).action.startswith("Take the columns out")
+
+
 @pytest.mark.parametrize(
     ("line", "below", "said"),
     [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -155,7 +155,8 @@ def with_idiom(finding: Finding, created: str, *sampled: HotLines | Absent) -> F
     if finding.status is not Status.FOUND:
         return finding
     lines = [hot for hot in sampled if not isinstance(hot, Absent)]
-    timed = [(place, _time_at(place, lines)) for place in map(_innermost, finding.locations[:2])]
+    places = [one for place in finding.locations[:2] for one in _inwards(place)]
+    timed = [(place, _time_at(place, lines)) for place in places]
     place, taken = max(timed, key=lambda one: one[1].own_ns, default=(None, _NO_TIME))
     if place is None or taken.samples < _LEAST_SAMPLES or 2 * taken.own_ns < taken.whole_ns:
         return finding
@@ -169,8 +170,10 @@ _LEAST_SAMPLES: Final = 3
 _NO_TIME: Final = _LineTime(0, 0, 0, {})
 
 
-def _innermost(place: Location) -> Location:
-    return place if place.inner is None else _innermost(place.inner)
+def _inwards(place: Location) -> Iterator[Location]:
+    if place.inner is not None:
+        yield from _inwards(place.inner)
+    yield place
 
 
 def _time_at(place: Location, sampled: Sequence[HotLines]) -> _LineTime:
@@ -184,7 +187,7 @@ def _time_at(place: Location, sampled: Sequence[HotLines]) -> _LineTime:
             at = [
                 number
                 for number, one in enumerate(frames)
-                if (one.file, one.line) == (place.file, place.line)
+                if one.is_users and (one.file, one.line) == (place.file, place.line)
             ]
             if not at:
                 continue
