@@ -24,6 +24,7 @@ from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.processes import split_processes
 from lightning_modelprof.trace.reader import read_trace
 from lightning_modelprof.trace.text import TextFile
 
@@ -92,12 +93,18 @@ def analyze_files(
                 chosen.append((path, file))
     traces: list[TraceFacts] = []
     skipped: list[str] = []
+    notes: list[str] = []
     with _helpers([file for _, file in chosen], max_bytes, step_range) as facts_of:
         for path, file in chosen:
             facts = facts_of(file)
-            if isinstance(facts, TraceFacts):
-                traces.append(facts)
+            if isinstance(facts, tuple):
+                traces += facts
                 with_traces.add(path)
+                if len(facts) > 1:
+                    notes.append(
+                        f"{file.name} holds {len(facts)} processes. Each is read as one rank, with ids of its"
+                        " own."
+                    )
             elif file == path:  # it was asked for by its name
                 raise facts
             else:
@@ -108,15 +115,18 @@ def analyze_files(
             raise TraceError(f"{path}: expected {what} with traces, got none. {' '.join(skipped)}")
     from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not for a helper
 
-    return build_trace_report(traces, options, skipped)
+    return build_trace_report(traces, options, (*skipped, *notes))
 
 
-def _facts_of(file: Path, max_bytes: int, step_range: re.Pattern[str] | None) -> TraceFacts | TraceError:
-    """What one trace says, or why it says nothing."""
+_FactsOfFile = tuple[TraceFacts, ...] | TraceError
+
+
+def _facts_of(file: Path, max_bytes: int, step_range: re.Pattern[str] | None) -> _FactsOfFile:
+    """What each process of a file says, or why it says nothing."""
     try:
         trace = read_with_progress(file, max_bytes)
         _check_step_range(trace, file, step_range)
-        return analyze_trace(trace, step_range)
+        return tuple(analyze_trace(one, step_range) for one in split_processes(trace))
     except TraceError as error:
         return error
 
@@ -131,7 +141,7 @@ _PACKED: Final = 10
 @contextlib.contextmanager
 def _helpers(
     files: Sequence[Path], max_bytes: int, step_range: re.Pattern[str] | None
-) -> Iterator[Callable[[Path], TraceFacts | TraceError]]:
+) -> Iterator[Callable[[Path], _FactsOfFile]]:
     """Other processes that analyze their share of many large traces while this one analyzes its own.
 
     They are given the last files, so that this process has done its own before it waits for them. What a
@@ -154,7 +164,7 @@ def _helpers(
                 if share:
                     helpers.update(dict.fromkeys(share, _Helper(share, max_bytes, step_range)))
 
-        def facts_of(file: Path) -> TraceFacts | TraceError:
+        def facts_of(file: Path) -> _FactsOfFile:
             answer = helpers[file].answers().get(file) if file in helpers else None
             return answer or _facts_of(file, max_bytes, step_range)
 
@@ -171,7 +181,7 @@ class _Helper:
         import tempfile  # noqa: PLC0415  # where there is much to do
 
         self._files = files
-        self._known: dict[Path, TraceFacts] | None = None
+        self._known: dict[Path, tuple[TraceFacts, ...]] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full before it is read
         with tempfile.TemporaryFile() as task:
             pickle.dump((files, max_bytes, step_range), task)
@@ -182,7 +192,7 @@ class _Helper:
                 self._output.close()
                 raise
 
-    def answers(self) -> dict[Path, TraceFacts]:
+    def answers(self) -> dict[Path, tuple[TraceFacts, ...]]:
         """What it found out, once it is done; what it could not read is left out."""
         if self._known is None:
             self._process.wait()
@@ -191,7 +201,7 @@ class _Helper:
             with contextlib.suppress(Exception):  # it was killed, say
                 for file in self._files:
                     facts = pickle.load(self._output)  # of our own process
-                    if isinstance(facts, TraceFacts):
+                    if isinstance(facts, tuple):
                         self._known[file] = facts
         return self._known
 

@@ -22,6 +22,7 @@ from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.trace.model import Trace
+from lightning_modelprof.trace.processes import split_processes
 
 _TRACE_ENDINGS = (".gz", ".zip", ".tar", ".tgz", ".json", ".trace", ".pt")
 
@@ -140,7 +141,7 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Profi
     """Traces of several ranks of one job are one window; the others are windows in order of their steps."""
     if len(files) == 1:
         trace = _read(files[0], max_bytes)
-        yield window_profile([(trace, analyze_trace(trace))], window=0)
+        yield window_profile([(one, analyze_trace(one)) for one in split_processes(trace)], window=0)
         return
     facts: list[TraceFacts] = []
     skipped: list[str] = []
