@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,8 @@ from lightning_modelprof.trace.json import (
     is_named_apart,
     loses_digits,
     positive_floats,
+    unknown_work,
+    unquoted,
 )
 from lightning_modelprof.trace.model import (
     DEVICE_WORK,
@@ -40,6 +43,13 @@ from lightning_modelprof.trace.model import (
 from lightning_modelprof.trace.text import check_event_sizes
 
 _MEMORY_EVENT: Final = "[memory]"
+
+
+_MAX_KINDS: Final = 5
+
+
+_MAX_KIND: Final = 40
+"""Unknown kinds that are named, and letters of each."""
 
 
 _IS_DEVICE_WORK: Final = np.isin(np.arange(256), DEVICE_WORK)
@@ -100,6 +110,7 @@ class TraceBuilder:
         self._stacks: _Numbers[str] = _Numbers()
         self._collectives: _Numbers[Collective] = _Numbers()
         self._thread_names: dict[int, str] = {}
+        self._unknown_kinds: Counter[str] = Counter()
 
     def add(self, text: bytes) -> None:
         """Take some events.
@@ -145,6 +156,14 @@ class TraceBuilder:
             remarks.append(
                 f"{self._num_begin_end:,} begin/end events (ph B and E) are not read; torch.profiler writes"
                 " complete events (ph X)."
+            )
+        if self._unknown_kinds:
+            kinds = ", ".join(kind[:_MAX_KIND] for kind, _ in self._unknown_kinds.most_common(_MAX_KINDS))
+            more = len(self._unknown_kinds) - _MAX_KINDS
+            remarks.append(
+                f"{self._unknown_kinds.total():,} device events are of kinds that this version does not know:"
+                f" {kinds}{f' and {more} more' if more > 0 else ''}. They count as kernels, or as copies or"
+                " sets by their names."
             )
         if not self._num_rows:
             remarks.append("The file holds no timed event that can be read.")
@@ -206,6 +225,12 @@ class TraceBuilder:
             for row, event in enumerate(events):
                 if is_named_apart(event.cat):
                     category[row] = category_by_name(event)
+        others = np.flatnonzero(category == Category.OTHER)
+        for row in others.tolist():
+            found = unknown_work(events[row])
+            if found is not None:
+                self._unknown_kinds[found[0]] += 1
+                category[row] = found[1]
         places = [(event.pid, event.tid) for event in events]
         external_id = integers([args.external_id for args in all_args])
         if (external_id == NOT_RECORDED).any():
@@ -279,7 +304,7 @@ class TraceBuilder:
                 "event": rows + self._num_rows,
                 # On the device's side the process is the device and the thread the stream.
                 "device": integers(
-                    [event.pid if args.device is None else args.device for event, args in pairs]
+                    [device_number(event) if args.device is None else args.device for event, args in pairs]
                 ),
                 "stream": integers(
                     [
@@ -372,6 +397,11 @@ def sizes(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
     return np.where((column < _MAX_SIZE) & (column > -_MAX_SIZE), column, missing)
 
 
+def device_number(event: Event) -> Any:
+    """The process, which is the device; of a row without a category, as Ascend's, it is not known."""
+    return NOT_RECORDED if event.cat is None else event.pid
+
+
 def stream_number(value: Any) -> Any:
     """The number in ``stream 7``, as torch 1.9 wrote it."""
     if isinstance(value, str):
@@ -387,6 +417,7 @@ def collective_of(args: Args) -> Collective:
         return value if isinstance(value, str) and value else None
 
     def number(value: Any) -> int | None:
+        value = unquoted(value)
         return value if type(value) is int and 0 <= value < _MAX_SIZE else None
 
     return Collective(

@@ -58,6 +58,36 @@ def category_of(text: str | None) -> Category:
     return _CATEGORIES.get(lower, Category.OTHER)
 
 
+_NO_WORK: Final = re.compile(
+    r"sync|event|counter|range|annotation|instant|overhead|correlation|insight|trace"
+)
+"""In kinds of device events in which a device does no work."""
+
+
+_ASCEND_COLLECTIVE: Final = "hcom_"
+"""Names of Ascend's collectives begin with it; on other rows of the file their parts have other names."""
+
+
+def unknown_work(event: Event) -> tuple[str, Category] | None:
+    """Kind and category of a device event whose kind is none of those above; ``None`` for other events.
+
+    What works on a device says on which stream; Ascend's profiler writes the type of the task instead, and no
+    category.
+    """
+    args = event.args or NO_ARGS
+    task = args.task_type if isinstance(args.task_type, str) else None
+    is_collective = event.cat is None and event.name.startswith(_ASCEND_COLLECTIVE)
+    if args.stream is None and task is None and not is_collective:
+        return None
+    kind = event.cat or task or (_ASCEND_COLLECTIVE if is_collective else "without a category")
+    lower = f"{kind} {event.name}".lower()
+    if _NO_WORK.search(kind.lower()) or (task is not None and ("WAIT" in task or "RECORD" in task)):
+        return None
+    if "memset" in lower:
+        return kind, Category.MEMSET
+    return kind, Category.MEMCPY if "memcpy" in lower else Category.KERNEL
+
+
 def is_named_apart(text: str | None) -> bool:
     """Whether the names of events with this ``cat`` say what kind they are."""
     return text is not None and text.lower() == _MTIA_WORK
@@ -113,6 +143,7 @@ class Args(msgspec.Struct, gc=False):
     dtype: Any = None
     group_name: Any = msgspec.field(name="Process Group Name", default=None)
     group_description: Any = msgspec.field(name="Process Group Description", default=None)
+    task_type: Any = msgspec.field(name="Task Type", default=None)
 
 
 class UnusedEvent(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
@@ -478,32 +509,42 @@ def durations_ns(durations_us: list[Any]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def integers(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
-    """Whole numbers as a column; what is none becomes ``missing``."""
+    """Whole numbers as a column, also those in quotes; what is none becomes ``missing``."""
     try:
-        return np.asarray(array("q", values), np.int64)  # NumPy itself would make 7 of 7.9 and of "7"
+        return np.asarray(array("q", values), np.int64)  # NumPy itself would make 7 of 7.9
     except (TypeError, OverflowError):  # null, a text, a fraction, a list, more than 64 bits
         return np.array(
             [
                 value if isinstance(value, int) and -_MAX_INT <= value < _MAX_INT else missing
-                for value in values
+                for value in map(unquoted, values)
             ],
             np.int64,
         )
 
 
 def positive_floats(values: list[Any]) -> NDArray[np.float64]:
-    """Numbers as a column; what is none, is negative or beyond 64 bits becomes NaN."""
+    """Numbers as a column, also those in quotes; what is none, is negative or beyond 64 bits becomes NaN."""
     try:
         column = np.asarray(array("d", values), np.float64)
     except (TypeError, OverflowError):
         column = np.array(
             [
                 value if isinstance(value, int | float) and abs(value) < _MAX_INT else np.nan
-                for value in values
+                for value in map(unquoted, values)
             ],
             np.float64,
         )
     return np.where((column >= 0) & (column < _MAX_INT), column, np.nan)
+
+
+def unquoted(value: Any) -> Any:
+    """The number of a text that is one, as torch_npu writes them; anything else as it is."""
+    if not isinstance(value, str) or not _QUOTED.fullmatch(value):
+        return value
+    return int(value) if value.lstrip("-").isdecimal() else float(value)
+
+
+_QUOTED: Final = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,19})?")
 
 
 def _to_ns(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:

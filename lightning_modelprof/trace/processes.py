@@ -167,6 +167,8 @@ def _part(trace: Trace, rows: NDArray[np.int64], place: int, pid: str, rank_of: 
     columns: dict[str, Any] = {key: getattr(trace, key)[rows] for key in _PER_EVENT}
     columns["begin_ns"] = columns["begin_ns"] - first_ns
     columns["end_ns"] = columns["end_ns"] - first_ns
+    for column in columns.values():
+        read_only(column)
     new_row = np.full(len(trace), -1, np.int64)
     new_row[rows] = np.arange(len(rows))
     event = new_row[trace.device.event]
@@ -177,13 +179,15 @@ def _part(trace: Trace, rows: NDArray[np.int64], place: int, pid: str, rank_of: 
     }
     is_own_track = np.array([one == pid for one, _ in trace.tracks], np.bool_)
     own_memory = is_own_track[trace.allocations.track]
-    memory = {key: getattr(trace.allocations, key)[own_memory] for key in trace.allocations.__struct_fields__}
+    memory: dict[str, Any] = {
+        key: getattr(trace.allocations, key)[own_memory] for key in trace.allocations.__struct_fields__
+    }
     memory["time_ns"] = memory["time_ns"] - first_ns
     return replace(
         trace,
         source=f"{trace.source} (process {pid})",
         base_ns=trace.base_ns + first_ns,
-        **{key: read_only(column) for key, column in columns.items()},
+        **columns,
         device=replace(trace.device, event=read_only(event[is_own]), **device),
         allocations=replace(trace.allocations, **{key: read_only(one) for key, one in memory.items()}),
         metadata={**trace.metadata, **_noted(trace, rank_of)},

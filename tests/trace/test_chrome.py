@@ -527,12 +527,20 @@ def test_sums_of_the_longest_durations_do_not_overflow():
     assert trace.num_dropped == 1
 
 
-@pytest.mark.parametrize("odd", [7.0, "7", None, [], {}, 2**63, -(2**63) - 1, 10**30])
+@pytest.mark.parametrize("odd", [7.0, "x7", "", "7.0", None, [], {}, 2**63, -(2**63) - 1, 10**30, "9" * 19])
 def test_integers_take_whole_numbers_only(odd):
     """Alone, and among others: whatever is in the same block must not change what a value means."""
     assert integers([odd]).tolist() == [-1]
     assert integers([odd, 5], missing=0).tolist() == [0, 5]
     assert integers([odd, None, "x", 5]).tolist() == [-1, -1, -1, 5]
+
+
+@pytest.mark.parametrize("others", [[], [5], [None]])
+def test_numbers_in_quotes_are_numbers(others):
+    """A text of digits can mean nothing else, and ids match only if both sides are read alike."""
+    assert integers(["7", *others])[0] == 7
+    assert integers(["-7", *others])[0] == -7
+    assert positive_floats(["3.5", *others])[0] == 3.5
 
 
 def test_integers_at_their_limits():
@@ -544,7 +552,7 @@ def test_integers_at_their_limits():
     )  # as Python has it
 
 
-@pytest.mark.parametrize("odd", ["3.5", None, [], {}, -0.5, 1e300, 10**400, float("nan")])
+@pytest.mark.parametrize("odd", ["3.5x", "1e5", None, [], {}, -0.5, 1e300, 10**400, float("nan")])
 def test_positive_floats_take_numbers_only(odd):
     for others in ([], [2.5, 3], ["x", None]):
         column = positive_floats([odd, *others, 4])
@@ -555,7 +563,7 @@ def test_positive_floats_take_numbers_only(odd):
 # What is read of an event
 
 
-@pytest.mark.parametrize("value", ["99999999999999999999", '"7"', "7.5", "null", "[]", "7.0"])
+@pytest.mark.parametrize("value", ["99999999999999999999", '"x"', "7.5", "null", "[]", "7.0"])
 def test_odd_correlations_are_none(value):
     odd = event(more=f', "args": {{"correlation": {value}, "External id": {value}}}')
     sound = event("2", more=', "args": {"correlation": 5, "External id": 6}')
@@ -590,7 +598,7 @@ def test_device_columns():
     device = trace.device
     names = [trace.name_of(row) for row in device.event]
     assert names == ["first", "old", "rocm", "odd", "huge", "late"]
-    assert device.device.tolist() == [1, 0, 0, -1, 0, 3]
+    assert device.device.tolist() == [1, 0, 0, 0, 0, 3]
     assert device.stream.tolist() == [7, 13, 12, -1, -1, 4]
     assert device.size_bytes.tolist() == [3, 4096, -1, -1, -1, -1]
     np.testing.assert_array_equal(device.blocks_per_sm, [2.5, *[np.nan] * 5])
@@ -615,7 +623,7 @@ def test_memory_events():
     )
     memory_rows = trace.allocations
     assert memory_rows.time_ns.tolist() == [-5_000, 10_500, 20_000, 30_000]  # the first event is at 0
-    assert memory_rows.size_bytes.tolist() == [0, 64, -64, 0]
+    assert memory_rows.size_bytes.tolist() == [64, 64, -64, 0]
     assert memory_rows.allocated_bytes.tolist() == [-1, 64, 0, -1]
     assert memory_rows.reserved_bytes.tolist() == [-1, 1024, -1, -1]
     assert memory_rows.device.tolist() == [-1, 0, 0, -1]
@@ -679,7 +687,7 @@ def test_shapes_stacks_and_collectives():
             name="allreduce", group="default_pg", group_size=2, dtype="Float", in_elements=10, out_elements=20
         ),
         Collective(
-            name="allreduce", group="0", group_size=None, dtype=None, in_elements=None, out_elements=None
+            name="allreduce", group="0", group_size=2, dtype=None, in_elements=None, out_elements=None
         ),
     )
 

@@ -105,6 +105,17 @@ def is_collective_call(name: str) -> bool:
     return name.startswith(_COLLECTIVE_CALLS)
 
 
+_LIKE_COLLECTIVE: Final = re.compile(
+    r"(?<![a-z])(?:\w*_)?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?![a-z])", re.IGNORECASE
+)
+
+
+def looks_like_communication(name: str) -> bool:
+    """Whether the operator or range of this name may communicate, though it is of no known backend."""
+    is_known = is_communication_operator(name) or is_collective_call(name) or is_place(name)
+    return not is_known and _LIKE_COLLECTIVE.search(name) is not None
+
+
 def is_dataloader(name: str) -> bool:
     """Whether the host range of this name is a fetch of a batch by torch's DataLoader."""
     loader, pipe = DATALOADER_PREFIXES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from lightning_modelprof.analysis.timeline.names import (
     is_collective_call,
     is_communication_operator,
     launches_communication,
+    looks_like_communication,
 )
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, distinct, rows_named, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
@@ -36,6 +37,12 @@ _ONLY_CALLS: Final = Absent(
     "the trace has calls of c10d or symm_mem, but neither kernels that communicate nor a backend's ranges on"
     " the host, so how long communication took was not recorded"
 )
+
+
+_MAX_NAMED: Final = 3
+
+
+_MAX_NAME: Final = 60
 
 
 _ONE_PROCESS: Final = Absent(
@@ -189,7 +196,17 @@ def find_communication_rows(timeline: Timeline) -> CommunicationRows | Absent:
 def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
     if was_asked:
         return _NOT_RECOGNISED if _has_several_processes(trace) else _ONE_PROCESS
-    return _ONLY_CALLS if trace.is_named(is_collective_call).any() else _NO_COMMUNICATION
+    if trace.is_named(is_collective_call).any():
+        return _ONLY_CALLS
+    is_host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
+    unknown = np.unique(trace.name[is_host & trace.is_named(looks_like_communication)]).tolist()
+    return _of_unknown_backend([trace.names[one] for one in unknown]) if unknown else _NO_COMMUNICATION
+
+
+def _of_unknown_backend(names: Sequence[str]) -> Absent:
+    named = ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return Absent(f"{named}{more} may communicate, but no known backend writes that, so its time is unknown")
 
 
 def _has_several_processes(trace: Trace) -> bool:
