@@ -236,6 +236,20 @@ def _stragglers(group: MatchedGroup) -> list[LateRank]:
     return found
 
 
+_MOST_OF_WAITS: Final = 2 / 3
+
+
+def awaited_rank(waits: WaitsOfRanks) -> int | None:
+    """The rank that the others wait for in the recorded steps; ``None`` where no one makes most waits."""
+    caused = {rank: one.whole.caused_ns for rank, one in waits.ranks.items()}
+    if not any(caused.values()):
+        return None
+    rank = max(caused, key=lambda one: caused[one])
+    whole = waits.ranks[rank].whole
+    is_one = caused[rank] >= _MOST_OF_WAITS * sum(caused.values())
+    return rank if is_one and 2 * whole.last > whole.calls else None
+
+
 def chance_of_at_least(hits: int, tries: int, probability: float) -> float:
     """Chance of so many hits or more in independent tries, each with the same probability below 1."""
     logs = (

@@ -10,6 +10,8 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.ranks import LEAST_STEPS, OPTIMIZER, RankSkew, Straggler
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.distributed import Distributed
+from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks, awaited_rank, compare_ranks
+from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import at_exact_lines
@@ -179,8 +181,7 @@ def _listed(ranks: tuple[int, ...]) -> str:
 _ACTION: Final = (
     "Communicate less often: accumulate_grad_batches (DDP then skips all but the last batch). Let more of it"
     " run beside the backward pass: DDPStrategy(gradient_as_bucket_view=True, static_graph=True,"
-    " bucket_cap_mb=...). Send less: ddp_comm_hook=bf16_compress_hook. If ranks wait for each other, give"
-    " them equal work."
+    " bucket_cap_mb=...). Send less: ddp_comm_hook=bf16_compress_hook."
 )
 
 
@@ -226,18 +227,192 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
             *[ratio("least share of any rank", min(one.share for one in known)) for _ in known[1:2]],
             *_collectives(traces),
         ]
+        wait_ns = min(_waited_per_step(traces, circumstances) or 0.0, cost_ns)
+        late = straggler_of(traces, circumstances)
+        if wait_ns and late is None:
+            evidence += [
+                duration("of it transfer per step", cost_ns - wait_ns),
+                duration("of it waiting for other ranks per step", wait_ns),
+            ]
+        if late is not None:  # the wait is a finding of its own
+            share, cost_ns = share * (1 - wait_ns / cost_ns) if cost_ns else 0.0, cost_ns - wait_ns
+            evidence = [
+                duration("transfer per step", cost_ns),
+                ratio("share of the step", share),
+                *evidence[2:],
+            ]
         if not self.is_found(share, cost_ns):
-            return self.clean(f"Nothing hides {milliseconds(cost_ns)} of communication a step.", evidence)
+            waits = f" The ranks wait for rank {late.rank} in the rest." if late is not None else ""
+            return self.clean(
+                f"Nothing hides {milliseconds(cost_ns)} of communication a step.{waits}", evidence
+            )
+        waits = " The time in which a rank waits for slower ones is in it."
+        if wait_ns:
+            waits = f" In {milliseconds(wait_ns)} of it ranks wait for each other."
+        if late is not None:
+            waits = f" The wait for rank {late.rank} isn't in it."
         return (
             self.found(
                 f"In {milliseconds(cost_ns)} of a step ({percent(share)}) the ranks communicate and no kernel"
-                " computes. The time in which a rank waits for slower ones is in it.",
-                _ACTION,
+                f" computes.{waits}",
+                _EQUAL_WORK if late is None and wait_ns > cost_ns / 2 else _ACTION,
                 self.severity(share),
                 saving_ns=cost_ns,
                 evidence=evidence,
             ),
         )
+
+
+class LateRankInTraces(Record, frozen=True, kw_only=True):
+    """The rank that the others wait for in their collectives.
+
+    Attributes:
+        rank: which.
+        phase: in which it takes longer than the others; "" where none stands out.
+        excess_ns: by how much per step.
+        cost_ns: how long the others wait for it per step, as far as no kernel hides it.
+        share: of the step.
+        last, calls: calls to which it came last, of so many.
+    """
+
+    rank: int
+    phase: str
+    excess_ns: float
+    cost_ns: float
+    share: float
+    last: int
+    calls: int
+
+
+def _rank_waits(traces: Sequence[TraceFacts], circumstances: Circumstances) -> WaitsOfRanks | None:
+    """What ranks of one job wait for each other; ``None`` where that is not known per step."""
+    by_rank = {facts.rank: facts.communication_calls for facts in traces if facts.rank is not None}
+    known = {rank: one for rank, one in by_rank.items() if not isinstance(one, Absent)}
+    if circumstances.is_run or len(by_rank) < len(traces) or len(known) < 2:
+        return None
+    waits = compare_ranks(known)
+    return None if isinstance(waits, Absent) or waits.num_steps is None else waits
+
+
+def _waited_per_step(traces: Sequence[TraceFacts], circumstances: Circumstances) -> float | None:
+    """Mean over the ranks."""
+    waits = _rank_waits(traces, circumstances)
+    if waits is None or not waits.ranks:
+        return None
+    return sum(one.whole.waited_per_step_ns or 0.0 for one in waits.ranks.values()) / len(waits.ranks)
+
+
+def straggler_of(traces: Sequence[TraceFacts], circumstances: Circumstances) -> LateRankInTraces | None:
+    """The rank that the others wait for, if it is one."""
+    waits = _rank_waits(traces, circumstances)
+    rank = None if waits is None else awaited_rank(waits)
+    if waits is None or rank is None:
+        return None
+    others = [facts for facts in traces if facts.rank in waits.ranks and facts.rank != rank]
+    exposed = [one for facts in others if (one := _in_steps(facts.distributed)) is not None]
+    if not exposed:
+        return None
+    num_steps = sum(one.num_steps for one in exposed)
+    step_ns = sum(one.steps_ns for one in exposed) / num_steps
+    exposed_ns = sum(one.exposed_ns for one in exposed) / num_steps
+    whole = waits.ranks[rank].whole
+    cost_ns = min(whole.caused_per_step_ns or 0.0, exposed_ns)
+    phase, excess_ns = _longer_phase(next(facts for facts in traces if facts.rank == rank), others)
+    return LateRankInTraces(
+        rank=rank,
+        phase=phase,
+        excess_ns=excess_ns,
+        cost_ns=cost_ns,
+        share=cost_ns / step_ns,
+        last=whole.last,
+        calls=whole.calls,
+    )
+
+
+_GPU_WORK: Final = "kernels"
+
+
+def _longer_phase(late: TraceFacts, others: Sequence[TraceFacts]) -> tuple[str, float]:
+    """In what a rank takes longer than the mean of the others, and by how much per step."""
+    own, usual = _times_per_step(late), [_times_per_step(facts) for facts in others]
+    excess = {
+        name: time_ns - sum(one.get(name, 0.0) for one in usual) / len(usual) for name, time_ns in own.items()
+    }
+    phase = max(excess, key=lambda name: excess[name], default="")
+    return (phase, excess[phase]) if phase and excess[phase] > 0 else ("", 0.0)
+
+
+def _times_per_step(facts: TraceFacts) -> dict[str, float]:
+    """Time of the GPU's computation, and of each phase on the CPU."""
+    times: dict[str, float] = {}
+    if not isinstance(facts.step_breakdown, Absent):
+        parts = dict(zip(STEP_CATEGORIES, facts.step_breakdown.mean_parts_ns, strict=True))
+        times[_GPU_WORK] = parts["kernel"]
+    if not isinstance(facts.model_summary, Absent) and facts.model_summary.num_steps:
+        rows = facts.model_summary.rows
+        has_parts = any(row.depth == 2 for row in rows)  # of Others
+        for row in rows[1:]:
+            if not (has_parts and row.key == "others"):
+                times[row.label] = row.host_total_ns / facts.model_summary.num_steps
+    return times
+
+
+class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
+    """One rank comes last to the collectives of recorded steps, and the others wait for it there.
+
+    Caveats:
+        Calls of one step are late together, so a few steps do not show a habit.
+    """
+
+    kind: ClassVar[str] = StragglerRank.kind
+    title: ClassVar[str] = StragglerRank.title
+    help: ClassVar[RuleHelp] = StragglerRank.help
+    bound: ClassVar[str | None] = StragglerRank.bound
+
+    def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
+        """Found, clean, or not evaluated without comparable calls of several ranks."""
+        if _rank_waits(traces, circumstances) is None:
+            return self.not_evaluated(
+                "the traces have no calls of several ranks that can be compared by step"
+            )
+        late = straggler_of(traces, circumstances)
+        if late is None:
+            return self.clean("No one rank makes the others wait.")
+        evidence = [
+            count("late rank", late.rank),
+            text(LATE_PHASE, late.phase),
+            duration("longer than the others by", late.excess_ns),
+            duration("the others wait", late.cost_ns),
+            ratio("share of the step", late.share),
+            count("came last", late.last),
+            count("of calls", late.calls),
+        ]
+        if not self.is_found(late.share, late.cost_ns):
+            return self.clean(f"The others wait {milliseconds(late.cost_ns)} per step.", evidence)
+        where = f", in {late.phase}" if late.phase else ""
+        longer = ""
+        if late.phase:
+            longer = (
+                f" It takes {milliseconds(late.excess_ns)} per step more than the others in {late.phase}."
+            )
+        return (
+            self.found(
+                f"The other ranks wait {milliseconds(late.cost_ns)} per step ({percent(late.share)}) for rank"
+                f" {late.rank}, which comes last in {late.last} of {late.calls} calls.{longer}",
+                f"Find out why rank {late.rank} is slower{where}.",
+                self.severity(late.share),
+                title=f"The ranks wait for rank {late.rank}{where}",
+                saving_ns=late.cost_ns,
+                evidence=evidence,
+            ),
+        )
+
+
+LATE_PHASE: Final = "phase"
+"""Label of the phase in which the late rank takes longer."""
+
+
+_EQUAL_WORK: Final = "Give the ranks equal work: most of this time they wait for each other."
 
 
 class _InSteps(Record, frozen=True):
