@@ -29,7 +29,7 @@ from lightning_modelprof.report.rules.base import count, duration, ratio
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, LaunchBound, pooled_waits
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
 from lightning_modelprof.report.rules.input import InputBound
-from lightning_modelprof.report.rules.ranks import CommunicationExposed
+from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerInTraces
 from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
@@ -259,6 +259,7 @@ _DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
     HostToDeviceCopy(),
     LaunchBound(),
     CommunicationExposed(),
+    StragglerInTraces(),
     TensorCoresEligible(),
 )
 
@@ -275,7 +276,7 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
     traces = tuple(traces)
     shares, host = device_shares(traces), host_shares(traces)
     waits = pooled_waits(traces)
-    circumstances = Circumstances(step_ns=None if shares is None else shares.step_ns)
+    circumstances = Circumstances()  # times per step as recorded, of the same steps as their shares
     lost = lost_work(facts.launch_count for facts in traces)
     of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge_known(traces, circumstances)]
     findings = [*_input_bound(traces, shares or host, lost if shares else ""), *of_device]

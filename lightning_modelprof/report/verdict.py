@@ -27,7 +27,14 @@ from lightning_modelprof.report.device_shares import (
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.cpus import BusyCpus
-from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
+from lightning_modelprof.report.rules.device import (
+    LATE_WORK,
+    PYTHON_CODE,
+    DeviceRule,
+    LaunchBound,
+    pooled_waits,
+)
+from lightning_modelprof.report.rules.ranks import LATE_PHASE, StragglerRank
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.units import milliseconds, percent
 
@@ -124,6 +131,9 @@ _HOW_OF_DEVICE: Final = {
     "communication_bound": _HOW["communication_bound"],
     "host_bound": "{share} of {whole} is lost: the device waits for the host to launch work",
 }
+
+
+_HOW_OF_LATE_WORK: Final = "{share} of {whole} is lost: the GPU waits while the CPU runs {work}"
 
 
 class Accounting(Record, frozen=True, kw_only=True):
@@ -281,6 +291,35 @@ def _by_bound(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]
     return shares
 
 
+def _shares_found(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
+    """The same of traces alone: the shares that the findings themselves state."""
+    shares: dict[str, float] = {}
+    bounds = {rule.kind: rule.bound for rule in rules if isinstance(rule, DeviceRule)}
+    for finding in findings:
+        bound = bounds.get(finding.kind)
+        if bound is not None and finding.status is Status.FOUND:
+            stated = [one.value for one in finding.evidence if one.label == "share of the step"]
+            shares[bound] = shares.get(bound, 0.0) + sum(
+                one for one in stated[:1] if isinstance(one, int | float)
+            )
+    return shares
+
+
+def _late_rank(findings: Sequence[Finding]) -> str:
+    """Which rank the others wait for, and in which phase it takes longer."""
+    late = next(one for one in findings if one.kind == StragglerRank.kind and one.status is Status.FOUND)
+    known = {one.label: one.value for one in late.evidence}
+    phase = f", in {known[LATE_PHASE]}" if known[LATE_PHASE] else ""
+    return f": rank {known['late rank']}{phase}"
+
+
+def _late_work(findings: Sequence[Finding]) -> str:
+    """What the CPU does while the device is idle, where that is no launching."""
+    found = [one for one in findings if one.status is Status.FOUND and one.kind == LaunchBound.kind]
+    said = [one.value for finding in found for one in finding.evidence if one.label == LATE_WORK]
+    return next((one for one in said if isinstance(one, str)), "")
+
+
 def device_bounds(
     found: Mapping[str, float], device: DeviceShares | None, waits: WaitShares | None
 ) -> dict[str, float]:
@@ -296,7 +335,8 @@ def device_bounds(
     """
     shares = {kind: found.get(kind, 0.0) for kind in LEAST_OF_DEVICE}
     if device is not None:
-        shares["communication_bound"] = max(shares["communication_bound"], device.communication)
+        if "communication_bound" not in found:  # else the share of the finding
+            shares["communication_bound"] = device.communication
         idle = device.host + device.other if waits is None else waits.late
         if idle >= DEVICE_IDLE:
             shares["host_bound"] = max(shares["host_bound"], idle)
@@ -337,18 +377,30 @@ def verdict_of_traces(
     if lost and shares.computing < DEVICE_BUSY:
         return Verdict(kind="cannot_tell", summary=f"{lost}.", accounted_ratio=None)
     unknown = unaccounted(shares, waits)
-    accounting = Accounting(ratio=1.0 - unknown, is_enough=1.0 - unknown >= LEAST_ACCOUNTED)
+    found = _shares_found(findings, rules)
+    bounds = device_bounds(found, shares, waits)
+    if "straggler_bound" in found:  # what the others wait for a rank is no transfer
+        bounds |= {kind: found.get(kind, 0.0) for kind in ("straggler_bound", "communication_bound")}
+    work = _late_work(findings)
+    least = {**LEAST_OF_DEVICE, "straggler_bound": LEAST_SHARE["straggler_bound"]}
+    if work and not work.startswith(PYTHON_CODE):  # a profiler makes launches and Python longer, no operator
+        least["host_bound"] = LEAST_SHARE["host_bound"]
+    over = {kind: share for kind, share in bounds.items() if share >= least[kind]}
+    if shares.fetch >= LEAST_SHARE["input_bound"]:
+        over["input_bound"] = shares.fetch
+    # What is not known cannot outweigh a larger share that is.
+    is_enough = 1.0 - unknown >= LEAST_ACCOUNTED or max(over.values(), default=0.0) > unknown
+    accounting = Accounting(ratio=1.0 - unknown, is_enough=is_enough)
     if not accounting.is_enough:
         return _verdict("cannot_tell", f"{percent(unknown)} of the steps is in no event.", accounting)
     if shares.computing >= DEVICE_BUSY:
         return _device_bound(shares, accounting)
-    bounds = device_bounds(_by_bound(shares.step_ns, findings, rules), shares, waits)
-    over = {kind: share for kind, share in bounds.items() if share >= LEAST_OF_DEVICE[kind]}
-    if shares.fetch >= LEAST_SHARE["input_bound"]:
-        over["input_bound"] = shares.fetch
     if over:
         kind = max(over, key=lambda one: over[one])
-        how = _HOW_OF_DEVICE.get(kind, _HOW[kind])
+        how = _HOW_OF_LATE_WORK if kind == "host_bound" and work else _HOW_OF_DEVICE.get(kind, _HOW[kind])
+        if kind == "straggler_bound":
+            how += _late_rank(findings)
+        how = how.replace("{work}", work.replace("{", "(").replace("}", ")"))
         return _verdict(kind, f"{how.format(share=percent(over[kind]), whole=_A_STEP)}.", accounting)
     summary = (
         f"The device is busy in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, nearest_around
+from lightning_modelprof.analysis.timeline.calls import (
+    busy_ns,
+    busy_time,
+    clipped_ends,
+    innermost_at,
+    nearest_around,
+)
 from lightning_modelprof.analysis.timeline.host_phases import Steps
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
@@ -31,10 +39,11 @@ from lightning_modelprof.analysis.timeline.steps import StepBounds
 from lightning_modelprof.analysis.timeline.tally import rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.copies import memory_of
-from lightning_modelprof.analysis.trace.idle import fetch_time, find_fetches, find_gaps
+from lightning_modelprof.analysis.trace.idle import after_last_event, fetch_time, find_fetches, find_gaps
 from lightning_modelprof.analysis.trace.launches import waits_for_device
 from lightning_modelprof.analysis.trace.operator_costs import callers_of
 from lightning_modelprof.record import Record
+from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category
 
 MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
@@ -76,6 +85,21 @@ class HostWait(Record, frozen=True, kw_only=True):
     stake_ns: int
 
 
+class LateWork(Record, frozen=True, kw_only=True):
+    """What the host did in long idle times of the device in which it launched nothing.
+
+    Attributes:
+        kind: an operator, a call of the runtime, a Python function, or Python code that the trace has no
+            event of.
+        name: of it; of Python code that of the range around it, "" without one.
+        time_ns: over the steps that count.
+    """
+
+    kind: Literal["operator", "runtime", "function", "python"]
+    name: str
+    time_ns: int
+
+
 class HostWaits(Record, frozen=True, kw_only=True):
     """What the host does to the device of one rank, or of several ranks together.
 
@@ -98,6 +122,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
         longest_launch_ns: the longest stretch of that; 0 without any.
         num_kernels: kernels that began in the steps, on all devices.
         waits: most at stake first, then longest first.
+        late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first.
     """
 
     covered_ns: int
@@ -111,6 +136,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
     longest_launch_ns: int
     num_kernels: int
     waits: tuple[HostWait, ...]
+    late_work: tuple[LateWork, ...] = ()
 
     @property
     def stake_ns(self) -> int:
@@ -126,12 +152,14 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
         step: number of the step that each is in, shape (k,).
         launch_ns: launch of what ends the idle time, shape (k,).
         fetch_ns: time of each in which the launching thread waited for a batch, shape (k,).
+        track: that thread, shape (k,).
     """
 
     intervals: NDArray[np.int64]
     step: NDArray[np.int64]
     launch_ns: NDArray[np.int64]
     fetch_ns: NDArray[np.int64]
+    track: NDArray[np.int32]
 
     @property
     def late_ns(self) -> NDArray[np.int64]:
@@ -197,7 +225,56 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
             trace.duration_ns[waits.row],
             sum_by(wait[counts[piece]], time_ns[counts[piece]], len(places)),
         ),
+        late_work=_late_work(timeline, pieces, np.flatnonzero(counts & (launch_ns >= _LONG_NS))),
     )
+
+
+_LONG_NS: Final = 500_000
+"""A host that launches all the time never takes so long from one launch to the next."""
+
+
+_MOST_WORK: Final = 10
+
+
+def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]) -> tuple[LateWork, ...]:
+    """What is innermost on the launching thread in some of the pieces."""
+    trace = timeline.trace
+    on_host = trace.is_category(
+        Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME, Category.PYTHON_FUNCTION
+    )
+    found: Counter[int] = Counter()
+    ends_ns = clipped_ends(timeline) if len(chosen) else trace.end_ns
+    for track in different(pieces.track[chosen]).tolist():
+        mine = pieces.intervals[chosen[pieces.track[chosen] == track]]
+        rows = np.flatnonzero(on_host & (trace.track == track))
+        times = different(np.concatenate((trace.begin_ns[rows], ends_ns[rows], mine.ravel())))
+        slices = np.stack((times[:-1], times[1:]), axis=1)
+        covered = union(mine[:, 0], mine[:, 1])
+        slices = slices[locate(slices[:, 0], covered) >= 0]
+        row = innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_host, ends_ns)
+        for one, time_ns in zip(row.tolist(), (slices[:, 1] - slices[:, 0]).tolist(), strict=True):
+            if one < 0 or not waits_for_device(trace.name_of(one)):
+                found[one] += time_ns
+    work: Counter[tuple[Literal["operator", "runtime", "function", "python"], str]] = Counter()
+    for one, time_ns in found.items():
+        work[_kind_of_work(timeline, one)] += time_ns
+    return tuple(
+        LateWork(kind=kind, name=name, time_ns=time_ns)
+        for (kind, name), time_ns in work.most_common(_MOST_WORK)
+    )
+
+
+def _kind_of_work(
+    timeline: Timeline, row: int
+) -> tuple[Literal["operator", "runtime", "function", "python"], str]:
+    if row < 0:
+        return "python", ""
+    name, category = timeline.trace.name_of(row), timeline.trace.category[row]
+    if timeline.is_annotation[row]:
+        return "python", name.removeprefix(RANGE_PREFIX) if not name.startswith(STEP_RANGE_PREFIX) else ""
+    if category == Category.RUNTIME:
+        return "runtime", name
+    return ("function" if category == Category.PYTHON_FUNCTION else "operator"), name
 
 
 def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
@@ -225,7 +302,18 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
             )
             for place, same in found.items()
         ),
+        late_work=_pool_work(work for rank in ranks for work in rank.late_work),
     )
+
+
+def _pool_work(works: Iterable[LateWork]) -> tuple[LateWork, ...]:
+    sums: dict[tuple[str, str], LateWork] = {}
+    for one in works:
+        before = sums.get((one.kind, one.name))
+        sums[one.kind, one.name] = (
+            one if before is None else replace(one, time_ns=one.time_ns + before.time_ns)
+        )
+    return tuple(sorted(sums.values(), key=lambda one: -one.time_ns)[:_MOST_WORK])
 
 
 def _counted_steps(bounds: StepBounds) -> Intervals:
@@ -268,20 +356,27 @@ def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Interv
 def _idle_pieces(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:
     """The pieces in steps of those gaps of a device for which nothing was queued."""
     gaps = find_gaps(timeline, device)
-    late = np.flatnonzero(gaps.is_host_wait)
+    is_late = gaps.is_host_wait
+    idle, ends_ns, launcher = gaps.intervals[is_late], gaps.launch_ns[is_late], gaps.launcher[is_late]
+    after, last_launcher = after_last_event(timeline, device)
+    if last_launcher >= 0:  # all that was launched is done, and what ends this time comes after it
+        idle = np.concatenate((idle, after))
+        ends_ns = np.concatenate((ends_ns, after[:, 1]))
+        launcher = np.concatenate((launcher, np.full(len(after), last_launcher)))
     filled = np.flatnonzero(_has_length(bounds.intervals))
     steps = bounds.intervals[filled]
-    pieces = intersect(gaps.intervals[late], steps)
-    gap = late[locate(pieces[:, 0], gaps.intervals[late])]
-    tracks = timeline.trace.track[gaps.launcher[gap]]
-    fetch_ns = fetch_time(timeline, pieces, tracks, find_fetches(timeline))
+    pieces = intersect(idle, steps)
+    gap = locate(pieces[:, 0], idle)
+    track = timeline.trace.track[launcher[gap]]
+    fetch_ns = fetch_time(timeline, pieces, track, find_fetches(timeline))
     step = np.array(bounds.numbers, np.int64)[filled[locate(pieces[:, 0], steps)]]
-    order = np.argsort(gaps.launch_ns[gap], kind="stable")
+    order = np.argsort(ends_ns[gap], kind="stable")
     return _IdlePieces(
         intervals=pieces[order],
         step=step[order],
-        launch_ns=gaps.launch_ns[gap][order],
+        launch_ns=ends_ns[gap][order],
         fetch_ns=fetch_ns[order],
+        track=track[order],
     )
 
 

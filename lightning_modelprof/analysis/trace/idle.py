@@ -237,12 +237,15 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
     - kernel gap: work was queued, and the gap is shorter than 30 microseconds.
     - other stream: work was queued for longer, and what ran before it ran on another stream.
     - communication: the same where what ran before, or what was queued, is communication.
-    - unknown: work was queued on the same stream, its launch is not known, or nothing came after.
+    - unknown: work was queued on the same stream, or its launch is not known.
+
+    After the last event of the device all that was launched is done, so the host is late there, too.
 
     Attributes:
         intervals: an interval set of k rows.
         cause: of each, a place in ``CAUSES``, shape (k,).
-        launcher: row of what launched the work that ended it, -1 where it is not known, shape (k,).
+        launcher: row of what launched the work that ended it, or at the end the last work; -1 where it is
+            not known, shape (k,).
     """
 
     intervals: Intervals
@@ -264,16 +267,28 @@ def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> Id
     cause = np.where(is_queued, _cause_of_queued(timeline, device, found), _UNKNOWN)
     cause[is_queued & (gap_ns < KERNEL_GAP_NS)] = _GAP
     cause[found.is_host_wait] = _HOST
-    before, after, first = _around_events(timeline, device)
+    before, after, first, last = _around_events(timeline, device)
     launch_ns, launcher = _launch_of(timeline, np.full(len(before), first))
+    last_launch_ns, last_launcher = _launch_of(timeline, np.full(len(after), last))
     whole = (
         np.concatenate((before, found.intervals, after)),
         np.concatenate(
-            (np.where(launch_ns > before[:, 0], _HOST, _UNKNOWN), cause, np.full(len(after), _UNKNOWN))
+            (
+                np.where(launch_ns > before[:, 0], _HOST, _UNKNOWN),
+                cause,
+                np.where(last_launch_ns >= 0, _HOST, _UNKNOWN),
+            )
         ),
-        np.concatenate((launcher, found.launcher, np.full(len(after), -1))),
+        np.concatenate((launcher, found.launcher, last_launcher)),
     )
     return _with_fetches(timeline, *whole, fetches)
+
+
+def after_last_event(timeline: Timeline, device: int) -> tuple[Intervals, int]:
+    """The covered time after a device's last event, and the row of that one's launch, -1 if not known."""
+    _, after, _, last = _around_events(timeline, device)
+    _, launcher = _launch_of(timeline, np.array([last]))
+    return after, int(launcher[0])
 
 
 def _cause_of_queued(timeline: Timeline, device: int, found: Gaps) -> NDArray[np.int64]:
@@ -291,8 +306,8 @@ def _cause_of_queued(timeline: Timeline, device: int, found: Gaps) -> NDArray[np
     return cause
 
 
-def _around_events(timeline: Timeline, device: int) -> tuple[Intervals, Intervals, int]:
-    """The covered time before and after a device's events, and the place of the one that is first."""
+def _around_events(timeline: Timeline, device: int) -> tuple[Intervals, Intervals, int, int]:
+    """The covered time before and after a device's events, and the places of the first and the last one."""
     trace = timeline.trace
     covered = covered_time(timeline)
     members = np.flatnonzero(trace.device.device == device)
@@ -302,7 +317,9 @@ def _around_events(timeline: Timeline, device: int) -> tuple[Intervals, Interval
     intervals = np.zeros((0, 2), np.int64) if covered is None else covered.intervals
     first = members[_first_launched(np.array([first_ns]), begin_ns, timeline.launch.begin_ns[members])]
     before = intersect(intervals, np.array([[-_NEVER, first_ns]], np.int64))
-    return before, intersect(intervals, np.array([[last_ns, _NEVER]], np.int64)), int(first[0])
+    last = members[np.argmax(trace.end_ns[work])]
+    after = intersect(intervals, np.array([[last_ns, _NEVER]], np.int64))
+    return before, after, int(first[0]), int(last)
 
 
 def _launch_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.trace.host_waits import HostWaits, pool_host_waits
+from lightning_modelprof.analysis.trace.host_waits import HostWaits, LateWork, pool_host_waits
 from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
@@ -24,7 +25,9 @@ from lightning_modelprof.report.rules.base import (
     duration,
     location_of,
     ratio,
+    text,
 )
+from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.setup import Compilation, CompileSetup, TrainingSetup
 from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.units import milliseconds, percent
@@ -159,6 +162,8 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         ]
         if not self.is_found(share, late_ns):
             return self.clean(f"The device waits {milliseconds(late_ns)} a step for launches.", evidence)
+        if sum(work.time_ns for work in facts.late_work) >= _MOSTLY * facts.launch_ns:
+            return (self._late_work(traces, facts, late_ns, evidence),)
         return (
             self.found(
                 f"In {milliseconds(late_ns)} of a step ({percent(share)}) the device has nothing to do,"
@@ -171,6 +176,71 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
                 evidence=evidence,
             ),
         )
+
+    def _late_work(
+        self, traces: Sequence[TraceFacts], facts: HostWaits, late_ns: float, evidence: list[Evidence]
+    ) -> Finding:
+        """The host does something else for long, so fewer launches wouldn't help."""
+        work = facts.late_work[0]
+        share = facts.launch_ns / facts.steps_ns
+        path = _path_share(traces, work)
+        on_path = "" if path is None else f" It is {percent(path)} of the critical path."
+        what = _what(work)
+        return self.found(
+            f"The GPU is idle for {milliseconds(late_ns)} per step ({percent(share)}) while the CPU runs"
+            f" {what}.{on_path}",
+            _DO[work.kind].format(what=what),
+            self.severity(share),
+            title="The GPU waits for other work on the CPU",
+            saving_ns=late_ns,
+            evidence=[*evidence, text(LATE_WORK, what), ratio("share of the critical path", path)],
+        )
+
+
+LATE_WORK: Final = "the CPU runs"
+"""Label of what an idle device waits for, where it is no launches."""
+
+
+PYTHON_CODE: Final = "Python code"
+
+
+_MOSTLY: Final = 0.5
+"""Of the idle time: what the CPU does without a launch for long."""
+
+
+_DO: Final = {
+    "operator": "Run {what} on the GPU or ahead of the step, or make it cheaper.",
+    "runtime": "Avoid {what} in the step: reuse what it allocates or loads.",
+    "function": "Make {what} faster, or move it out of the step.",
+    "python": "Make {what} faster, or move it out of the step.",
+}
+
+
+_LOCK: Final = re.compile(r"\b(?:acquire|wait)\b.*(?:lock|Condition|Semaphore)|lock\S* object.*acquire", re.I)
+
+
+def _what(work: LateWork) -> str:
+    if work.kind != "python":
+        return f"{work.name} (a lock)" if work.kind == "function" and _LOCK.search(work.name) else work.name
+    return f"{PYTHON_CODE} in {work.name}" if work.name else f"{PYTHON_CODE} outside of operators"
+
+
+def _path_share(traces: Sequence[TraceFacts], work: LateWork) -> float | None:
+    """Share of the critical path that is this work on the host; ``None`` where it is not known."""
+    paths = [facts.critical_path for facts in traces if not isinstance(facts.critical_path, Absent)]
+    whole_ns = sum(path.recorded_ns for path in paths)
+    parts = [part for path in paths for part in path.parts if part.cause == "host"]
+    if work.kind == "python":
+        own_ns = sum(part.time_ns for part in parts if part.operator in _places(work.name))
+    elif work.kind == "operator":
+        own_ns = sum(part.time_ns for part in parts if part.operator == work.name)
+    else:  # the path knows operators and ranges only
+        return None
+    return own_ns / whole_ns if whole_ns and own_ns else None
+
+
+def _places(name: str) -> tuple[str, ...]:
+    return (name, RANGE_PREFIX + name)
 
 
 def _launches(traces: Sequence[TraceFacts]) -> KernelLaunches | None:
@@ -192,10 +262,10 @@ def _kernels(num_kernels: float, launches: KernelLaunches | None) -> str:
     if launches is None or launches.kernels.median_ns is None:
         return f"It runs {num_kernels:,.0f} kernels a step."
     median_us = launches.kernels.median_ns / 1e3
-    text = f"It runs {num_kernels:,.0f} kernels a step, of {median_us:.3g} us at the median"
+    said = f"It runs {num_kernels:,.0f} kernels a step, of {median_us:.3g} us at the median"
     if launches.shorter_ratio is None:
-        return f"{text}."
-    return f"{text}; {percent(launches.shorter_ratio)} take less time than their launch."
+        return f"{said}."
+    return f"{said}; {percent(launches.shorter_ratio)} take less time than their launch."
 
 
 def _busiest_lines(sites: StepSites | None) -> list[Location]:
