@@ -23,8 +23,8 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, pa
 from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.show.progress import show_progress
+from lightning_modelprof.trace.merged import split_processes
 from lightning_modelprof.trace.model import Trace
-from lightning_modelprof.trace.processes import split_processes
 from lightning_modelprof.trace.reader import read_trace
 from lightning_modelprof.trace.text import TextFile
 

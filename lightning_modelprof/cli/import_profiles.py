@@ -21,8 +21,8 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
+from lightning_modelprof.trace.merged import split_processes
 from lightning_modelprof.trace.model import Trace
-from lightning_modelprof.trace.processes import split_processes
 
 _TRACE_ENDINGS = (".gz", ".zip", ".tar", ".tgz", ".json", ".trace", ".pt")
 

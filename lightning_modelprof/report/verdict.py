@@ -291,17 +291,16 @@ def _by_bound(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]
     return shares
 
 
-def _shares_found(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
-    """The same of traces alone: the shares that the findings themselves state."""
+def _shares_found(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
+    """The same of traces alone: the shares that the findings themselves state, else those of their times."""
     shares: dict[str, float] = {}
     bounds = {rule.kind: rule.bound for rule in rules if isinstance(rule, DeviceRule)}
     for finding in findings:
         bound = bounds.get(finding.kind)
-        if bound is not None and finding.status is Status.FOUND:
-            stated = [one.value for one in finding.evidence if one.label == "share of the step"]
-            shares[bound] = shares.get(bound, 0.0) + sum(
-                one for one in stated[:1] if isinstance(one, int | float)
-            )
+        if bound is not None and finding.status is Status.FOUND and step_ns:
+            stated = next((one.value for one in finding.evidence if one.label == "share of the step"), None)
+            share = stated if isinstance(stated, float) else (finding.saving_ns_per_step or 0.0) / step_ns
+            shares[bound] = shares.get(bound, 0.0) + share
     return shares
 
 
@@ -377,7 +376,7 @@ def verdict_of_traces(
     if lost and shares.computing < DEVICE_BUSY:
         return Verdict(kind="cannot_tell", summary=f"{lost}.", accounted_ratio=None)
     unknown = unaccounted(shares, waits)
-    found = _shares_found(findings, rules)
+    found = _shares_found(shares.step_ns, findings, rules)
     bounds = device_bounds(found, shares, waits)
     if "straggler_bound" in found:  # what the others wait for a rank is no transfer
         bounds |= {kind: found.get(kind, 0.0) for kind in ("straggler_bound", "communication_bound")}

@@ -98,6 +98,7 @@ def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
         kernel_launches=NOTHING,
         step_breakdown=NOTHING,
         device_usage=NOTHING,
+        rank=None,
         checks=(),
         launch_count=KernelLaunchCount(launches=0, lost=0, kernels=0),
     )

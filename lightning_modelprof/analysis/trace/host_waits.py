@@ -167,6 +167,15 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
         rest: NDArray[np.int64] = self.intervals[:, 1] - self.intervals[:, 0] - self.fetch_ns
         return rest
 
+    def followed_by(self, others: _IdlePieces) -> _IdlePieces:
+        """These and the others."""
+        return _IdlePieces(
+            **{
+                key: np.concatenate((getattr(self, key), getattr(others, key)))
+                for key in self.__struct_fields__
+            }
+        )
+
 
 def summarize_host_waits(timeline: Timeline) -> HostWaits | Absent:
     """Where the host waits for its device in the steps, and what that costs."""
@@ -204,8 +213,13 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
         gap_ns=pieces.late_ns,
         gap_step=pieces.step,
     )
-    counts = locate(pieces.intervals[:, 0], counted) >= 0
+    in_counted_piece = _counts(pieces, counted)[piece]
+    stake_ns = sum_by(wait[in_counted_piece], time_ns[in_counted_piece], len(places))
     left_ns = pieces.late_ns - sum_by(piece, time_ns, len(pieces.step))
+    at_end = _pieces_at_end(timeline, bounds, device)
+    left_ns = np.concatenate((left_ns, at_end.late_ns))
+    pieces = pieces.followed_by(at_end)
+    counts = _counts(pieces, counted)
     launch_ns = np.minimum(left_ns, _in_model_phases(timeline, pieces.intervals))
     kernels = trace.category == Category.KERNEL
     return HostWaits(
@@ -223,10 +237,14 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
             places,
             in_counted,
             trace.duration_ns[waits.row],
-            sum_by(wait[counts[piece]], time_ns[counts[piece]], len(places)),
+            stake_ns,
         ),
         late_work=_late_work(timeline, pieces, np.flatnonzero(counts & (launch_ns >= _LONG_NS))),
     )
+
+
+def _counts(pieces: _IdlePieces, counted: Intervals) -> NDArray[np.bool_]:
+    return locate(pieces.intervals[:, 0], counted) >= 0
 
 
 _LONG_NS: Final = 500_000
@@ -234,6 +252,11 @@ _LONG_NS: Final = 500_000
 
 
 _MOST_WORK: Final = 10
+
+
+def _is_of_launches(name: str) -> bool:
+    """Whether a host in a call of this name launches, or waits for what it launched."""
+    return "Launch" in name or waits_for_device(name)
 
 
 def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]) -> tuple[LateWork, ...]:
@@ -253,7 +276,7 @@ def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]
         slices = slices[locate(slices[:, 0], covered) >= 0]
         row = innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_host, ends_ns)
         for one, time_ns in zip(row.tolist(), (slices[:, 1] - slices[:, 0]).tolist(), strict=True):
-            if one < 0 or not waits_for_device(trace.name_of(one)):
+            if one < 0 or not _is_of_launches(trace.name_of(one)):
                 found[one] += time_ns
     work: Counter[tuple[Literal["operator", "runtime", "function", "python"], str]] = Counter()
     for one, time_ns in found.items():
@@ -356,13 +379,27 @@ def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Interv
 def _idle_pieces(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:
     """The pieces in steps of those gaps of a device for which nothing was queued."""
     gaps = find_gaps(timeline, device)
-    is_late = gaps.is_host_wait
-    idle, ends_ns, launcher = gaps.intervals[is_late], gaps.launch_ns[is_late], gaps.launcher[is_late]
-    after, last_launcher = after_last_event(timeline, device)
-    if last_launcher >= 0:  # all that was launched is done, and what ends this time comes after it
-        idle = np.concatenate((idle, after))
-        ends_ns = np.concatenate((ends_ns, after[:, 1]))
-        launcher = np.concatenate((launcher, np.full(len(after), last_launcher)))
+    late = gaps.is_host_wait
+    return _cut_at_steps(timeline, bounds, gaps.intervals[late], gaps.launch_ns[late], gaps.launcher[late])
+
+
+def _pieces_at_end(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:
+    """The same after the device's last event: all that was launched is done, so the host is late.
+
+    No wait made this time, as nothing comes after it.
+    """
+    after, launcher = after_last_event(timeline, device)
+    after = after[: len(after) if launcher >= 0 else 0]
+    return _cut_at_steps(timeline, bounds, after, after[:, 1], np.full(len(after), launcher))
+
+
+def _cut_at_steps(
+    timeline: Timeline,
+    bounds: StepBounds,
+    idle: Intervals,
+    ends_ns: NDArray[np.int64],
+    launcher: NDArray[np.int64],
+) -> _IdlePieces:
     filled = np.flatnonzero(_has_length(bounds.intervals))
     steps = bounds.intervals[filled]
     pieces = intersect(idle, steps)

@@ -133,7 +133,10 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
     kind: ClassVar[str] = "launch_bound"
     title: ClassVar[str] = "The device waits for the host to launch its work"
     help: ClassVar[RuleHelp] = RuleHelp(
-        ("the host is late with its launches (Host Wait Summary) in forward, backward and optimizer"),
+        (
+            "the host is late with its launches (Host Wait Summary) in forward, backward and optimizer;"
+            " an operator, Python code or a lock that fills half of that time is named instead"
+        ),
         where="the lines with most operators",
     )
     bound: ClassVar[str | None] = "host_bound"
@@ -162,7 +165,7 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         ]
         if not self.is_found(share, late_ns):
             return self.clean(f"The device waits {milliseconds(late_ns)} a step for launches.", evidence)
-        if sum(work.time_ns for work in facts.late_work) >= _MOSTLY * facts.launch_ns:
+        if facts.late_work and facts.late_work[0].time_ns >= _MOSTLY * facts.launch_ns:
             return (self._late_work(traces, facts, late_ns, evidence),)
         return (
             self.found(
@@ -188,7 +191,7 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         what = _what(work)
         return self.found(
             f"The GPU is idle for {milliseconds(late_ns)} per step ({percent(share)}) while the CPU runs"
-            f" {what}.{on_path}",
+            f" {what}, at most {milliseconds(facts.longest_launch_ns)} at a stretch.{on_path}",
             _DO[work.kind].format(what=what),
             self.severity(share),
             title="The GPU waits for other work on the CPU",

@@ -286,9 +286,11 @@ class LateRankInTraces(Record, frozen=True, kw_only=True):
 
 def _rank_waits(traces: Sequence[TraceFacts], circumstances: Circumstances) -> WaitsOfRanks | None:
     """What ranks of one job wait for each other; ``None`` where that is not known per step."""
+    if circumstances.is_run:  # its windows are of one rank
+        return None
     by_rank = {facts.rank: facts.communication_calls for facts in traces if facts.rank is not None}
     known = {rank: one for rank, one in by_rank.items() if not isinstance(one, Absent)}
-    if circumstances.is_run or len(by_rank) < len(traces) or len(known) < 2:
+    if len(by_rank) < len(traces) or len(known) < 2:
         return None
     waits = compare_ranks(known)
     return None if isinstance(waits, Absent) or waits.num_steps is None else waits

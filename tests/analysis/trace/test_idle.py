@@ -189,18 +189,18 @@ def test_table():
 
 
 def test_in_the_steps():
-    """A step from 20 to 60: busy 5 + 10; late until 25; a kernel gap of 10; 10 behind the last event."""
+    """A step from 20 to 60: busy 5 + 10; late until 25, and for 10 at the end; a kernel gap of 10."""
     step = event("user_annotation", "ProfilerStep#1", 20, 60)
     fact = fact_of(step, work(0, 10), launch(20, 1), work(25, 30, 1), launch(29, 2), work(40, 50, 2))
     rows = {row[0]: row[1:3] for row in idle_table({0: fact}, DEFAULT_OPTIONS).rows}
     assert rows == {
         "Busy": (15 * US, 15 / 40),
         "Idle": (25 * US, 25 / 40),
-        "Host wait": (5 * US, 5 / 40),
+        "Host wait": (15 * US, 15 / 40),
         "Dataloader": (0, 0),
-        "Host": (5 * US, 5 / 40),
+        "Host": (15 * US, 15 / 40),
         "Kernel gap": (10 * US, 10 / 40),
-        "Other": (10 * US, 10 / 40),
+        "Other": (0, 0),
     }
 
 

@@ -53,10 +53,9 @@ HOST_WAITS: Final = TableKind(
             " was queued, but never by more than the host waited. A gap is put down to the latest waits"
             " before it, and a wait is forgotten at the end of the next step."
         ),
-        "Host late": "what is left of the time in which nothing was queued.",
+        "Host late": "what is left of the time in which nothing was queued, also after the last event.",
         "Other": (
-            "work was queued and yet waited, its launch is not known, or it is before the first or after"
-            " the last event."
+            "work was queued and yet waited, its launch is not known, or it is before the first event."
         ),
     },
     views=("kernels",),
@@ -76,7 +75,7 @@ _NOTES: Final = (
     "After waits: what would be saved if no call waited for the device. The device would be done earlier by"
     " the idle time after a wait in which nothing was queued, but by no more than the host waited.",
     "Host late is what is left of the time in which nothing was queued. Other: work was queued and yet"
-    " waited, its launch is not known, or it is before the device's first event or after its last.",
+    " waited, its launch is not known, or it is before the device's first event.",
 )
 
 
