@@ -85,7 +85,7 @@ _NOTES: Final = (
     "Busy and Idle sum to the time from the device's first event to the end of its last one, of which Ratio"
     " is the share. Idle is the time without an event on any stream.",
     "In the steps is the same in the time that Device Summary covers, so Busy has one ratio in both. There,"
-    " idle time before the device's first event is told from that event. After its last one the host is late.",
+    " idle time before the device's first event is told from that event. After the last the host is late.",
     "A gap has one cause, told from the event that ends it. Host wait: it was launched after the gap began,"
     " so nothing was queued. Kernel gap: it was launched before, and the gap is shorter than 30 us. Other: it"
     " was launched before, and yet it waited for another stream, an event or a copy.",
