@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,9 @@ class HostWait(Record, frozen=True, kw_only=True):
     stake_ns: int
 
 
+WorkKind = Literal["operator", "runtime", "function", "python"]
+
+
 class LateWork(Record, frozen=True, kw_only=True):
     """What the host did in long idle times of the device in which it launched nothing.
 
@@ -95,7 +98,7 @@ class LateWork(Record, frozen=True, kw_only=True):
         time_ns: over the steps that count.
     """
 
-    kind: Literal["operator", "runtime", "function", "python"]
+    kind: WorkKind
     name: str
     time_ns: int
 
@@ -260,44 +263,53 @@ def _is_of_launches(name: str) -> bool:
 
 
 def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]) -> tuple[LateWork, ...]:
-    """What is innermost on the launching thread in some of the pieces."""
+    """What is innermost on the launching thread in some of the pieces, without launches and waits."""
     trace = timeline.trace
-    on_host = trace.is_category(
-        Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME, Category.PYTHON_FUNCTION
-    )
-    found: Counter[int] = Counter()
-    ends_ns = clipped_ends(timeline) if len(chosen) else trace.end_ns
+    if not len(chosen):
+        return ()
+    on_host = trace.is_category(*_ON_HOST)
+    ends_ns = clipped_ends(timeline)
+    rows, times_ns = [], []
     for track in different(pieces.track[chosen]).tolist():
         mine = pieces.intervals[chosen[pieces.track[chosen] == track]]
-        rows = np.flatnonzero(on_host & (trace.track == track))
-        times = different(np.concatenate((trace.begin_ns[rows], ends_ns[rows], mine.ravel())))
+        own = np.flatnonzero(on_host & (trace.track == track))
+        times = different(np.concatenate((trace.begin_ns[own], ends_ns[own], mine.ravel())))
         slices = np.stack((times[:-1], times[1:]), axis=1)
-        covered = union(mine[:, 0], mine[:, 1])
-        slices = slices[locate(slices[:, 0], covered) >= 0]
-        row = innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_host, ends_ns)
-        for one, time_ns in zip(row.tolist(), (slices[:, 1] - slices[:, 0]).tolist(), strict=True):
-            if one < 0 or not _is_of_launches(trace.name_of(one)):
-                found[one] += time_ns
-    work: Counter[tuple[Literal["operator", "runtime", "function", "python"], str]] = Counter()
-    for one, time_ns in found.items():
-        work[_kind_of_work(timeline, one)] += time_ns
+        slices = slices[locate(slices[:, 0], union(mine[:, 0], mine[:, 1])) >= 0]
+        rows.append(innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_host, ends_ns))
+        times_ns.append(slices[:, 1] - slices[:, 0])
+    row, time_ns = np.concatenate(rows), np.concatenate(times_ns)
+    kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
+    key = np.where(row < 0, -1, trace.name[row].astype(np.int64) * len(_KINDS) + kind)
+    found, place = np.unique(key, return_inverse=True)
+    work: Counter[tuple[WorkKind, str]] = Counter()
+    total_ns = sum_by(place.reshape(-1), time_ns, len(found)).tolist()
+    for one, total in zip(found.tolist(), total_ns, strict=True):
+        name, number = "" if one < 0 else trace.names[one // len(_KINDS)], one % len(_KINDS)
+        if one < 0 or (number == _PYTHON and name.startswith(STEP_RANGE_PREFIX)):
+            work["python", ""] += total
+        elif not _is_of_launches(name):
+            work[_KINDS[number], name.removeprefix(RANGE_PREFIX)] += total
     return tuple(
         LateWork(kind=kind, name=name, time_ns=time_ns)
         for (kind, name), time_ns in work.most_common(_MOST_WORK)
     )
 
 
-def _kind_of_work(
-    timeline: Timeline, row: int
-) -> tuple[Literal["operator", "runtime", "function", "python"], str]:
-    if row < 0:
-        return "python", ""
-    name, category = timeline.trace.name_of(row), timeline.trace.category[row]
-    if timeline.is_annotation[row]:
-        return "python", name.removeprefix(RANGE_PREFIX) if not name.startswith(STEP_RANGE_PREFIX) else ""
-    if category == Category.RUNTIME:
-        return "runtime", name
-    return ("function" if category == Category.PYTHON_FUNCTION else "operator"), name
+_ON_HOST: Final = (
+    Category.CPU_OP,
+    Category.USER_ANNOTATION,
+    Category.RUNTIME,
+    Category.PYTHON_FUNCTION,
+)
+
+
+_KINDS: Final[tuple[WorkKind, ...]] = get_args(WorkKind)
+_OPERATOR, _RUNTIME, _FUNCTION, _PYTHON = range(len(_KINDS))
+
+
+_KIND_OF_CATEGORY: Final = np.full(256, _OPERATOR)
+_KIND_OF_CATEGORY[[Category.RUNTIME, Category.PYTHON_FUNCTION]] = _RUNTIME, _FUNCTION
 
 
 def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
