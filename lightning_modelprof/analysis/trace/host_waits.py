@@ -125,7 +125,8 @@ class HostWaits(Record, frozen=True, kw_only=True):
         longest_launch_ns: the longest stretch of that; 0 without any.
         num_kernels: kernels that began in the steps, on all devices.
         waits: most at stake first, then longest first.
-        late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first.
+        late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first; empty where
+            these are not most of it.
     """
 
     covered_ns: int
@@ -224,6 +225,8 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     pieces = pieces.followed_by(at_end)
     counts = _counts(pieces, counted)
     launch_ns = np.minimum(left_ns, _in_model_phases(timeline, pieces.intervals))
+    is_long = counts & (launch_ns >= _LONG_NS)
+    is_long_most = launch_ns[is_long].sum() > MOSTLY * launch_ns[counts].sum()
     kernels = trace.category == Category.KERNEL
     return HostWaits(
         covered_ns=length(covered),
@@ -242,7 +245,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
             trace.duration_ns[waits.row],
             stake_ns,
         ),
-        late_work=_late_work(timeline, pieces, np.flatnonzero(counts & (launch_ns >= _LONG_NS))),
+        late_work=_late_work(timeline, pieces, np.flatnonzero(is_long)) if is_long_most else (),
     )
 
 
@@ -252,6 +255,10 @@ def _counts(pieces: _IdlePieces, counted: Intervals) -> NDArray[np.bool_]:
 
 _LONG_NS: Final = 500_000
 """A host that launches all the time never takes so long from one launch to the next."""
+
+
+MOSTLY: Final = 0.5
+"""Of the time in which the host is late: what it does instead of launching is named from here on."""
 
 
 _MOST_WORK: Final = 10
@@ -265,28 +272,30 @@ def _is_of_launches(name: str) -> bool:
 def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]) -> tuple[LateWork, ...]:
     """What is innermost on the launching thread in some of the pieces, without launches and waits."""
     trace = timeline.trace
-    if not len(chosen):
-        return ()
     on_host = trace.is_category(*_ON_HOST)
     ends_ns = clipped_ends(timeline)
     rows, times_ns = [], []
     for track in different(pieces.track[chosen]).tolist():
         mine = pieces.intervals[chosen[pieces.track[chosen] == track]]
-        own = np.flatnonzero(on_host & (trace.track == track))
-        times = different(np.concatenate((trace.begin_ns[own], ends_ns[own], mine.ravel())))
+        on_thread = on_host & (trace.track == track)
+        own = np.flatnonzero(on_thread)
+        late = union(mine[:, 0], mine[:, 1])
+        changes = np.concatenate((trace.begin_ns[own], ends_ns[own]))
+        times = different(np.concatenate((changes[locate(changes, late) >= 0], mine.ravel())))
         slices = np.stack((times[:-1], times[1:]), axis=1)
-        slices = slices[locate(slices[:, 0], union(mine[:, 0], mine[:, 1])) >= 0]
-        rows.append(innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_host, ends_ns))
+        slices = slices[locate(slices[:, 0], late) >= 0]
+        rows.append(innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_thread, ends_ns))
         times_ns.append(slices[:, 1] - slices[:, 0])
     row, time_ns = np.concatenate(rows), np.concatenate(times_ns)
     kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
-    key = np.where(row < 0, -1, trace.name[row].astype(np.int64) * len(_KINDS) + kind)
-    found, place = np.unique(key, return_inverse=True)
+    names = ("", *trace.names)
+    key = np.where(row < 0, _PYTHON, (trace.name[row].astype(np.int64) + 1) * len(_KINDS) + kind)
+    total_ns = sum_by(key, time_ns, len(names) * len(_KINDS))
+    found = np.flatnonzero(total_ns)
     work: Counter[tuple[WorkKind, str]] = Counter()
-    total_ns = sum_by(place.reshape(-1), time_ns, len(found)).tolist()
-    for one, total in zip(found.tolist(), total_ns, strict=True):
-        name, number = "" if one < 0 else trace.names[one // len(_KINDS)], one % len(_KINDS)
-        if one < 0 or (number == _PYTHON and name.startswith(STEP_RANGE_PREFIX)):
+    for one, total in zip(found.tolist(), total_ns[found].tolist(), strict=True):
+        name, number = names[one // len(_KINDS)], one % len(_KINDS)
+        if number == _PYTHON and name.startswith(STEP_RANGE_PREFIX):
             work["python", ""] += total
         elif not _is_of_launches(name):
             work[_KINDS[number], name.removeprefix(RANGE_PREFIX)] += total

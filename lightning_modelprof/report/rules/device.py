@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.trace.host_waits import HostWaits, LateWork, pool_host_waits
+from lightning_modelprof.analysis.trace.host_waits import MOSTLY, HostWaits, LateWork, pool_host_waits
 from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
@@ -165,7 +165,7 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         ]
         if not self.is_found(share, late_ns):
             return self.clean(f"The device waits {milliseconds(late_ns)} a step for launches.", evidence)
-        if facts.late_work and facts.late_work[0].time_ns >= _MOSTLY * facts.launch_ns:
+        if facts.late_work and facts.late_work[0].time_ns >= MOSTLY * facts.launch_ns:
             return (self._late_work(traces, facts, late_ns, evidence),)
         return (
             self.found(
@@ -205,10 +205,6 @@ LATE_WORK: Final = "the CPU runs"
 
 
 PYTHON_CODE: Final = "Python code"
-
-
-_MOSTLY: Final = 0.5
-"""Of the idle time: what the CPU does without a launch for long."""
 
 
 _DO: Final = {
