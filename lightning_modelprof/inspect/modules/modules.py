@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
@@ -122,15 +123,21 @@ def _arguments_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def _changed_arguments(part: Any) -> Iterator[str]:
-    kind = type(part)
+    kind: Any = type(part)
     if not kind.__module__.startswith("torch.") or isinstance(part, (FunctionType, MethodType)):
         return
     stored = variables_of(part)
-    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+    for name, default in _defaults(kind):
         value = stored.get(name)
-        is_plain = type(value) in (bool, int, float, str)
-        if is_plain and parameter.default is not parameter.empty and value != parameter.default:
+        if type(value) in (bool, int, float, str) and value != default:
             yield f"{name}={value!r}"
+
+
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Of the arguments that a class of torch's takes."""
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return tuple((one.name, one.default) for one in parameters if one.default is not one.empty)
 
 
 class PackedTensor(NamedTuple):
