@@ -28,7 +28,7 @@ from lightning_modelprof.inspect.core.model_copies import (
     reaches_outside,
     values_are_missing,
 )
-from lightning_modelprof.inspect.core.untouched import modes_on, random_states_kept
+from lightning_modelprof.inspect.core.untouched import DeeperStack, modes_on, random_states_kept
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
@@ -113,6 +113,7 @@ class Inspection:
         self._is_timing = False
         self._arguments: tuple[Any, ...] | None = None  # of the counted step
         self._step: int | None = None
+        self._stack = DeeperStack()
         self._frames = compiled_frames()
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
@@ -239,6 +240,7 @@ class Inspection:
             samples = self._get_samples()
             self._samples = None if samples == NOT_MEASURED else samples
             self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
+        self._stack.deepen()
         _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times(batch))
         if is_counted and note:
             self._copy_reason = f"the {self._loop.step} itself could not be counted ({note})"
@@ -336,6 +338,7 @@ class Inspection:
         if self._is_timing and self._timer is not None:
             self._timer.disarm(failed=failed)
             self._is_timing = False
+        self._stack.restore()
 
     def end_step(self) -> None:
         """The inspected step is over: what takes long is done here, outside of it."""

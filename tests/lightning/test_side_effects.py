@@ -5,6 +5,8 @@ A special method may draw random numbers or count its calls. Each one here notes
 
 from __future__ import annotations
 
+import bisect
+import sys
 from collections import Counter
 
 import pytest
@@ -210,3 +212,46 @@ def test_a_torch_profiler_of_the_users_sees_no_inspected_step(tmp_path, recorded
     assert calls[0] == calls[1]
     assert (cost.count is None) == (recorded == 60)
     assert cost.count is not None or "another torch profiler recorded" in cost.count_note
+
+
+class Recursive(LightningModule):
+    """Calls itself as often as Python lets it, and three levels less."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.depth, self.limits = depth, set()
+
+    def forward(self, x, depth=0):
+        if depth == 0:
+            return x * self.scale
+        return self(x, depth - 1)
+
+    def training_step(self, batch):
+        self.limits.add(sys.getrecursionlimit())
+        return self(batch.float().mean(), self.depth).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+def deepest():
+    def fits_in(depth):
+        try:
+            fit_quietly(make_trainer(None, max_steps=2), Recursive(depth), DataLoader(Numbers(), 2))
+        except RecursionError:
+            return False
+        return True
+
+    return 99 + bisect.bisect_left(range(100, 500), True, key=lambda depth: not fits_in(depth))
+
+
+def test_a_model_that_needs_all_of_the_stack_trains(tmp_path):
+    """Hooks of ours take a frame of Python's stack at every level."""
+    module = Recursive(deepest() - 9)
+    callback = make_callback(tmp_path, active=0, flops=True)
+    before = sys.getrecursionlimit()
+    fit_quietly(make_trainer(tmp_path, callback), module, DataLoader(Numbers(), 2))
+    assert callback.run.ranks[0].model_cost.count is not None
+    assert len(module.limits) == 2, "more in inspected steps"
+    assert sys.getrecursionlimit() == before

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
@@ -21,6 +22,34 @@ from torch.utils._python_dispatch import (
 
 from lightning_modelprof.inspect.modules.module_times import compiles_backward
 from lightning_modelprof.measure.stored import buffers_of, modules_of, parameters_of
+
+
+class DeeperStack:
+    """Room on Python's stack for what hooks and modes of ours add to it.
+
+    A module that has hooks takes four frames in place of three. A model that is nested, or that calls itself,
+    until little room is left would end in a RecursionError for it.
+    """
+
+    def __init__(self) -> None:
+        self._limit: int | None = None
+
+    def deepen(self) -> None:
+        """Allow half as much again; does nothing the second time."""
+        if self._limit is None:
+            self._limit = sys.getrecursionlimit()
+            sys.setrecursionlimit(_deeper(self._limit))
+
+    def restore(self) -> None:
+        """Go back, unless somebody else has changed it; does nothing without :meth:`deepen`."""
+        limit, self._limit = self._limit, None
+        if limit is not None and sys.getrecursionlimit() == _deeper(limit):
+            with suppress(RecursionError):  # somebody is deeper than that
+                sys.setrecursionlimit(limit)
+
+
+def _deeper(limit: int) -> int:
+    return min(limit + limit // 2 + 100, 2**31 - 1)
 
 
 @contextmanager
