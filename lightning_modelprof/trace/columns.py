@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from lightning_modelprof.trace.json import (
     integers,
     is_named_apart,
     loses_digits,
+    needs_launch,
     positive_floats,
     unknown_work,
     unquoted,
@@ -54,6 +56,9 @@ _MAX_KIND: Final = 40
 
 _IS_DEVICE_WORK: Final = np.isin(np.arange(256), DEVICE_WORK)
 """By category."""
+
+
+_ON_HOST: Final = (Category.RUNTIME, Category.CPU_OP)
 
 
 _K = TypeVar("_K")
@@ -86,6 +91,27 @@ class _Tracks(dict[tuple[int | str | None, int | str | None], int]):
         return number
 
 
+@dataclass(frozen=True, slots=True)
+class _MayWork:
+    """Events that are a device's if the host launched them or they are in a queue.
+
+    Attributes:
+        events: columns of all that were read with them.
+        rows: of these events in the columns, shape (k,).
+        kinds: k texts.
+        categories: shape (k,).
+        has_queue: shape (k,).
+        device: columns of what they are as device events.
+    """
+
+    events: Columns
+    rows: NDArray[np.int64]
+    kinds: Sequence[str]
+    categories: NDArray[np.uint8]
+    has_queue: NDArray[np.bool_]
+    device: Columns
+
+
 class TraceBuilder:
     """Takes events and makes a trace of them.
 
@@ -102,6 +128,7 @@ class TraceBuilder:
         self._needs_all_digits = False
         self._parts: list[Columns] = []
         self._device_parts: list[Columns] = []
+        self._may_work: list[_MayWork] = []
         self._allocation_parts: list[Columns] = []
         self._names: _Numbers[str] = _Numbers()
         self._categories = _Categories()
@@ -151,6 +178,7 @@ class TraceBuilder:
 
     def remarks(self) -> list[str]:
         """What is to be said of the events that were taken, one sentence each."""
+        self._settle_work()
         remarks = []
         if self._num_begin_end:
             remarks.append(
@@ -180,6 +208,7 @@ class TraceBuilder:
             base_ns: what the recorder subtracted from every time stamp.
             damage: what could not be read.
         """
+        self._settle_work()
         columns = concatenate(self._parts, EMPTY_EVENTS)
         begin_ns = columns.pop("begin_ns")
         end_ns = columns.pop("duration_ns")
@@ -225,10 +254,12 @@ class TraceBuilder:
             for row, event in enumerate(events):
                 if is_named_apart(event.cat):
                     category[row] = category_by_name(event)
-        others = np.flatnonzero(category == Category.OTHER)
-        for row in others.tolist():
+        may_work: dict[int, tuple[str, Category]] = {}
+        for row in np.flatnonzero(category == Category.OTHER).tolist():
             found = unknown_work(events[row])
-            if found is not None:
+            if found is not None and needs_launch(events[row]):
+                may_work[row] = found
+            elif found is not None:
                 self._unknown_kinds[found[0]] += 1
                 category[row] = found[1]
         places = [(event.pid, event.tid) for event in events]
@@ -252,10 +283,40 @@ class TraceBuilder:
         )
         work = np.flatnonzero(_IS_DEVICE_WORK[category])
         if len(work):
-            rows = work.tolist()
-            is_copy = category[work] == Category.MEMCPY
-            self._add_device([events[row] for row in rows], [all_args[row] for row in rows], work, is_copy)
+            self._device_parts.append(self._device_columns(events, work, category[work]))
+        if may_work:
+            rows = np.fromiter(may_work, np.int64, len(may_work))
+            kinds, may_be_of = zip(*may_work.values(), strict=True)
+            may_be = np.array(may_be_of, np.uint8)
+            self._may_work.append(
+                _MayWork(
+                    events=self._parts[-1],
+                    rows=rows,
+                    kinds=kinds,
+                    categories=may_be,
+                    has_queue=np.array([all_args[row].queue is not None for row in may_work]),
+                    device=self._device_columns(events, rows, may_be),
+                )
+            )
         self._num_rows += count
+
+    def _settle_work(self) -> None:
+        """Tell which events of unknown kinds are a device's, now that all launches are known."""
+        if not self._may_work:
+            return
+        launches = np.concatenate(
+            [part["correlation"][part["category"] == Category.RUNTIME] for part in self._parts]
+        )
+        host = np.concatenate([part["track"][np.isin(part["category"], _ON_HOST)] for part in self._parts])
+        while self._may_work:
+            one = self._may_work.pop()
+            correlation = one.events["correlation"][one.rows]
+            is_launched = (correlation >= 0) & np.isin(correlation, launches)
+            is_on_host = np.isin(one.events["track"][one.rows], host)
+            works = (one.has_queue | is_launched) & ~is_on_host
+            one.events["category"][one.rows[works]] = one.categories[works]
+            self._unknown_kinds.update(one.kinds[index] for index in np.flatnonzero(works).tolist())
+            self._device_parts.append({key: column[works] for key, column in one.device.items()})
 
     # Most files do not record these three; asking all events at once whether they do is much faster.
 
@@ -287,36 +348,29 @@ class TraceBuilder:
                     column[row] = self._collectives[collective_of(all_args[row])]
         return column
 
-    def _add_device(
-        self,
-        events: list[Event],
-        all_args: list[Args],
-        rows: NDArray[np.int64],
-        is_copy: NDArray[np.bool_],
-    ) -> None:
-        pairs = list(zip(events, all_args, strict=True))
+    def _device_columns(
+        self, events: list[Event], rows: NDArray[np.int64], category: NDArray[np.uint8]
+    ) -> Columns:
+        """Of the device events in some rows of these events, which are of the categories."""
+        pairs = [(events[row], events[row].args or NO_ARGS) for row in rows.tolist()]
+        all_args = [args for _, args in pairs]
         size_bytes = sizes([args.size_bytes for args in all_args])
-        is_unsized = is_copy & (size_bytes == NOT_RECORDED)
+        is_unsized = (category == Category.MEMCPY) & (size_bytes == NOT_RECORDED)
         if is_unsized.any():
             size_bytes = np.where(is_unsized, sizes([args.dma_bytes for args in all_args]), size_bytes)
-        self._device_parts.append(
-            {
-                "event": rows + self._num_rows,
-                # On the device's side the process is the device and the thread the stream.
-                "device": integers(
-                    [device_number(event) if args.device is None else args.device for event, args in pairs]
-                ),
-                "stream": integers(
-                    [
-                        stream_number(event.tid if args.stream is None else args.stream)
-                        for event, args in pairs
-                    ]
-                ),
-                "size_bytes": size_bytes,
-                "blocks_per_sm": positive_floats([args.blocks_per_sm for args in all_args]),
-                "occupancy": positive_floats([args.occupancy_percent for args in all_args]) / 100,
-            }
-        )
+        return {
+            "event": rows + self._num_rows,
+            # On the device's side the process is the device and the thread the stream.
+            "device": integers(
+                [device_number(event) if args.device is None else args.device for event, args in pairs]
+            ),
+            "stream": integers(
+                [stream_number(_first_known(args.stream, args.queue, event.tid)) for event, args in pairs]
+            ),
+            "size_bytes": size_bytes,
+            "blocks_per_sm": positive_floats([args.blocks_per_sm for args in all_args]),
+            "occupancy": positive_floats([args.occupancy_percent for args in all_args]) / 100,
+        }
 
     def _add_names(self, events: list[NamedEvent]) -> None:
         for event in events:
@@ -400,6 +454,10 @@ def sizes(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
 def device_number(event: Event) -> Any:
     """The process, which is the device; of a row without a category, as Ascend's, it is not known."""
     return NOT_RECORDED if event.cat is None else event.pid
+
+
+def _first_known(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def stream_number(value: Any) -> Any:

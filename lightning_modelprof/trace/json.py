@@ -71,13 +71,13 @@ _ASCEND_COLLECTIVE: Final = "hcom_"
 def unknown_work(event: Event) -> tuple[str, Category] | None:
     """Kind and category of a device event whose kind is none of those above; ``None`` for other events.
 
-    What works on a device says on which stream; Ascend's profiler writes the type of the task instead, and no
-    category.
+    What works on a device says on which stream, or on which device; whether the latter is enough, see
+    :func:`needs_launch`. Ascend's profiler writes the type of the task instead, and no category.
     """
     args = event.args or NO_ARGS
     task = args.task_type if isinstance(args.task_type, str) else None
     is_collective = event.cat is None and event.name.startswith(_ASCEND_COLLECTIVE)
-    if args.stream is None and task is None and not is_collective:
+    if args.stream is None and args.device is None and task is None and not is_collective:
         return None
     kind = event.cat or task or (_ASCEND_COLLECTIVE if is_collective else "without a category")
     lower = f"{kind} {event.name}".lower()
@@ -86,6 +86,15 @@ def unknown_work(event: Event) -> tuple[str, Category] | None:
     if "memset" in lower:
         return kind, Category.MEMSET
     return kind, Category.MEMCPY if "memcpy" in lower else Category.KERNEL
+
+
+def needs_launch(event: Event) -> bool:
+    """Whether what may be a device event says on which device it is, but neither a stream nor a task.
+
+    Then it is one only on a row without work of the host, in a queue or with the correlation of a launch.
+    """
+    args = event.args or NO_ARGS
+    return args.device is not None and args.stream is None and not isinstance(args.task_type, str)
 
 
 def is_named_apart(text: str | None) -> bool:
@@ -144,6 +153,7 @@ class Args(msgspec.Struct, gc=False):
     group_name: Any = msgspec.field(name="Process Group Name", default=None)
     group_description: Any = msgspec.field(name="Process Group Description", default=None)
     task_type: Any = msgspec.field(name="Task Type", default=None)
+    queue: Any = None
 
 
 class UnusedEvent(msgspec.Struct, gc=False, tag_field="ph", tag="s"):

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from lightning_modelprof import analyze
-from tests.support.traces import event
+from lightning_modelprof.trace import text
+from lightning_modelprof.trace.model import Category
+from tests.support.traces import event, make_trace
 
 
 def steps(device_event, num_steps=6):
@@ -29,6 +31,14 @@ def hpu(begin, end, number):
 def quoted(begin, end, number):
     texts = {"device": "0", "stream": "7", "correlation": str(number)}
     return event("hpu_op", "gemm", begin, end, pid=0, tid=7, **texts)
+
+
+def queued(begin, end, number):
+    return event("mlu_op", "gemm", begin, end, pid=0, tid=7, device=0, queue=7)
+
+
+def launched(begin, end, number):
+    return event("mlu_op", "gemm", begin, end, pid="MLU 0", tid="q", device=0, correlation=number)
 
 
 def ascend(begin, end, number):
@@ -56,7 +66,16 @@ def table(report, name):
     return next(one for one in report.tables if one.id == name)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(hpu, "hpu_op"), (quoted, "hpu_op"), (ascend, "AI_CORE")])
+KINDS = [
+    (hpu, "hpu_op"),
+    (quoted, "hpu_op"),
+    (queued, "mlu_op"),
+    (launched, "mlu_op"),
+    (ascend, "AI_CORE"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_work_of_unknown_kinds_keeps_the_device_busy(tmp_path, kind, name):
     report = report_of(tmp_path, steps(kind))
     usage = table(report, "device_usage")
@@ -78,6 +97,40 @@ def test_quoted_ids_join_a_kernel_to_its_launch(tmp_path):
     said = warnings_of(report_of(tmp_path, steps(quoted)))
     assert len(said) == 1
     assert "no launch" not in said[0]
+
+
+def test_a_queue_is_a_stream():
+    trace = make_trace([event("mlu_op", "gemm", 0, 1, pid=0, tid="queue nine", device=0, queue=9)])
+    assert trace.device.stream.tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": 0},
+        {"correlation": 1},
+        {"device": 0, "correlation": 99},
+        {"device": 0, "correlation": 1, "pid": 50, "tid": 1},
+        {"device": 0, "queue": 1, "correlation": 1, "pid": 50, "tid": 1},
+    ],
+)
+def test_what_is_not_launched_is_no_work(changes):
+    """An event on the host may name a device, and the launch that it is about."""
+    host = event("hpu_runtime", "launch", 0, 1, pid=50, correlation=1)
+    other = event("vendor_span", "thing", 2, 3, **{"pid": 0, "tid": 7, **changes})
+    assert len(make_trace([other, host]).device) == 0
+
+
+def test_launches_may_come_later_in_the_file(monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 200)
+    works = [launched(10 * number, 10 * number + 5, number) for number in range(1, 9)]
+    launches = [
+        event("hpu_runtime", "launch", number, number + 1, correlation=number) for number in range(1, 8)
+    ]
+    trace = make_trace([*works, *launches])
+    assert trace.device.event.tolist() == trace.is_category(Category.KERNEL).nonzero()[0].tolist()
+    assert len(trace.device) == 7
+    assert trace.damage[0].startswith("7 device events are of kinds that this version does not know: mlu_op.")
 
 
 @pytest.mark.parametrize("name", ["shm_allreduce", "sgl_kernel::shm_allreduce", "my::all_gather_into"])
