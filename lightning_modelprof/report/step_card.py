@@ -158,7 +158,11 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
                 StepPart(key=key, label=label, ns=share * wall_ns, is_idle=is_idle, location=location)
             )
 
-    communication = min(idle.busy, shares.communication)
+    # Communication on the host keeps no device busy.
+    is_on_host = all(
+        isinstance(one.distributed, Absent) or one.distributed.source == "host" for one in traces
+    )
+    communication = 0.0 if is_on_host else min(idle.busy, shares.communication)
     add("computing", "computing", idle.busy - communication)
     add("communication", "communication", communication)
     add("idle_input", "waits for a batch", idle.by_cause["data loading"], _place_of(found, _INPUT))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.timeline.intervals import Intervals, different, intersect, length, union
+from lightning_modelprof.analysis.timeline.names import communicates_on_host
 from lightning_modelprof.analysis.timeline.tally import Groups, stable_order, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
@@ -36,6 +37,28 @@ def nearest_around(
         found[searching] = parent[found[searching]]
         searching = searching[found[searching] >= 0]
     return found
+
+
+def host_communication(timeline: Timeline) -> NDArray[np.int64]:
+    """Rows of the backends' operators that communicate on the host, such as ``gloo:all_reduce``.
+
+    Of a library that works on a device, too (``ucc:``), they are those in which no kernel that communicates
+    was launched: then the host itself waits in them.
+    """
+    trace, launch = timeline.trace, timeline.launch
+    is_range = timeline.is_communication & (timeline.is_operator | timeline.is_annotation)
+    rows = np.flatnonzero(is_range)
+    if not len(rows):
+        return rows
+    launchers = np.where(launch.runtime >= 0, launch.runtime, launch.operator)
+    launches = np.zeros(len(trace) + 1, np.bool_)  # the last entry stands for no range
+    around = launchers[timeline.is_communication[trace.device.event]]
+    while len(around):
+        around = nearest_around(timeline, around, is_range)
+        launches[around] = True
+        around = different(around[around >= 0])
+    talks = [communicates_on_host(trace.name_of(row), launches=bool(launches[row])) for row in rows.tolist()]
+    return rows[np.array(talks, np.bool_)]
 
 
 def innermost_at(

@@ -34,6 +34,10 @@ _HOST_RANGES: Final = ("gloo:", "mpi:")
 """Of backends that communicate on the host: what else is launched in their ranges are copies."""
 
 
+_NCCL: Final = "nccl:"
+"""Also of RCCL: torch writes one name for both."""
+
+
 SYMMETRIC_MEMORY_PREFIX: Final = "symm_mem::"
 
 
@@ -98,6 +102,16 @@ def is_communication_operator(name: str) -> bool:
 def asks_device_to_communicate(name: str) -> bool:
     """Whether the host range of this name only asks a device for communication, as those of NCCL do."""
     return _LIBRARY_RANGE.match(name) is not None
+
+
+def communicates_on_host(name: str, *, launches: bool) -> bool:
+    """Whether a host range of this name is communication itself; NCCL's only ask a device for it.
+
+    Args:
+        name: of a backend's operator.
+        launches: whether a kernel that communicates was launched in it.
+    """
+    return name.startswith(_HOST_RANGES) or not (launches or name.startswith(_NCCL))
 
 
 def is_collective_call(name: str) -> bool:

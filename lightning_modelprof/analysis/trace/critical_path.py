@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.timeline.calls import nearest_around
+from lightning_modelprof.analysis.timeline.calls import host_communication, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import different, locate
-from lightning_modelprof.analysis.timeline.names import asks_device_to_communicate, is_place
+from lightning_modelprof.analysis.timeline.names import is_place
 from lightning_modelprof.analysis.timeline.tally import sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dependencies import Dependencies, DependencyFinder
@@ -381,8 +381,8 @@ def _describe(timeline: Timeline, graphs: list[Dependencies]) -> Pieces:
     cause_of[launching] = _LAUNCH
     is_copy = trace.is_category(Category.MEMCPY, Category.MEMSET)
     cause_of[launch.runtime[(launch.runtime >= 0) & (trace.category[work] == Category.MEMCPY)]] = _COPY
-    communicates = timeline.is_communication & trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
-    communicates &= ~trace.is_named(asks_device_to_communicate)
+    communicates = np.zeros(len(trace), np.bool_)
+    communicates[host_communication(timeline)] = True
     fetches = np.zeros(len(trace), np.bool_)
     fetches[find_fetches(timeline)] = True
     for wanted, cause in ((communicates, _COMMUNICATION), (fetches, _DATA)):

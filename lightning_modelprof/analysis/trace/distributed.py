@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent, sum_of_all
-from lightning_modelprof.analysis.timeline.calls import covered_time, nearest_around
+from lightning_modelprof.analysis.timeline.calls import covered_time, host_communication, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, partition, union
 from lightning_modelprof.analysis.timeline.names import (
     SYMMETRIC_MEMORY_PREFIX,
@@ -146,8 +146,8 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
     """Communication and computation over the whole trace, and every collective.
 
     Communication is the union of the communication kernels of all devices and streams. Where there is
-    none, it is the union of the backend's ranges on the host (``gloo:all_reduce``) on all threads; those of
-    NCCL only where no kernels were recorded at all.
+    none, it is the union of the backend's ranges on the host (``gloo:all_reduce``) on all threads; those
+    that only ask a device for it, as NCCL's do, count only where no kernels were recorded at all.
     """
     found = find_communication_rows(timeline)
     if isinstance(found, Absent):
@@ -187,7 +187,9 @@ def find_communication_rows(timeline: Timeline) -> CommunicationRows | Absent:
     asking = rows_named(trace, communicating, asks_device_to_communicate)
     # Where kernels were recorded and none communicates, what was asked of the device took no time there.
     is_asynchronous = len(asking) > 0 and not is_kernel.any()
-    rows = communicating if is_asynchronous else np.setdiff1d(communicating, asking, assume_unique=True)
+    rows = communicating if is_asynchronous else host_communication(timeline)
+    if not is_asynchronous and not _has_several_processes(trace):
+        rows = np.setdiff1d(rows, asking, assume_unique=True)
     if not len(rows):
         return _why_absent(trace, was_asked=len(asking) > 0)
     return CommunicationRows(rows=rows, source="host", is_asynchronous=is_asynchronous)

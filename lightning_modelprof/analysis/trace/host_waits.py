@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.timeline.calls import (
     busy_ns,
     busy_time,
     clipped_ends,
+    host_communication,
     innermost_at,
     nearest_around,
 )
@@ -39,7 +40,7 @@ from lightning_modelprof.analysis.timeline.steps import StepBounds
 from lightning_modelprof.analysis.timeline.tally import rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.copies import memory_of
-from lightning_modelprof.analysis.trace.idle import after_last_event, fetch_time, find_fetches, find_gaps
+from lightning_modelprof.analysis.trace.idle import after_last_event, find_fetches, find_gaps, time_in_calls
 from lightning_modelprof.analysis.trace.launches import waits_for_device
 from lightning_modelprof.analysis.trace.operator_costs import callers_of
 from lightning_modelprof.record import Record
@@ -107,8 +108,8 @@ class HostWaits(Record, frozen=True, kw_only=True):
     """What the host does to the device of one rank, or of several ranks together.
 
     Of several devices in one process it is the one that is busy longest. Idle time is counted in the step
-    in which it lies, between device-aware bounds. Times are sums over the steps; ``fetch_ns``, ``stake_ns``
-    and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
+    in which it lies, between device-aware bounds. Times are sums over the steps; ``fetch_ns``,
+    ``communication_ns``, ``stake_ns`` and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
 
     Attributes:
         covered_ns: all recorded steps; see :mod:`~lightning_modelprof.analysis.timeline.calls`.
@@ -127,6 +128,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
         waits: most at stake first, then longest first.
         late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first; empty where
             these are not most of it.
+        communication_ns: the idle time in which the launching thread communicated, nothing being queued.
     """
 
     covered_ns: int
@@ -141,6 +143,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
     num_kernels: int
     waits: tuple[HostWait, ...]
     late_work: tuple[LateWork, ...] = ()
+    communication_ns: int = 0
 
     @property
     def stake_ns(self) -> int:
@@ -156,6 +159,7 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
         step: number of the step that each is in, shape (k,).
         launch_ns: launch of what ends the idle time, shape (k,).
         fetch_ns: time of each in which the launching thread waited for a batch, shape (k,).
+        communication_ns: time of each in which it communicated, shape (k,).
         track: that thread, shape (k,).
     """
 
@@ -163,12 +167,14 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
     step: NDArray[np.int64]
     launch_ns: NDArray[np.int64]
     fetch_ns: NDArray[np.int64]
+    communication_ns: NDArray[np.int64]
     track: NDArray[np.int32]
 
     @property
     def late_ns(self) -> NDArray[np.int64]:
-        """Without the fetches, shape (k,)."""
-        rest: NDArray[np.int64] = self.intervals[:, 1] - self.intervals[:, 0] - self.fetch_ns
+        """Without the fetches and communication, shape (k,)."""
+        length_ns = self.intervals[:, 1] - self.intervals[:, 0]
+        rest: NDArray[np.int64] = length_ns - self.fetch_ns - self.communication_ns
         return rest
 
     def followed_by(self, others: _IdlePieces) -> _IdlePieces:
@@ -235,6 +241,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
         steps_ns=length(counted),
         idle_ns=length(subtract(counted, busy)),
         fetch_ns=int(pieces.fetch_ns[counts].sum()),
+        communication_ns=int(pieces.communication_ns[counts].sum()),
         late_ns=int(left_ns[counts].sum()),
         launch_ns=int(launch_ns[counts].sum()),
         longest_launch_ns=int(launch_ns[counts].max(initial=0)),
@@ -287,6 +294,10 @@ def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]
         rows.append(innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_thread, ends_ns))
         times_ns.append(slices[:, 1] - slices[:, 0])
     row, time_ns = np.concatenate(rows), np.concatenate(times_ns)
+    communicates = np.zeros(len(trace), np.bool_)
+    communicates[host_communication(timeline)] = True
+    is_late = nearest_around(timeline, row, communicates, or_itself=True) < 0
+    row, time_ns = row[is_late], time_ns[is_late]
     kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
     names = ("", *trace.names)
     key = np.where(row < 0, _PYTHON, (trace.name[row].astype(np.int64) + 1) * len(_KINDS) + kind)
@@ -333,6 +344,7 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
         steps_ns=sum(rank.steps_ns for rank in ranks),
         idle_ns=sum(rank.idle_ns for rank in ranks),
         fetch_ns=sum(rank.fetch_ns for rank in ranks),
+        communication_ns=sum(rank.communication_ns for rank in ranks),
         late_ns=sum(rank.late_ns for rank in ranks),
         launch_ns=sum(rank.launch_ns for rank in ranks),
         longest_launch_ns=max(rank.longest_launch_ns for rank in ranks),
@@ -426,7 +438,9 @@ def _cut_at_steps(
     pieces = intersect(idle, steps)
     gap = locate(pieces[:, 0], idle)
     track = timeline.trace.track[launcher[gap]]
-    fetch_ns = fetch_time(timeline, pieces, track, find_fetches(timeline))
+    fetches = find_fetches(timeline)
+    fetch_ns = time_in_calls(timeline, pieces, track, fetches)
+    talk_ns = time_in_calls(timeline, pieces, track, host_communication(timeline), without=fetches)
     step = np.array(bounds.numbers, np.int64)[filled[locate(pieces[:, 0], steps)]]
     order = np.argsort(ends_ns[gap], kind="stable")
     return _IdlePieces(
@@ -434,6 +448,7 @@ def _cut_at_steps(
         step=step[order],
         launch_ns=ends_ns[gap][order],
         fetch_ns=fetch_ns[order],
+        communication_ns=talk_ns[order],
         track=track[order],
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, covered_time
+from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, covered_time, host_communication
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
     different,
@@ -97,6 +97,7 @@ class DeviceIdle(Record, frozen=True, kw_only=True):
         span_ns: from the begin of the first event (kernel, copy, set) to the end of the last.
         busy_ns: time in which at least one of them runs.
         host_wait: gaps whose event was launched after the gap began: nothing was queued.
+            What of them the launching thread spent in communication on the host is in ``other``.
         dataloader: the parts of ``host_wait`` in which the launching thread waited for its next batch;
             a call is a gap with such a part.
         host: the rest of ``host_wait``.
@@ -193,10 +194,19 @@ def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> D
     is_queued = (launch_ns >= 0) & (launch_ns <= gaps[:, 0])
     cause[is_queued & (gap_ns < KERNEL_GAP_NS)] = _KERNEL_GAP
     cause[late] = _HOST_WAIT
-    host_wait, kernel_gap, other = tally_by(cause, gap_ns, 3)
-
-    fetch_ns = fetch_time(timeline, gaps[late], timeline.trace.track[found.launcher[late]], fetches)
-    rest_ns = gap_ns[late] - fetch_ns
+    threads = timeline.trace.track[found.launcher[late]]
+    fetch_ns = time_in_calls(timeline, gaps[late], threads, fetches)
+    talk_ns = time_in_calls(timeline, gaps[late], threads, host_communication(timeline), without=fetches)
+    rest_ns = gap_ns[late] - fetch_ns - talk_ns
+    parts_ns = gap_ns.copy()
+    parts_ns[late] -= talk_ns
+    has_part = ~late | (parts_ns > 0)
+    talks_ns = talk_ns[talk_ns > 0]
+    host_wait, kernel_gap, other = tally_by(
+        np.concatenate((cause[has_part], np.full(len(talks_ns), _OTHER))),
+        np.concatenate((parts_ns[has_part], talks_ns)),
+        3,
+    )
     return DeviceIdle(
         device=device,
         span_ns=found.span_ns,
@@ -233,10 +243,11 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
     as a gap is) and after its last one.
 
     - data loading: nothing was queued, and the thread that launched the next work waited for its next batch.
-    - host: nothing was queued, and that thread did something else.
+    - host: nothing was queued, and that thread did something else but communicate.
     - kernel gap: work was queued, and the gap is shorter than 30 microseconds.
     - other stream: work was queued for longer, and what ran before it ran on another stream.
-    - communication: the same where what ran before, or what was queued, is communication.
+    - communication: the same where what ran before, or what was queued, is communication; or nothing was
+      queued, and that thread communicated.
     - unknown: work was queued on the same stream, or its launch is not known.
 
     After the last event of the device all that was launched is done, so the host is late there, too.
@@ -338,8 +349,8 @@ def _with_fetches(
     launcher: NDArray[np.int64],
     fetches: NDArray[np.int64],
 ) -> IdleTime:
-    """The pieces, with the waits for batches on the launching thread cut out of those of the host."""
-    trace = timeline.trace
+    """The pieces, with fetches and communication on the launching thread cut out of those of the host."""
+    trace, talks = timeline.trace, host_communication(timeline)
     late = np.flatnonzero(cause == _HOST)
     track = trace.track[launcher[late]]
     others = cause != _HOST
@@ -349,7 +360,14 @@ def _with_fetches(
         mine = intervals[late[track == thread]]
         own = launcher[late[track == thread]]
         fetching = union(trace.begin_ns[on_thread], trace.end_ns[on_thread])
-        for part, why in ((intersect(mine, fetching), _DATA_LOADING), (subtract(mine, fetching), _HOST)):
+        own_talks = talks[trace.track[talks] == thread]
+        talking = subtract(union(trace.begin_ns[own_talks], trace.end_ns[own_talks]), fetching)
+        rest = subtract(subtract(mine, fetching), talking)
+        for part, why in (
+            (intersect(mine, fetching), _DATA_LOADING),
+            (intersect(mine, talking), _COMMUNICATION),
+            (rest, _HOST),
+        ):
             pieces.append(part)
             causes.append(np.full(len(part), why))
             launchers.append(own[locate(part[:, 0], mine)])
@@ -379,25 +397,37 @@ def _first_launched(
     return order[np.searchsorted(begin_ns[order], points_ns)]
 
 
-def fetch_time(
-    timeline: Timeline, gaps: Intervals, track: NDArray[np.int32], fetches: NDArray[np.int64]
+def time_in_calls(
+    timeline: Timeline,
+    gaps: Intervals,
+    track: NDArray[np.int32],
+    calls: NDArray[np.int64],
+    without: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """How long in each gap a thread waited for its next batch.
+    """How long in each gap a thread was in some calls, such as fetches of a batch.
 
     Args:
         timeline: one trace.
         gaps: an interval set of k rows.
         track: thread of each gap, shape (k,).
-        fetches: rows of the waits for batches, on all threads.
+        calls: rows of the calls, on all threads.
+        without: rows of calls whose time doesn't count.
 
     Returns:
         Shape (k,).
     """
     trace = timeline.trace
-    fetch_ns = np.zeros(len(gaps), np.int64)
+    time_ns = np.zeros(len(gaps), np.int64)
+
+    def on_thread(rows: NDArray[np.int64], thread: int) -> Intervals:
+        own = rows[trace.track[rows] == thread]
+        return union(trace.begin_ns[own], trace.end_ns[own])
+
     for thread in different(track).tolist():
-        on_thread = fetches[trace.track[fetches] == thread]
         mine = np.flatnonzero(track == thread)
-        pieces = intersect(gaps[mine], union(trace.begin_ns[on_thread], trace.end_ns[on_thread]))
-        np.add.at(fetch_ns, mine[locate(pieces[:, 0], gaps[mine])], pieces[:, 1] - pieces[:, 0])
-    return fetch_ns
+        counted = on_thread(calls, thread)
+        if without is not None:
+            counted = subtract(counted, on_thread(without, thread))
+        pieces = intersect(gaps[mine], counted)
+        np.add.at(time_ns, mine[locate(pieces[:, 0], gaps[mine])], pieces[:, 1] - pieces[:, 0])
+    return time_ns

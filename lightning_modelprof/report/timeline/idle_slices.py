@@ -32,7 +32,7 @@ _WHY: Final = (
     "nothing was queued: the host launched the next work late",
     "the next work was queued, and began less than 30 us after the work before it",
     "the next work was queued; what ran before it ran on another stream",
-    "the next work was queued; it, or what ran before it, is communication",
+    "communication: the next work or what ran before it is, or the host communicated before the launch",
     "why is not recorded: the next work was queued on the same stream, its launch is not known, or none came",
 )
 """In the order of ``CAUSES``."""

@@ -46,6 +46,9 @@ HOST_WAITS: Final = TableKind(
             "the same without the first of several steps in a row; its causes are below it."
         ),
         "Dataloader": "nothing was queued and the launching thread waited for its batch.",
+        "Communication": (
+            "nothing was queued and the launching thread communicated on the CPU, as in gloo:all_reduce."
+        ),
         "After waits": (
             "what would be saved if no call waited for the device; below it each place that waits."
             " Without its waits the host would have launched everything after them earlier by the time it"
@@ -86,18 +89,21 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOp
     depths: list[int] = []
     if ranks.found:
         fact = pool_host_waits(list(ranks.found.values()))
-        known_ns = fact.fetch_ns + fact.stake_ns + fact.late_ns
+        known_ns = fact.fetch_ns + fact.communication_ns + fact.stake_ns + fact.late_ns
+        communicates = fact.communication_ns > 0
         is_without = fact.covered_ns != fact.steps_ns
         if is_without:
             ratio = share(fact.covered_idle_ns, fact.covered_ns)
             rows.append(("Idle", None, None, None, None, None, ratio))
         rows.append(_cause(WITHOUT_FIRST if is_without else "Idle", fact.idle_ns, fact))
         rows.append(_cause("Dataloader", fact.fetch_ns, fact))
+        if communicates:
+            rows.append(_cause("Communication", fact.communication_ns, fact))
         rows.append(_cause("After waits", fact.stake_ns, fact))
         rows += [_wait(wait, fact) for wait in fact.waits]
         rows.append(_cause("Host late", fact.late_ns, fact))
         rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
-        depths = [*[0] * is_without, 0, 1, 1, *[2] * len(fact.waits), 1, 1]
+        depths = [*[0] * is_without, 0, 1, *[1] * communicates, 1, *[2] * len(fact.waits), 1, 1]
     return HOST_WAITS.table(
         rows=tuple(rows),
         depths=tuple(depths),

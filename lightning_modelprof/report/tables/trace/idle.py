@@ -64,7 +64,10 @@ IDLE: Final = TableKind(
         "Dataloader": ("the part of Host wait in which the launching thread waited for its next batch."),
         "Host": "the rest of Host wait.",
         "Kernel gap": ("launched before, and shorter than 30 µs (the limit of HolisticTraceAnalysis)."),
-        "Other": "launched before and yet it waited, or its launch is not known.",
+        "Other": (
+            "launched before and yet it waited, or its launch is not known; or nothing was queued and the"
+            " launching thread communicated, as in gloo:all_reduce."
+        ),
     },
     views=("kernels",),
     compared=Figure(keys=("total_ns",), sum_over="window"),
