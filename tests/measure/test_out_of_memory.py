@@ -232,7 +232,7 @@ def test_optimizer_state_dominates():
 def test_fragmentation_dominates():
     action = finding_of(event_of(allocated_bytes=20 * GIB, reserved_bytes=70 * GIB)).action
     assert action.startswith(
-        "To try, what should give most first: PYTORCH_CUDA_ALLOC_CONF=expandable_segments"
+        "Try this, what should give most first: PYTORCH_CUDA_ALLOC_CONF=expandable_segments"
     )
 
 

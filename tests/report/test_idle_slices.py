@@ -82,7 +82,7 @@ def test_each_cause():
         (lane, "communication", 300, 340),
         (lane, "unknown", 350, 390),
         (lane, "host", 400, 470),
-        (lane, "unknown", 490, 500),
+        (lane, "host", 490, 500),  # it launched nothing more
     ]
 
 
@@ -118,7 +118,7 @@ def test_bounds_of_each_cause():
         (lane, "unknown", 130, 170),
         (lane, "unknown", 180, 220),
         (lane, "other stream", 230, 270),
-        (lane, "unknown", 280, 400),
+        (lane, "host", 280, 400),  # it launched nothing more
     ]
 
 

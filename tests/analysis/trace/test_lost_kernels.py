@@ -80,7 +80,7 @@ def test_a_whole_trace_is_judged():
     assert any(one.status is not Status.NOT_EVALUATED for one in findings)
 
 
-@pytest.mark.parametrize(("recorded", "kind"), [(50, "balanced"), (49, "cannot_tell")])
+@pytest.mark.parametrize(("recorded", "kind"), [(50, "host_bound"), (49, "cannot_tell")])
 def test_most_of_the_kernels_must_be_there(recorded, kind):
     events = steps_with((100, recorded), (100, recorded))
     assert numbers(lost(events)) == (200, 2 * (100 - recorded), 2 * recorded)
