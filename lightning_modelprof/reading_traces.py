@@ -264,22 +264,32 @@ def trace_files(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             return _members_or(path)
-        files = sorted(
-            file
-            for file in path.rglob("*trace*")
-            if (".json" in file.name or file.name.endswith(_ARCHIVE_ENDINGS)) and file.is_file()
-        )
-        files = [member for file in files for member in _members_or(file)]
+        files = [member for file in _traces_below(path) for member in _members_or(file)]
     except OSError as error:
         raise TraceError(
             f"{path}: expected a trace file or a folder, but it cannot be read: {error.strerror}."
         ) from None
     if not files:
         raise TraceError(
-            f"{path}: expected a folder with trace files (*trace*.json or *.json.gz), got none. Give the file"
+            f"{path}: expected a folder with trace files (*.json or *.json.gz), got none. Give the file"
             " itself, or the folder that torch.profiler wrote to."
         )
     return files
+
+
+def _traces_below(folder: Path) -> list[Path]:
+    """Files with ``trace`` in their names, else all JSON files that start like a trace."""
+    named = sorted(
+        file
+        for file in folder.rglob("*trace*")
+        if (".json" in file.name or file.name.endswith(_ARCHIVE_ENDINGS)) and file.is_file()
+    )
+    return named or sorted(
+        file
+        for ending in ("*.json", "*.json.gz")
+        for file in folder.rglob(ending)
+        if TextFile(file, MAX_TRACE_BYTES).looks_like_trace()
+    )
 
 
 def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Window, Trace | None, str]]:

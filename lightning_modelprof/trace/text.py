@@ -54,6 +54,11 @@ _WEAK_BOUNDARY: Final = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _NOT_SPACE: Final = re.compile(rb"\S")
 _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LIST_BEGINS: Final = re.compile(rb"^[^\[\{\w]*\[\s*\{")
+_PHASE: Final = re.compile(rb'"ph"\s*:\s*"\w"')
+_LOOK_BYTES: Final = 2**16
+"""What stands before the events of a job with many process groups has tens of kilobytes."""
+
 _NEAR_END: Final = (2**13, 2**16)
 
 MAX_EVENT_BYTES: Final = 4 * 2**20
@@ -182,6 +187,18 @@ class TextFile:
                 return trace_members(self._path, stream, file) if kind in _ARCHIVES else []
         except (OSError, ValueError):
             return []
+
+    def looks_like_trace(self) -> bool:
+        """Whether the first kilobytes are those of a Chrome trace; never of a pipe or what can't be read."""
+        try:
+            if not self._path.is_file():
+                return False
+            with open_regular(self._path) as file:
+                head = self._unpacked(file, _CAREFUL_BYTES).peek(_LOOK_BYTES)
+        except (OSError, ValueError):
+            return False
+        head = head.replace(b"\0", b"")  # text of two bytes a letter
+        return bool(_EVENTS_BEGIN.search(head) or (_LIST_BEGINS.search(head) and _PHASE.search(head)))
 
     def _text_of(self, file: IO[bytes], block_bytes: int) -> Iterator[bytes]:
         """The text of the file, or of the member that is meant."""
