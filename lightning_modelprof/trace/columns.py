@@ -198,7 +198,13 @@ class TraceBuilder:
         return remarks
 
     def build(
-        self, *, source: str, metadata: Mapping[str, Any], base_ns: int, damage: Sequence[str]
+        self,
+        *,
+        source: str,
+        metadata: Mapping[str, Any],
+        base_ns: int,
+        damage: Sequence[str],
+        is_cut: bool = False,
     ) -> Trace:
         """The trace of all events that were taken.
 
@@ -207,6 +213,7 @@ class TraceBuilder:
             metadata: the file's other entries.
             base_ns: what the recorder subtracted from every time stamp.
             damage: what could not be read.
+            is_cut: whether the end of the list of events is missing.
         """
         self._settle_work()
         columns = concatenate(self._parts, EMPTY_EVENTS)
@@ -235,6 +242,7 @@ class TraceBuilder:
             metadata=metadata,
             num_dropped=self.num_dropped,
             damage=tuple(damage),
+            is_cut=is_cut,
         )
 
     # Pieces

@@ -43,6 +43,9 @@ _BATCH: Final = 50_000
 OF_WHOLE_FILE: Final = "The file is "
 """Start of the sentence that says that a file is cut off or damaged as a whole."""
 
+CUT_OFF: Final = f"{OF_WHOLE_FILE}cut off"
+"""The same where the end of the list of events is missing."""
+
 _DEEP: Final = 200
 """Brackets; with fewer an event is not nested too deeply for any recursion limit that lets programs run."""
 
@@ -187,7 +190,7 @@ def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
         return f"{OF_WHOLE_FILE}damaged ({contents.problem}): {num_events:,} events were read."
     at_end = f" The last {contents.lost_bytes:,} bytes are no whole event." if contents.lost_bytes else ""
     return (
-        f"{OF_WHOLE_FILE}cut off or damaged ({text_damage or contents.problem}): {num_events:,} events were"
+        f"{CUT_OFF} or damaged ({text_damage or contents.problem}): {num_events:,} events were"
         f" read, and whatever came after them is lost.{at_end}"
     )
 

@@ -139,6 +139,7 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
         num_dropped: events that could not be used (no duration, negative duration, not a number).
         damage: what of the file could not be read, or is not read (begin and end events apart), one sentence
             each; empty for a whole file.
+        is_cut: whether the end of the list of events is missing.
     """
 
     source: str
@@ -164,6 +165,7 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     num_dropped: int = 0
     damage: tuple[str, ...] = ()
+    is_cut: bool = False
 
     def __len__(self) -> int:
         return len(self.begin_ns)

@@ -21,7 +21,7 @@ from typing import Any
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 from lightning_modelprof.trace.columns import TraceBuilder
-from lightning_modelprof.trace.damaged import read_with_care
+from lightning_modelprof.trace.damaged import CUT_OFF, read_with_care
 from lightning_modelprof.trace.json import ANYTHING, NOT_JSON, RAW_ENTRIES
 from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.repair import repair
@@ -98,6 +98,7 @@ def _read_events(text: TextSource, source: str) -> Trace:
             metadata=metadata,
             base_ns=_base_time_ns(metadata, source),
             damage=(*damage, *builder.remarks()),
+            is_cut=any(sentence.startswith(CUT_OFF) for sentence in damage),
         )
 
 

@@ -84,6 +84,28 @@ def bound_steps(trace: Trace, steps: Steps, launch: LaunchLinks) -> StepBounds:
     )
 
 
+def num_whole_steps(trace: Trace, steps: Intervals, launch: LaunchLinks) -> int:
+    """How many steps come before the first of which a file that is cut off may have lost something.
+
+    Files are written in order of time, or first what the host did and then what its device did. So a step is
+    whole when an event begins after it, and each launch in it is followed, there or later, by one whose
+    device event was read. Where a file tells of devices and has no event of one, these are lost.
+    """
+    is_whole = steps[:, 1] <= trace.begin_ns.max(initial=0)
+    if trace.metadata.get("deviceProperties") and not len(trace.device):
+        is_whole[:] = False
+    linked = np.concatenate((launch.runtime, launch.operator))
+    linked = linked[linked >= 0]
+    if len(linked):
+        launches_by_name = np.zeros(len(trace.names), np.bool_)
+        launches_by_name[trace.name[linked]] = True
+        launches = trace.is_category(Category.RUNTIME, Category.CPU_OP) & launches_by_name[trace.name]
+        lost_ns = trace.begin_ns[launches & (trace.begin_ns > trace.begin_ns[linked].max())]
+        step = locate(lost_ns, steps)
+        is_whole[step[step >= 0]] = False
+    return len(steps) if is_whole.all() else int(np.argmin(is_whole))
+
+
 def dropped_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
     """Which steps were left out at the end."""
     if not dropped:

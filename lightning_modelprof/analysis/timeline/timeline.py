@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,13 @@ from lightning_modelprof.analysis.timeline.nesting import (
     link_launches,
     nearest_ancestor,
 )
-from lightning_modelprof.analysis.timeline.steps import StepBounds, bound_steps, guess_steps, steps_asked_for
+from lightning_modelprof.analysis.timeline.steps import (
+    StepBounds,
+    bound_steps,
+    guess_steps,
+    num_whole_steps,
+    steps_asked_for,
+)
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
@@ -53,6 +60,8 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
         is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's
             operators on the host (``nccl:all_reduce``); see :func:`find_communication`.
         launch: shape (m,): what launched each device event.
+        cut_steps: numbers of steps at the end of which the file, which is cut off, may have lost something;
+            they are in nothing above.
     """
 
     trace: Trace
@@ -65,6 +74,7 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
     is_step_range: NDArray[np.bool_]
     is_communication: NDArray[np.bool_]
     launch: LaunchLinks
+    cut_steps: tuple[int, ...] = ()
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -120,8 +130,11 @@ def build_timeline(trace: Trace, step_range: re.Pattern[str] | None = None) -> T
     launch = link_launches(trace, parent, is_operator)
     steps = _find_steps(trace, launch, is_annotation, step_range)
     is_step_range = np.zeros(len(trace), np.bool_)
+    cut_steps: tuple[int, ...] = ()
     if steps is not None:
         is_step_range[steps.rows] = True
+        if trace.is_cut and steps.has_ranges:
+            steps, cut_steps = _without_cut(trace, steps, launch)
     return Timeline(
         trace=trace,
         steps=steps,
@@ -133,7 +146,16 @@ def build_timeline(trace: Trace, step_range: re.Pattern[str] | None = None) -> T
         is_step_range=is_step_range,
         is_communication=find_communication(trace, parent, launch),
         launch=launch,
+        cut_steps=cut_steps,
     )
+
+
+def _without_cut(trace: Trace, steps: Steps, launch: LaunchLinks) -> tuple[Steps | None, tuple[int, ...]]:
+    """The whole steps, ``None`` without any, and the numbers of the others."""
+    num_whole = num_whole_steps(trace, steps.intervals, launch)
+    numbers = steps.numbers
+    whole = replace(steps, intervals=steps.intervals[:num_whole], numbers=numbers[:num_whole])
+    return whole if num_whole else None, numbers[num_whole:]
 
 
 def _find_steps(

@@ -62,7 +62,10 @@ ONE_STEP: Final = Absent(
 )
 
 
-NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP)
+NO_WHOLE_STEP: Final = Absent("the file is cut off, and no step in it is complete")
+
+
+NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP, NO_WHOLE_STEP)
 """Why nothing is said of steps, whatever is in them."""
 
 
@@ -190,6 +193,8 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
 def summarize_host_waits(timeline: Timeline) -> HostWaits | Absent:
     """Where the host waits for its device in the steps, and what that costs."""
     steps, bounds = timeline.steps, timeline.bounds
+    if steps is None and timeline.cut_steps:
+        return NO_WHOLE_STEP
     if not timeline.has_device:
         return NO_DEVICE
     if steps is None or bounds is None or not len(bounds.intervals):

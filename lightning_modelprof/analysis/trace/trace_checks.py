@@ -36,7 +36,7 @@ _OVERHEAD_SHARE: Final = 0.1
 def check_trace(timeline: Timeline) -> tuple[str, ...]:
     """Sentences on what is missing from the trace or contradicts itself; empty for a sound one."""
     trace = timeline.trace
-    notes = list(trace.damage)
+    notes = [*trace.damage, *_cut_steps(timeline.cut_steps)]
     if trace.num_dropped:
         notes.append(f"{trace.num_dropped:,} events have no usable time and are in no figure.")
     notes += _reported_losses(timeline)
@@ -48,6 +48,14 @@ def check_trace(timeline: Timeline) -> tuple[str, ...]:
             notes += _repeated_steps(timeline.steps)
         notes += _overhead(timeline, timeline.steps)
     return tuple(notes)
+
+
+def _cut_steps(numbers: tuple[int, ...]) -> list[str]:
+    if not numbers:
+        return []
+    if len(numbers) == 1:
+        return [f"The last step ({numbers[0]}) is incomplete and left out."]
+    return [f"The last {len(numbers)} steps ({_listed(list(numbers))}) are incomplete and left out."]
 
 
 def _reported_losses(timeline: Timeline) -> list[str]:
