@@ -28,6 +28,8 @@ from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.device import (
+    HOST_LATE,
+    LATE_SHARE,
     LATE_WORK,
     PYTHON_CODE,
     DeviceRule,
@@ -287,8 +289,14 @@ def _by_bound(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]
     for finding in findings:
         bound = bounds.get(finding.kind)
         if bound is not None and finding.status is Status.FOUND and step_ns:
-            shares[bound] = shares.get(bound, 0.0) + (finding.saving_ns_per_step or 0.0) / step_ns
+            shares[bound] = shares.get(bound, 0.0) + _lost_ns(finding) / step_ns
     return shares
+
+
+def _lost_ns(finding: Finding) -> float:
+    """Per step: all that a late host costs, of which the finding may name a part; else what it saves."""
+    whole = next((one.value for one in finding.evidence if one.label == HOST_LATE), None)
+    return float(whole) if isinstance(whole, int | float) else finding.saving_ns_per_step or 0.0
 
 
 def _shares_found(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
@@ -312,11 +320,12 @@ def _late_rank(findings: Sequence[Finding]) -> str:
     return f": rank {known['late rank']}{phase}"
 
 
-def _late_work(findings: Sequence[Finding]) -> str:
-    """What the CPU does while the device is idle, where that is no launching."""
+def _late_work(findings: Sequence[Finding]) -> tuple[str, float]:
+    """What the CPU does while the device is idle, where that is no launching, and its share of a step."""
     found = [one for one in findings if one.status is Status.FOUND and one.kind == LaunchBound.kind]
-    said = [one.value for finding in found for one in finding.evidence if one.label == LATE_WORK]
-    return next((one for one in said if isinstance(one, str)), "")
+    known = {one.label: one.value for finding in found for one in finding.evidence}
+    work, share = known.get(LATE_WORK), known.get(LATE_SHARE)
+    return (work, share) if isinstance(work, str) and isinstance(share, float) else ("", 0.0)
 
 
 def device_bounds(
@@ -380,7 +389,7 @@ def verdict_of_traces(
     bounds = device_bounds(found, shares, waits)
     if "straggler_bound" in found:  # what the others wait for a rank is no transfer
         bounds |= {kind: found.get(kind, 0.0) for kind in ("straggler_bound", "communication_bound")}
-    work = _late_work(findings)
+    work, work_share = _late_work(findings)
     least = {**LEAST_OF_DEVICE, "straggler_bound": LEAST_SHARE["straggler_bound"]}
     if work and not work.startswith(PYTHON_CODE):  # a profiler makes launches and Python longer, no operator
         least["host_bound"] = LEAST_SHARE["host_bound"]
@@ -396,11 +405,13 @@ def verdict_of_traces(
         return _device_bound(shares, accounting)
     if over:
         kind = max(over, key=lambda one: over[one])
-        how = _HOW_OF_LATE_WORK if kind == "host_bound" and work else _HOW_OF_DEVICE.get(kind, _HOW[kind])
+        share, how = over[kind], _HOW_OF_DEVICE.get(kind, _HOW[kind])
+        if kind == "host_bound" and work:
+            share, how = work_share, _HOW_OF_LATE_WORK
         if kind == "straggler_bound":
             how += _late_rank(findings)
         how = how.replace("{work}", work.replace("{", "(").replace("}", ")"))
-        return _verdict(kind, f"{how.format(share=percent(over[kind]), whole=_A_STEP)}.", accounting)
+        return _verdict(kind, f"{how.format(share=percent(share), whole=_A_STEP)}.", accounting)
     summary = (
         f"The device is busy in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."
     )

@@ -124,7 +124,97 @@ def test_milliseconds_are_those_of_the_table(tmp_path):
     table = next(one for one in report.tables if one.id == "host_waits")
     place = [column.key for column in table.columns].index("idle_ns")
     late = next(row[place] for row in table.rows if row[0] == "Host late")
+    known = {one.label: one.value for one in finding_of(report).evidence}
+    assert known["idle per step, host late"] == pytest.approx(late)
+    assert f"{100 * known['its share of the step']:.1f} %" in report.verdict.summary
+
+
+def frame(name, begin, end):
+    return event("python_function", name, begin, end, pid=50)
+
+
+def saved_ms(finding):
+    return finding.saving_ns_per_step / 1e6
+
+
+def test_time_is_what_the_named_work_covers_of_the_gaps(tmp_path):
+    """The gap of 5.99 ms is longer than the function, which also runs before it."""
+    report = report_of(
+        tmp_path,
+        lambda begin: [
+            frame("train.py(3): mask", begin + 3000, begin + 8130),
+            frame("<built-in method extend of list object at 0x7f>", begin + 5000, begin + 6000),
+        ],
+    )
     finding = finding_of(report)
-    assert finding.saving_ns_per_step == pytest.approx(late)
-    share = next(one.value for one in finding.evidence if one.label == "share of the step")
-    assert f"{100 * share:.1f} %" in report.verdict.summary
+    assert saved_ms(finding) == pytest.approx(4.0)
+    assert "4 ms per step" in finding.summary
+    assert "40.0 %" in report.verdict.summary
+    assert "train.py(3): mask" in report.verdict.summary
+    assert report.verdict.kind == "host_bound"
+    table = next(one for one in report.tables if one.id == "host_waits")
+    assert ("Host late", 0.6) in [(row[0], round(row[-1], 2)) for row in table.rows]  # the rest has no name
+
+
+@pytest.mark.parametrize("library", ["queue.py(154): get", "/usr/lib/python3.11/queue.py(154): get"])
+@pytest.mark.parametrize(
+    ("innermost", "said"),
+    [
+        ("<method 'acquire' of '_thread.lock' objects>", "avoid the wait for"),
+        ("torch/serialization.py(1000): load", "make"),
+        ("C:\\Python312\\Lib\\json\\decoder.py(340): decode", "make"),
+        ("/opt/lib/python3.12/site-packages/redis/client.py(9): get", "make"),
+    ],
+)
+def test_users_function_above_a_library_is_named_first(tmp_path, innermost, said, library):
+    report = report_of(
+        tmp_path,
+        lambda begin: [
+            frame("train.py(1): main", begin + 1, begin + 9980),
+            frame("server.py(77): pull_rows", begin + 4200, begin + 9900),
+            frame(library, begin + 4300, begin + 9800),
+            frame(innermost, begin + 4400, begin + 9700),
+        ],
+    )
+    finding = finding_of(report)
+    assert finding.action.startswith(f"In server.py(77): pull_rows, {said} {innermost}")
+    assert "server.py(77): pull_rows" in finding.summary
+    assert "server.py(77): pull_rows" in report.verdict.summary
+    assert saved_ms(finding) == pytest.approx(5.3)
+
+
+FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def test_fetch_is_no_part_of_other_work(tmp_path):
+    """4 ms of a kernel, 3 ms of nothing, and a fetch of 2.9 ms until the next step."""
+    inside = [
+        event("user_annotation", FETCH, 7050, 9950, pid=50),
+        frame("queue.py(154): get", 7060, 9940),
+        frame("data.py(5): collate", 7070, 9930),
+    ]
+    report = report_of(
+        tmp_path, lambda begin: [{**one, "ts": one["ts"] + begin} for one in inside], num_steps=8
+    )
+    finding = finding_of(report)
+    assert "outside of operators" in finding.summary
+    assert FETCH not in finding.summary + finding.action
+    assert "collate" not in finding.summary
+    assert saved_ms(finding) == pytest.approx(3.0, abs=0.11)
+    assert saved_ms(finding_of(report, "input_bound")) == pytest.approx(2.9)
+
+
+def test_other_work_is_only_that_of_the_phases_that_launch(tmp_path):
+    """What a callback takes is in the gap, but not in the phases of which the finding speaks."""
+
+    def inside(begin):
+        return [
+            event("user_annotation", "modelprof: forward", begin + 50, begin + 7000, pid=50),
+            event("user_annotation", "modelprof: callbacks", begin + 7000, begin + 9980, pid=50),
+            frame("train.py(9): on_batch_end", begin + 7010, begin + 9970),
+            frame("train.py(3): mask", begin + 5000, begin + 6900),
+        ]
+
+    finding = finding_of(report_of(tmp_path, inside))
+    assert "train.py(3): mask" in finding.summary
+    assert saved_ms(finding) == pytest.approx(1.9)

@@ -42,7 +42,7 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.copies import memory_of
 from lightning_modelprof.analysis.trace.idle import after_last_event, find_fetches, find_gaps, time_in_calls
 from lightning_modelprof.analysis.trace.launches import waits_for_device
-from lightning_modelprof.analysis.trace.operator_costs import callers_of
+from lightning_modelprof.analysis.trace.operator_costs import callers_of, is_project_frame
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category
@@ -99,12 +99,14 @@ class LateWork(Record, frozen=True, kw_only=True):
         kind: an operator, a call of the runtime, a Python function, or Python code that the trace has no
             event of.
         name: of it; of Python code that of the range around it, "" without one.
-        time_ns: over the steps that count.
+        time_ns: that it covers of these idle times, over the steps that count.
+        caller: the user's function that calls it, where it is a function of a library; else "".
     """
 
     kind: WorkKind
     name: str
     time_ns: int
+    caller: str = ""
 
 
 class HostWaits(Record, frozen=True, kw_only=True):
@@ -237,7 +239,8 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     counts = _counts(pieces, counted)
     launch_ns = np.minimum(left_ns, _in_model_phases(timeline, pieces.intervals))
     is_long = counts & (launch_ns >= _LONG_NS)
-    is_long_most = launch_ns[is_long].sum() > MOSTLY * launch_ns[counts].sum()
+    long_ns = int(launch_ns[is_long].sum())
+    is_long_most = long_ns > MOSTLY * launch_ns[counts].sum()
     kernels = trace.category == Category.KERNEL
     return HostWaits(
         covered_ns=length(covered),
@@ -257,7 +260,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
             trace.duration_ns[waits.row],
             stake_ns,
         ),
-        late_work=_late_work(timeline, pieces, np.flatnonzero(is_long)) if is_long_most else (),
+        late_work=_late_work(timeline, pieces, np.flatnonzero(is_long), long_ns) if is_long_most else (),
     )
 
 
@@ -281,9 +284,19 @@ def _is_of_launches(name: str) -> bool:
     return "Launch" in name or waits_for_device(name)
 
 
-def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]) -> tuple[LateWork, ...]:
-    """What is innermost on the launching thread in some of the pieces, without launches and waits."""
+def _late_work(
+    timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp], most_ns: int
+) -> tuple[LateWork, ...]:
+    """What is innermost on the launching thread in some of the pieces, without fetches, launches and waits.
+
+    Args:
+        timeline: one trace.
+        pieces: idle time of a device.
+        chosen: which of them.
+        most_ns: of their time that isn't due to anything else.
+    """
     trace = timeline.trace
+    fetches, phases = find_fetches(timeline), _model_phases(timeline)
     on_host = trace.is_category(*_ON_HOST)
     ends_ns = clipped_ends(timeline)
     rows, times_ns = [], []
@@ -291,9 +304,13 @@ def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]
         mine = pieces.intervals[chosen[pieces.track[chosen] == track]]
         on_thread = on_host & (trace.track == track)
         own = np.flatnonzero(on_thread)
-        late = union(mine[:, 0], mine[:, 1])
+        fetching = fetches[trace.track[fetches] == track]
+        late = subtract(
+            union(mine[:, 0], mine[:, 1]), union(trace.begin_ns[fetching], trace.end_ns[fetching])
+        )
+        late = late if phases is None else intersect(late, phases)
         changes = np.concatenate((trace.begin_ns[own], ends_ns[own]))
-        times = different(np.concatenate((changes[locate(changes, late) >= 0], mine.ravel())))
+        times = different(np.concatenate((changes[locate(changes, late) >= 0], late.ravel())))
         slices = np.stack((times[:-1], times[1:]), axis=1)
         slices = slices[locate(slices[:, 0], late) >= 0]
         rows.append(innermost_at(timeline, np.full(len(slices), track), slices[:, 0], on_thread, ends_ns))
@@ -306,19 +323,42 @@ def _late_work(timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp]
     kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
     names = ("", *trace.names)
     key = np.where(row < 0, _PYTHON, (trace.name[row].astype(np.int64) + 1) * len(_KINDS) + kind)
-    total_ns = sum_by(key, time_ns, len(names) * len(_KINDS))
-    found = np.flatnonzero(total_ns)
-    work: Counter[tuple[WorkKind, str]] = Counter()
-    for one, total in zip(found.tolist(), total_ns[found].tolist(), strict=True):
-        name, number = names[one // len(_KINDS)], one % len(_KINDS)
+    found, place = np.unique(key * len(names) + _callers(timeline, row), return_inverse=True)
+    total_ns = sum_by(place.ravel(), time_ns, len(found))
+    work: Counter[tuple[WorkKind, str, str]] = Counter()
+    functions: dict[str, Counter[str]] = {}
+    for one, total in zip(found.tolist(), total_ns.tolist(), strict=True):
+        of_event, caller = divmod(one, len(names))
+        name, number = names[of_event // len(_KINDS)], of_event % len(_KINDS)
         if number == _PYTHON and name.startswith(STEP_RANGE_PREFIX):
-            work["python", ""] += total
+            work["python", "", ""] += total
+        elif not _is_of_launches(name) and caller:
+            functions.setdefault(names[caller], Counter())[name] += total
         elif not _is_of_launches(name):
-            work[_KINDS[number], name.removeprefix(RANGE_PREFIX)] += total
+            work[_KINDS[number], name.removeprefix(RANGE_PREFIX), ""] += total
+    for caller_name, called in functions.items():
+        rest_ns = called.total()
+        (name, total), *_ = called.most_common(1)
+        if name != caller_name and total >= MOSTLY * rest_ns:  # a lock, say
+            work["function", name, caller_name] += total
+            rest_ns -= total
+        work["function", caller_name, ""] += rest_ns
     return tuple(
-        LateWork(kind=kind, name=name, time_ns=time_ns)
-        for (kind, name), time_ns in work.most_common(_MOST_WORK)
+        LateWork(kind=kind, name=name, caller=caller, time_ns=min(time_ns, most_ns))
+        for (kind, name, caller), time_ns in work.most_common(_MOST_WORK)
+        if time_ns
     )
+
+
+def _callers(timeline: Timeline, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The user's function that a Python function is, or is called from: its name's number from 1 on, or 0."""
+    trace = timeline.trace
+    functions = np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)
+    is_users = np.zeros(len(trace), np.bool_)
+    is_users[rows_named(trace, functions, is_project_frame)] = True
+    is_function = (rows >= 0) & (trace.category[rows] == Category.PYTHON_FUNCTION)
+    caller = nearest_around(timeline, np.where(is_function, rows, -1), is_users, or_itself=True)
+    return np.where(caller < 0, 0, trace.name[caller].astype(np.int64) + 1)
 
 
 _ON_HOST: Final = (
@@ -368,10 +408,10 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
 
 
 def _pool_work(works: Iterable[LateWork]) -> tuple[LateWork, ...]:
-    sums: dict[tuple[str, str], LateWork] = {}
+    sums: dict[tuple[str, str, str], LateWork] = {}
     for one in works:
-        before = sums.get((one.kind, one.name))
-        sums[one.kind, one.name] = (
+        before = sums.get((one.kind, one.name, one.caller))
+        sums[one.kind, one.name, one.caller] = (
             one if before is None else replace(one, time_ns=one.time_ns + before.time_ns)
         )
     return tuple(sorted(sums.values(), key=lambda one: -one.time_ns)[:_MOST_WORK])
@@ -463,16 +503,24 @@ def _in_model_phases(timeline: Timeline, pieces: NDArray[np.int64]) -> NDArray[n
 
     All of it where the trace does not have this package's phases.
     """
-    host_time = timeline.host_time
-    if host_time is None or host_time.source != "modelprof ranges":
+    phases = _model_phases(timeline)
+    if phases is None:
         return pieces[:, 1] - pieces[:, 0]
-    chosen = host_time.pieces[np.isin(host_time.phase[host_time.call], MODEL_PHASES)]
     order = np.argsort(pieces[:, 0])
     in_order = pieces[order]
-    shared = intersect(in_order, union(chosen[:, 0], chosen[:, 1]))
+    shared = intersect(in_order, phases)
     inside_ns = np.zeros(len(pieces), np.int64)
     np.add.at(inside_ns, order[locate(shared[:, 0], in_order)], shared[:, 1] - shared[:, 0])
     return inside_ns
+
+
+def _model_phases(timeline: Timeline) -> Intervals | None:
+    """When the steps' thread launches the model's work; ``None`` without this package's phases."""
+    host_time = timeline.host_time
+    if host_time is None or host_time.source != "modelprof ranges":
+        return None
+    chosen = host_time.pieces[np.isin(host_time.phase[host_time.call], MODEL_PHASES)]
+    return union(chosen[:, 0], chosen[:, 1])
 
 
 def _by_place(

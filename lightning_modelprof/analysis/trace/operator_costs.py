@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -255,6 +256,21 @@ def is_user_frame(frame: str) -> bool:
     """Whether a frame of a call stack is a line of Python outside torch, Lightning and this package."""
     match = _FRAME.match(frame)
     return match is not None and not _NOT_THE_USERS.match(match["file"].replace("\\", "/"))
+
+
+_OF_INSTALLATION: Final = re.compile(
+    r"(?:.*/)?(?:(?:site|dist)-packages|lib/python3[\d.]*t?|python3\d*/lib)/", re.IGNORECASE
+)
+
+
+def is_project_frame(frame: str) -> bool:
+    """Whether it's also outside the standard library and installed packages, as far as its path tells."""
+    match = _FRAME.match(frame)
+    if match is None or not is_user_frame(frame):
+        return False
+    file = match["file"].replace("\\", "/")
+    package = file.split("/")[0].removesuffix(".py")  # Kineto cuts off the folder of the library
+    return not _OF_INSTALLATION.match(file) and package not in sys.stdlib_module_names
 
 
 def modules_of(

@@ -157,7 +157,7 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         num_kernels = facts.num_kernels / facts.num_steps
         launches = _launches(traces)
         evidence = [
-            duration("idle per step, host late", late_ns),
+            duration(HOST_LATE, late_ns),
             ratio("share of the step", share),
             duration("longest stretch", facts.longest_launch_ns),
             count("kernels per step", num_kernels),
@@ -166,7 +166,9 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         if not self.is_found(share, late_ns):
             return self.clean(f"The device waits {milliseconds(late_ns)} a step for launches.", evidence)
         if facts.late_work and facts.late_work[0].time_ns >= MOSTLY * facts.launch_ns:
-            return (self._late_work(traces, facts, late_ns, evidence),)
+            work = facts.late_work[0]
+            work_ns = circumstances.per_step(work.time_ns, facts.steps_ns, facts.num_steps)
+            return (self._late_work(traces, work, work_ns, work.time_ns / facts.steps_ns, evidence),)
         return (
             self.found(
                 f"In {milliseconds(late_ns)} of a step ({percent(share)}) the device has nothing to do,"
@@ -181,27 +183,43 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         )
 
     def _late_work(
-        self, traces: Sequence[TraceFacts], facts: HostWaits, late_ns: float, evidence: list[Evidence]
+        self,
+        traces: Sequence[TraceFacts],
+        work: LateWork,
+        work_ns: float,
+        share: float,
+        evidence: list[Evidence],
     ) -> Finding:
         """The host does something else for long, so fewer launches wouldn't help."""
-        work = facts.late_work[0]
-        share = facts.launch_ns / facts.steps_ns
         path = _path_share(traces, work)
         on_path = "" if path is None else f" It is {percent(path)} of the critical path."
         what = _what(work)
         return self.found(
-            f"The GPU is idle for {milliseconds(late_ns)} per step ({percent(share)}) while the CPU runs"
-            f" {what}, at most {milliseconds(facts.longest_launch_ns)} at a stretch.{on_path}",
-            _DO[work.kind].format(what=what),
+            f"The GPU is idle for {milliseconds(work_ns)} per step ({percent(share)}) while the CPU runs"
+            f" {what}.{on_path}",
+            _advice(work),
             self.severity(share),
             title="The GPU waits for other work on the CPU",
-            saving_ns=late_ns,
-            evidence=[*evidence, text(LATE_WORK, what), ratio("share of the critical path", path)],
+            saving_ns=work_ns,
+            evidence=[
+                *evidence,
+                text(LATE_WORK, what),
+                ratio(LATE_SHARE, share),
+                ratio("share of the critical path", path),
+            ],
         )
+
+
+HOST_LATE: Final = "idle per step, host late"
+"""Label of the idle time in which the host is late, whatever it does."""
 
 
 LATE_WORK: Final = "the CPU runs"
 """Label of what an idle device waits for, where it is no launches."""
+
+
+LATE_SHARE: Final = "its share of the step"
+"""Label of what that covers of the idle time."""
 
 
 PYTHON_CODE: Final = "Python code"
@@ -212,15 +230,30 @@ _DO: Final = {
     "runtime": "Avoid {what} in the step: reuse what it allocates or loads.",
     "function": "Make {what} faster, or move it out of the step.",
     "python": "Make {what} faster, or move it out of the step.",
+    "lock": "Avoid the wait for {what}, or move it out of the step.",
 }
 
 
 _LOCK: Final = re.compile(r"\b(?:acquire|wait)\b.*(?:lock|Condition|Semaphore)|lock\S* object.*acquire", re.I)
 
 
+def _is_lock(work: LateWork) -> bool:
+    return work.kind == "function" and _LOCK.search(work.name) is not None
+
+
+def _advice(work: LateWork) -> str:
+    """What to do, with the user's own function first."""
+    do = _DO["lock" if _is_lock(work) else work.kind].format(what=_name(work))
+    return f"In {work.caller}, {do[:1].lower()}{do[1:]}" if work.caller else do
+
+
 def _what(work: LateWork) -> str:
+    return f"{_name(work)} in {work.caller}" if work.caller else _name(work)
+
+
+def _name(work: LateWork) -> str:
     if work.kind != "python":
-        return f"{work.name} (a lock)" if work.kind == "function" and _LOCK.search(work.name) else work.name
+        return f"{work.name} (a lock)" if _is_lock(work) else work.name
     return f"{PYTHON_CODE} in {work.name}" if work.name else f"{PYTHON_CODE} outside of operators"
 
 
