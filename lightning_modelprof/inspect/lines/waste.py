@@ -30,6 +30,7 @@ from lightning_modelprof.measure.stored import (
     named_modules,
     named_parameters,
     parameters_of,
+    undisturbed,
 )
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.model_cost import DenseTable, RepeatedCall, StepWaste, UnusedGradients
@@ -121,7 +122,8 @@ class WasteWatch:
                 )
         self._cleanup += self._outputs.begin()
         if self._follows_gradients:
-            self._follow_gradients()
+            with undisturbed():
+                self._follow_gradients()
 
     def end(self) -> None:
         """Take the hooks off; safe to call more than once."""
