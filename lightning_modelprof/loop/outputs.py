@@ -44,7 +44,8 @@ LAYOUT: Final = {
     "MFU": ["modelprof/mfu"],
 }
 
-REPORT_FILES: Final = ("report.json", "report.html", "report.txt")
+_PAGE: Final = "report.html"
+REPORT_FILES: Final = ("report.json", _PAGE, "report.txt")
 
 CLAIM_FILE: Final = ".run.json.claimed"
 """Says that a folder is a run's until its archive does."""
@@ -258,19 +259,27 @@ class Outputs:
     @property
     def _page(self) -> str:
         """As it can be opened from the working directory; ``""`` where there is none."""
-        if self.directory is None or not self._has_files:
+        if self.directory is None or not self._has(_PAGE):
             return ""
-        return f"{_short_path(self.directory, self._work_folder)}/report.html"
+        return f"{_short_path(self.directory, self._work_folder)}/{_PAGE}"
+
+    def _has(self, name: str) -> bool:
+        """Whether a file of ours lies in the folder: a disk may be full, and folders go."""
+        if self.directory is None or not self._has_files:
+            return False
+        try:
+            return (self.directory / name).is_file()
+        except OSError:
+            return False
 
     def _last_words(self) -> list[str]:
         """Where the rest of the report is."""
         places = []
-        if self.directory is not None and self._has_files:
-            folder = _short_path(self.directory, self._work_folder)
-            places = [
-                f"page: {self._page}",
-                f"all tables: lightning-modelprof report {shlex.quote(folder)} --full",
-            ]
+        if self._page:
+            places.append(f"page: {self._page}")
+        if self.directory is not None and self._has(self._archive_name):
+            folder = shlex.quote(_short_path(self.directory, self._work_folder))
+            places.append(f"all tables: lightning-modelprof report {folder} --full")
         loggers = filter(_is_tensorboard, self._loggers if self._options.tensorboard else ())
         folders = {str(logger.save_dir): None for logger in loggers if logger.save_dir}
         places += [

@@ -293,6 +293,15 @@ def test_the_terminal(tmp_path, monkeypatch, harmless):
     assert report_of(tmp_path)["run"]["status"] == "finished"
 
 
+def test_a_page_that_is_not_there_is_not_named(capsys, monkeypatch, harmless):
+    monkeypatch.setattr(outputs, "render_html", broken())
+    _, messages = harmless(terminal=True)
+    assert len(messages) == 1, messages
+    shown = capsys.readouterr().out
+    assert "all tables: lightning-modelprof report" in shown
+    assert "page:" not in shown
+
+
 @pytest.mark.parametrize("name", ["write_report", "write_layout"])
 def test_tensorboard(tmp_path, capsys, monkeypatch, harmless, name):
     monkeypatch.setattr(outputs, name, broken())

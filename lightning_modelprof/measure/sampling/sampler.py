@@ -170,7 +170,7 @@ class Sampler:
                 elapsed_ns, last_ns = max(0, now_ns - last_ns), now_ns  # the clock may be put back
                 for name, look in tuple(self._looks.items()):
                     self._look_with(name, look, elapsed_ns)
-                self.cost_ns = cost_before_ns + time.thread_time_ns()
+                self.cost_ns = max(0, cost_before_ns + time.thread_time_ns())  # likewise
         except Exception as error:  # the clock failed, or there is no memory
             self._end(f"Sampling ended early: {told(error)}.")
 
