@@ -64,10 +64,10 @@ WORK = {
         event("user_annotation", "augment", begin + 200, begin + 9900, pid=50)
     ],
     "Python code outside of operators": nothing,
-    "<built-in method acquire of _thread.lock object at 0x7f> (a lock)": lambda begin: [
+    "<built-in method acquire of _thread.lock object> (a lock)": lambda begin: [
         event(
             "python_function",
-            "<built-in method acquire of _thread.lock object at 0x7f>",
+            f"<built-in method acquire of _thread.lock object at 0x7f3a{begin:08x}>",  # each step has its own
             begin + 200,
             begin + 9900,
             pid=50,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -279,6 +280,10 @@ MOSTLY: Final = 0.5
 _MOST_WORK: Final = 10
 
 
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Of an object in a Python function's name: another one in each step, where each makes its own object."""
+
+
 def _is_of_launches(name: str) -> bool:
     """Whether a host in a call of this name launches, or waits for what it launched."""
     return "Launch" in name or waits_for_device(name)
@@ -321,7 +326,7 @@ def _late_work(
     is_late = nearest_around(timeline, row, communicates, or_itself=True) < 0
     row, time_ns = row[is_late], time_ns[is_late]
     kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
-    names = ("", *trace.names)
+    names = ("", *(_ADDRESS.sub("", name) for name in trace.names))
     key = np.where(row < 0, _PYTHON, (trace.name[row].astype(np.int64) + 1) * len(_KINDS) + kind)
     found, place = np.unique(key * len(names) + _callers(timeline, row), return_inverse=True)
     total_ns = sum_by(place.ravel(), time_ns, len(found))
