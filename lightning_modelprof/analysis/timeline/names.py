@@ -26,8 +26,14 @@ MODULE_PREFIXES: Final = ("nn.Module: ", "[pl][module]")
 """Of the ranges that torch (``with_modules``) and Lightning's PyTorchProfiler write around a module."""
 
 
-_LIBRARY_RANGE: Final = re.compile(r"(?:\w*ccl|cncl|ucc):(?!:)")
-"""Ranges of backends that communicate by kernels: ``nccl:all_reduce``, ``hccl:...``, ``xccl:...``."""
+_LIBRARY_RANGE: Final = re.compile(
+    r"(?:\w*ccl|cncl|ucc):(?!:)"
+    # Of any other backend, which writes what c10d calls the collective.
+    r"|(?!gloo:|mpi:)[\w.-]+:_?(?:(?:sparse_)?all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|reduce"
+    r"|gather|scatter|barrier|send|recv(?:AnySource|_any_source)?)"
+    r"(?:_(?:base|coalesced|into|tensor|single|sparse|oop|uneven|v|object|list))*(?![\w.:(])"
+)
+"""Ranges of backends that may use kernels: ``nccl:all_reduce``, ``hccl:...``, ``anything:barrier``."""
 
 
 _HOST_RANGES: Final = ("gloo:", "mpi:")
