@@ -58,6 +58,18 @@ def test_verdict_does_not_depend_on_the_number_of_steps(tmp_path, num_steps, ins
     assert verdict.accounted_ratio == pytest.approx(1.0, abs=0.02)
 
 
+def waits_for_the_kernel(begin):
+    return [event("cuda_runtime", "cudaStreamSynchronize", begin + 200, begin + 4140, pid=50)]
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 6, 12])
+def test_cost_of_a_wait_does_not_depend_on_the_number_of_steps(tmp_path, num_steps):
+    """After its last event the device is idle for 3.9 ms of the wait, as it is in each step before."""
+    report = report_of(tmp_path, waits_for_the_kernel, num_steps)
+    assert report.verdict.kind == "sync_bound"
+    assert saved_ms(finding_of(report, "host_device_sync")) == pytest.approx(3.94, abs=0.01)
+
+
 WORK = {
     "aten::sort": lambda begin: [event("cpu_op", "aten::sort", begin + 200, begin + 9900, pid=50)],
     "Python code in augment": lambda begin: [

@@ -222,21 +222,20 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     in_counted = is_counted_step[step_of_wait]
     covered = bounds.stretches
     device, busy = _busiest_device(timeline, covered)
-    pieces = _idle_pieces(timeline, bounds, device)
+    before_end, at_end = _idle_pieces(timeline, bounds, device), _pieces_at_end(timeline, bounds, device)
+    pieces = before_end.followed_by(at_end)
+    ended = len((pieces if len(bounds.intervals) > 1 else before_end).step)
     wait, piece, time_ns = stakes_of_waits(
         wait_end_ns=trace.end_ns[waits.row],
         wait_ns=_usual(places, waits.effective_ns, in_counted),
         wait_step=np.array(bounds.numbers, np.int64)[step_of_wait],
-        launch_ns=pieces.launch_ns,
-        gap_ns=pieces.late_ns,
-        gap_step=pieces.step,
+        launch_ns=pieces.launch_ns[:ended],
+        gap_ns=pieces.late_ns[:ended],
+        gap_step=pieces.step[:ended],
     )
     in_counted_piece = _counts(pieces, counted)[piece]
     stake_ns = sum_by(wait[in_counted_piece], time_ns[in_counted_piece], len(places))
     left_ns = pieces.late_ns - sum_by(piece, time_ns, len(pieces.step))
-    at_end = _pieces_at_end(timeline, bounds, device)
-    left_ns = np.concatenate((left_ns, at_end.late_ns))
-    pieces = pieces.followed_by(at_end)
     counts = _counts(pieces, counted)
     launch_ns = np.minimum(left_ns, _in_model_phases(timeline, pieces.intervals))
     is_long = counts & (launch_ns >= _LONG_NS)
@@ -467,9 +466,10 @@ def _idle_pieces(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePi
 
 
 def _pieces_at_end(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:
-    """The same after the device's last event: all that was launched is done, so the host is late.
+    """The same after the device's last event, as if the next work were launched at their end.
 
-    No wait made this time, as nothing comes after it.
+    So it is after each earlier step. Of one step alone nobody knows if work follows, which could have begun
+    earlier: there no wait made this time.
     """
     after, launcher = after_last_event(timeline, device)
     after = after[: len(after) if launcher >= 0 else 0]

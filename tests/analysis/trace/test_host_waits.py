@@ -244,6 +244,25 @@ def test_one_step_alone_counts():
     assert steps_with_waits(1).num_steps == 1
 
 
+@pytest.mark.parametrize(("waits_in", "late"), [((1, 2), 0), ((1,), 2000), ((2,), 3000), ((), 6000)])
+def test_the_gap_after_the_last_event(waits_in, late):
+    """Two steps end with 3 ms idle each. A wait of 4 ms costs these in its step, and its rest in the next."""
+    events = [step(0, 0, 10000)]
+    for number in (1, 2):
+        begin = 10000 * number
+        events += [step(number, begin, begin + 10000), *kernel(begin, begin, begin + 7000, number)]
+        events += [wait(begin + 3000, begin + 7000)] if number in waits_in else []
+    fact = fact_of(*events)
+    assert (fact.stake_ns + fact.late_ns) / US == 6000
+    assert fact.late_ns / US == late
+
+
+def test_the_end_of_one_step_alone_is_not_the_wait_s():
+    """Nobody knows if work follows."""
+    fact = fact_of(step(1, 0, 10000), *kernel(0, 0, 7000, 1), wait(1000, 7000))
+    assert times(fact) == (3000, 0, 0, 3000)
+
+
 def test_what_the_host_waits_for_once_when_recording_begins():
     """5 ms in the first step, at a place that no later step waits at, cost the second one nothing."""
     fact = fact_of(

@@ -55,8 +55,10 @@ HOST_WAITS: Final = TableKind(
             " waited, so the device would be done earlier by the idle time that follows, as far as nothing"
             " was queued, but never by more than the host waited. A gap is put down to the latest waits"
             " before it, and a wait is forgotten at the end of the next step."
+            " The time after the last event is a gap like those of the steps before it; of one step alone the"
+            " host is late there."
         ),
-        "Host late": "what is left of the time in which nothing was queued, also after the last event.",
+        "Host late": "what is left of the time in which nothing was queued.",
         "Other": (
             "work was queued and yet waited, its launch is not known, or it is before the first event."
         ),
