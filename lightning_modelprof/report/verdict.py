@@ -412,10 +412,16 @@ def verdict_of_traces(
             how += _late_rank(findings)
         how = how.replace("{work}", work.replace("{", "(").replace("}", ")"))
         return _verdict(kind, f"{how.format(share=percent(share), whole=_A_STEP)}.", accounting)
-    summary = (
-        f"The device is busy in {percent(shares.busy)} of the recorded steps; no one thing fills the rest."
-    )
+    late = shares.host + shares.other if waits is None else max(waits.late, waits.unexplained)
+    largest = max(*bounds.values(), shares.fetch, shares.communication, late)
+    summary = f"The device is busy in {percent(shares.busy)} of the recorded steps{_nothing_else(largest)}."
     return _verdict("balanced", summary, accounting)
+
+
+def _nothing_else(largest: float) -> str:
+    """What of the steps nothing but the device's work takes: the next one of the limits of this module."""
+    limits = [one for one in (*LEAST_SHARE.values(), *LEAST_OF_DEVICE.values(), DEVICE_IDLE) if one > largest]
+    return f"; nothing else takes {100 * min(limits):.0f} % of them" if limits else ""
 
 
 def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:

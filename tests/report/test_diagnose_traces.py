@@ -181,6 +181,26 @@ def test_rules_and_shares_together():
     assert verdict_of_traces(more, waits, [finding], [rule]).kind == "input_bound"
 
 
+@pytest.mark.parametrize(
+    ("given", "waits", "said"),
+    [
+        ({"computing": 0.80, "communication": 0.08, "host": 0.12}, {"late": 0.11}, "15 %"),
+        ({"computing": 0.84, "fetch": 0.16}, {"late": 0.0}, "20 %"),
+        ({"computing": 0.60, "host": 0.40}, {"late": 0.29}, "30 %"),
+        ({"computing": 0.55, "host": 0.45}, {"late": 0.45}, "50 %"),
+        ({"computing": 0.40, "host": 0.60}, {"late": 0.1, "unexplained": 0.5}, ""),
+        ({"computing": 0.55, "host": 0.45}, None, "50 %"),
+    ],
+)
+def test_what_is_said_of_the_rest_is_true(given, waits, said):
+    """It is the next limit above all that the device does not do."""
+    known = None if waits is None else WaitShares(around_model=0.0, forward_stake=0.0, **waits)
+    verdict = verdict_of_traces(shares(**given), known)
+    assert verdict.kind == "balanced"
+    _, _, rest = verdict.summary.partition(" of the recorded steps")
+    assert rest == (f"; nothing else takes {said} of them." if said else ".")
+
+
 def test_without_device_events():
     verdict = verdict_of_traces(None)
     assert (verdict.kind, verdict.accounted_ratio) == ("cannot_tell", None)
