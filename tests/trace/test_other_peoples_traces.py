@@ -12,6 +12,8 @@ from tests.support.fits import ROOT
 
 INPUT, HOST, DEVICE, COMMUNICATION = "INPUT-BOUND", "HOST-BOUND", "DEVICE-BOUND", "COMMUNICATION-BOUND"
 
+SYNC = "SYNC-BOUND"
+
 SECOND_SET = {
     "c01_merged_tp_ep.trace.json.gz": f"3 ranks of one job {HOST}: 60.0 %",
     "c02_merged_offset_pids.json": f"2 ranks of one job {DEVICE}: The device is busy in 90.0 %",
@@ -40,16 +42,43 @@ SECOND_SET = {
 }
 
 
+THIRD_SET = {
+    "c01/all_ranks.json": f"3 ranks of one job {DEVICE}: The device is busy in 97.6 %",
+    "c02/merged.json.gz": f"2 ranks of one job {INPUT}: 37.5 %",
+    "c03b/win.pt.trace.json": f"{HOST}: 39.6 %",
+    "c04/gbk.json": f"{COMMUNICATION}: 25.0 %",
+    "c05/mlu.trace.json": f"{DEVICE}: The device is busy in 95.0 %",
+    "c06/rank0.json": f"{COMMUNICATION}: 40.0 %",
+    "c07/steps2.json": f"{SYNC}: 33.2 %",
+    "c07/steps3.json": f"{SYNC}: 33.2 %",
+    "c07/steps12.json": f"{SYNC}: 33.2 %",
+    "c08/steps2.json": f"{INPUT}: 35.0 %",
+    "c08/steps3.json": f"{INPUT}: 35.0 %",
+    "c08/steps12.json": f"{INPUT}: 35.0 %",
+    "c09b/lock.json.gz": "(a lock)",
+    "c10b/edges.json": "aten::unique_consecutive",
+    "c11": "STRAGGLER-BOUND: 22.2 % of a step goes to waiting for a slower rank: rank 2",
+    "c12": f"3 ranks of one job {COMMUNICATION}: 28.6 %",
+    "c13/run.tar.gz": f"{DEVICE}: The device is busy in 94.0 %",
+    "c14/job.zip": "2 ranks of one job BALANCED: The device is busy in 88.0 %",
+    "c15/cut.pt.trace.json": f"{INPUT}: 40.9 %",
+}
+SETS = {"second_set.py": SECOND_SET, "third_set.py": THIRD_SET}
+
+
 @pytest.fixture(scope="module")
-def second_set(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("second")
-    script = ROOT / "benchmarks" / "verdicts" / "second_set.py"
-    subprocess.run([sys.executable, script, folder], check=True, timeout=120)
-    return folder
+def folders(tmp_path_factory):
+    """Of each set."""
+    made = {}
+    for script in SETS:
+        made[script] = tmp_path_factory.mktemp("traces")
+        path = ROOT / "benchmarks" / "verdicts" / script
+        subprocess.run([sys.executable, path, made[script]], check=True, timeout=120)
+    return made
 
 
-@pytest.mark.parametrize("name", SECOND_SET)
-def test_the_verdict_is_the_one_expected(second_set, capsys, name):
-    code = main(["analyze", "--brief", str(second_set / name)])
+@pytest.mark.parametrize(("script", "name"), [(script, name) for script in SETS for name in SETS[script]])
+def test_the_verdict_is_the_one_expected(folders, capsys, script, name):
+    code = main(["analyze", "--brief", str(folders[script] / name)])
     assert code == ("cut" in name)
-    assert SECOND_SET[name] in capsys.readouterr().out.split("\n")[0]
+    assert SETS[script][name] in capsys.readouterr().out.split("\n")[0]
