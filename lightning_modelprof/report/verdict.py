@@ -421,7 +421,7 @@ def verdict_of_traces(
 def _nothing_else(largest: float) -> str:
     """What of the steps nothing but the device's work takes: the next one of the limits of this module."""
     limits = [one for one in (*LEAST_SHARE.values(), *LEAST_OF_DEVICE.values(), DEVICE_IDLE) if one > largest]
-    return f"; nothing else takes {100 * min(limits):.0f} % of them" if limits else ""
+    return f"; nothing else takes {percent(min(limits))} of them" if limits else ""
 
 
 def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:

@@ -184,12 +184,12 @@ def test_rules_and_shares_together():
 @pytest.mark.parametrize(
     ("given", "waits", "said"),
     [
-        ({"computing": 0.80, "communication": 0.08, "host": 0.12}, {"late": 0.11}, "15 %"),
-        ({"computing": 0.84, "fetch": 0.16}, {"late": 0.0}, "20 %"),
-        ({"computing": 0.60, "host": 0.40}, {"late": 0.29}, "30 %"),
-        ({"computing": 0.55, "host": 0.45}, {"late": 0.45}, "50 %"),
+        ({"computing": 0.80, "communication": 0.08, "host": 0.12}, {"late": 0.11}, "15.0 %"),
+        ({"computing": 0.84, "fetch": 0.16}, {"late": 0.0}, "20.0 %"),
+        ({"computing": 0.60, "host": 0.40}, {"late": 0.29}, "30.0 %"),
+        ({"computing": 0.55, "host": 0.45}, {"late": 0.45}, "50.0 %"),
         ({"computing": 0.40, "host": 0.60}, {"late": 0.1, "unexplained": 0.5}, ""),
-        ({"computing": 0.55, "host": 0.45}, None, "50 %"),
+        ({"computing": 0.55, "host": 0.45}, None, "50.0 %"),
     ],
 )
 def test_what_is_said_of_the_rest_is_true(given, waits, said):
