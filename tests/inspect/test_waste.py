@@ -260,6 +260,7 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
     assert finding.locations[0].module == path
     assert "n_power_iterations=50" in finding.summary
     assert "n_power_iterations=1, " in finding.action
+    assert "saves up to" in finding.action
     took_ns = next(one.value for one in finding.evidence if one.label == "forward per step")
     assert finding.saving_ns_per_step == pytest.approx(took_ns * 49 / 50)
 
@@ -271,6 +272,7 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
         (("n_power_iterations=50",), 10, 16, Severity.CRITICAL),  # torch's hook on a layer
         (("n_power_iterations=50",), 0, 3, None),
         (("mode='bicubic'",), 0, 16, Severity.INFO),
+        (("inplace=True",), 0, 6, None),  # a part that needn't be dear for it
         (("padding=1",), 10, 16, None),  # a layer takes what it takes
         ((), 0, 16, None),
     ],

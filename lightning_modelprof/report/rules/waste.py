@@ -632,8 +632,8 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
-            " parameters, by class and arguments, if one of these isn't the default; a hint unless it is"
-            " `n_power_iterations`, of which one is left"
+            " parameters, by class and arguments, if one of these isn't the default; of"
+            " `n_power_iterations` one is left, anything else is a hint from half of the step on"
         ),
         of="of a clean step",
         where="the modules",
@@ -663,20 +663,25 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             share = took_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
             if share is None or not self.is_found(share, took_ns):
                 continue
+            iterations = next((one for one in arguments if one.startswith(_ITERATIONS)), "")
+            number = int(iterations.removeprefix(_ITERATIONS)) if iterations else 0
+            if number < 2 and share < self.critical:
+                continue
             paths.sort(key=lambda path: -times[path])
             told = ", ".join(arguments)
             more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-            iterations = next((one for one in arguments if one.startswith(_ITERATIONS)), "")
-            number = int(iterations.removeprefix(_ITERATIONS)) if iterations else 0
+            saving_ns = took_ns * (1 - 1 / number) if number > 1 else None
             found.append(
                 self.found(
                     f"{paths[0]} ({type_name}, {told}){more} takes {milliseconds(took_ns)} per step"
                     f" ({percent(share)} of a clean step).",
-                    f"Try {_ITERATIONS}1, torch's default (currently {number}). Weights then differ a little."
-                    if number > 1
-                    else f"Check whether you need {told}.",
-                    self.severity(share) if number > 1 else Severity.INFO,
-                    saving_ns=took_ns * (1 - 1 / number) if number > 1 else None,
+                    f"Look for a cheaper module, or for cheaper arguments than {told}."
+                    if saving_ns is None
+                    else f"Try {_ITERATIONS}1, torch's default (currently {number}). That saves up to"
+                    f" {milliseconds(saving_ns)} per step. Weights then differ a little.",
+                    Severity.INFO if saving_ns is None else self.severity(share),
+                    title="A torch module dominates the step" if saving_ns is None else "",
+                    saving_ns=saving_ns,
                     places=[Location(module=path) for path in paths[:3]],
                     evidence=[
                         duration("forward per step", took_ns),
