@@ -6,8 +6,8 @@ else is, so ``0.00`` and ``-0`` are never printed. A number has one form in each
 - a cell of a table (:func:`format_cell`): at least two decimals and three digits, in the unit of its heading;
 - beside a label (:func:`format_amount`, :func:`format_duration`): three digits, with the unit that fits;
 - in a sentence (:func:`milliseconds`, :func:`percent`, :func:`size`, :func:`digits`): three digits without
-  zeros at the end, durations in milliseconds, so that those of one sentence compare;
-- in the twenty lines of a terminal (:func:`short_percent`): shares of 10 % and more without decimals;
+  zeros at the end, durations in milliseconds, so that those of one sentence compare; a share has no decimals
+  from 10% on, beside a label as well;
 - on an axis (:func:`format_tick`): as many decimals as the neighbours need.
 
 ``static/units.js`` of the dashboard writes the same; ``tests/data/units.json`` holds the two together.
@@ -55,13 +55,16 @@ class Unit(Enum):
     """The unit stands in ``Table.row_units``."""
 
 
+UNIT_NAMES: Final[dict[TimeUnit, str]] = {"s": "s", "ms": "ms", "us": "µs", "ns": "ns"}
+"""How each unit is written; files and options have its ASCII name."""
+
 NS_PER: Final[dict[TimeUnit, int]] = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 _DURATIONS: Final = (
     # Minutes and hours start at two, because "75.2 s" is easier to compare than "1.25 min".
     (7_200 * 10**9, 3_600 * 10**9, "h"),
     (120 * 10**9, 60 * 10**9, "min"),
-    *((ns, ns, unit) for unit, ns in NS_PER.items()),
+    *((ns, ns, UNIT_NAMES[unit]) for unit, ns in NS_PER.items()),
 )
 """From how many nanoseconds on, how many one has, its name."""
 
@@ -69,6 +72,9 @@ _SENTENCE_MS: Final = (1e3, 1e11)
 """Between these, in ns, a sentence counts in milliseconds: 0.001 ms to 100000 ms."""
 
 _PREFIXES: Final = ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k"))
+_WHOLE_FROM: Final = Decimal("0.0995")
+"""From this share on a percentage has no decimals: 9.9%, 10%."""
+
 _LARGE_COUNTS: Final = _PREFIXES[:3]
 """From a million millions on the digits of a count are noise; below, every digit is printed."""
 
@@ -105,11 +111,10 @@ def format_duration(ns: float | None) -> str:
 
 
 def format_amount(value: Cell, unit: Unit) -> str:
-    """Write a value with its unit, where no heading says it: ``12.3 ms``, ``40.22 %``."""
-    if unit is Unit.DURATION_NS and not isinstance(value, str):
-        return format_duration(value)
-    text = format_cell(value, unit)
-    return f"{text} %" if unit is Unit.RATIO and text != DASH and not isinstance(value, str) else text
+    """Write a value with its unit, where no heading says it: ``12.3 ms``, ``40%``."""
+    if isinstance(value, str) or unit not in _AMOUNTS:
+        return format_cell(value, unit)
+    return _AMOUNTS[unit](value)
 
 
 def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str:
@@ -122,7 +127,9 @@ def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str
     """
     if unit is Unit.RATIO and "%" not in label:
         return f"{label} (%)"
-    return f"{label} ({time_unit})" if unit is Unit.DURATION_NS and time_unit is not None else label
+    return (
+        f"{label} ({UNIT_NAMES[time_unit]})" if unit is Unit.DURATION_NS and time_unit is not None else label
+    )
 
 
 def choose_time_unit(durations_ns: Iterable[float]) -> TimeUnit:
@@ -140,7 +147,7 @@ def choose_byte_unit(values: Iterable[float]) -> tuple[str, int]:
 
 def duration_unit(largest_ns: float) -> tuple[int, str]:
     """How many nanoseconds a unit has, and its name: the largest that is not above ``largest_ns``."""
-    return next((ns, unit) for unit, ns in NS_PER.items() if largest_ns >= ns or ns == 1)
+    return next((ns, UNIT_NAMES[unit]) for unit, ns in NS_PER.items() if largest_ns >= ns or ns == 1)
 
 
 def format_tick(value: float, step: float, *, is_place: bool = False) -> str:
@@ -178,15 +185,9 @@ def milliseconds(ns: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """For sentences: one decimal, and one digit where that would be none."""
+    """A share with its sign: no decimal from 10% on, one below, and one digit where that would be none."""
     number = _number(share)
-    return "an unknown share" if number is None else f"{_measured(number.scaleb(2), 1, 1)} %"
-
-
-def short_percent(share: float | None) -> str:
-    """The shorter form: no decimal from 10 % on."""
-    number = _number(share)
-    return DASH if number is None else f"{_measured(number.scaleb(2), int(abs(number) < 0.095), 1)} %"
+    return DASH if number is None else f"{_measured(number.scaleb(2), int(abs(number) < _WHOLE_FROM), 1)}%"
 
 
 def size(num_bytes: float | None) -> str:
@@ -208,7 +209,7 @@ def three_digits(value: float) -> str:
 
 def signed(text: str) -> str:
     """A written number with its sign, as differences have it."""
-    return text if text[0] in (DASH, "-") or text.split(maxsplit=1)[0] == "0" else f"+{text}"
+    return text if text[0] in (DASH, "-") or text.split(maxsplit=1)[0].rstrip("%") == "0" else f"+{text}"
 
 
 def _number(value: float | Decimal | None) -> Decimal | None:
@@ -286,6 +287,12 @@ def _scaled(
             return f"{_measured(number.scaleb(-power), decimals)} {prefix}{unit}"
     return None
 
+
+_AMOUNTS: Final[dict[Unit, Callable[[float | None], str]]] = {
+    Unit.DURATION_NS: format_duration,
+    Unit.RATIO: percent,
+}
+"""Units that are written otherwise beside a label than in a cell."""
 
 _WRITERS: Final[dict[Unit, Callable[[Decimal], str]]] = {
     Unit.TEXT: _plain,

@@ -39,8 +39,11 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
     return ours[0]
 
 
-def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> None:
+def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> bool:
     """Warn of the trainer's other callbacks of ours, and have hooks of the one that measures called once.
+
+    Returns:
+        Whether there are others.
 
     Lightning may be going through the list right now, which bears that something goes behind the first place.
     """
@@ -49,7 +52,7 @@ def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> Non
     own = [place for place in places if callbacks[place] is callback]
     count = len(places) + (not own)
     if count == 1:
-        return
+        return False
     for place in reversed(own[1:]):
         del callbacks[place]
     if trainer.is_global_zero:
@@ -57,6 +60,7 @@ def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> Non
             f"the Trainer has {count} ModelProfCallbacks; all but one are ignored."
             " Pass one, in a new list per Trainer"
         )
+    return True
 
 
 def check_ignored(config: ProfileConfig, pl_module: Any) -> None:

@@ -13,6 +13,7 @@ from lightning_modelprof.loop.host import check_machine, say_off
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import end_status
 from lightning_modelprof.run.loops import FIT, LOOPS
+from lightning_modelprof.run.records import IGNORED_CALLBACK
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.signals import children_later
 
@@ -39,7 +40,7 @@ class ProfilingHooks(SessionKeeper):
         if measuring is not self:
             self._twin = measuring
             return
-        ignore_repeats(self, trainer, ProfilingHooks)
+        has_others = ignore_repeats(self, trainer, ProfilingHooks)
         check_machine(self.config)
         check_ignored(self.config, pl_module)
         # The first rank's counts for all.
@@ -51,6 +52,8 @@ class ProfilingHooks(SessionKeeper):
             raise
         except Exception:  # what was refused on purpose has been refused: this is our own fault
             self._step_aside()
+        if has_others and self._session is not None:
+            self._session.note(IGNORED_CALLBACK)
         self._come(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

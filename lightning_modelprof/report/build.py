@@ -18,7 +18,8 @@ from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.advice.idioms import with_idiom
 from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
-from lightning_modelprof.report.model import Finding, Report, Severity, Status, Verdict
+from lightning_modelprof.report.model import NOT_DONE, Finding, Report, Severity, Status, Verdict
+from lightning_modelprof.report.one_step import of_run
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.order import by_time, in_order
 from lightning_modelprof.report.rules.all_rules import configure_rules
@@ -32,7 +33,7 @@ from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.records import Run, Window, WindowStatus
+from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, WindowStatus
 from lightning_modelprof.run.stacks import SampledStack
 from lightning_modelprof.units import milliseconds
 
@@ -97,9 +98,27 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         ("Started", _to_the_second(info.created)),
         ("Versions", versions),
     ]
+    facts = [*((NOT_DONE, sentence) for sentence in _not_done(analysis)), *facts]
     if info.accumulate_grad_batches > 1:
-        facts.insert(2, ("Accumulation", f"{info.accumulate_grad_batches} batches per optimizer step"))
+        facts.insert(-2, ("Accumulation", f"{info.accumulate_grad_batches} batches per optimizer step"))
     return tuple((label, value) for label, value in facts if value)
+
+
+def _not_done(analysis: Analysis) -> list[str]:
+    """What was asked for by name and did not come about, a line each."""
+    config, last = analysis.info.config, analysis.num_steps - 1
+    lines = []
+    for window in (facts.window for facts in analysis.windows):
+        if config.get("active") is None or window.status in (WindowStatus.COMPLETE, WindowStatus.PARTIAL):
+            continue
+        why = window.note
+        if window.status is WindowStatus.NOT_REACHED and last < window.first_step:
+            why = f"{loop_of(analysis.info.loop).subject} ended at step {last}"
+        lines.append(f"Profiler window: asked for steps {window.first_step}–{window.last_step}, {why}")
+    cost = analysis.cost
+    if (config.get("inspect") or {}).get("fvcore") and (cost is None or cost.forward_table is None):
+        lines.append(f"fvcore: {'no step was counted' if cost is None else cost.forward_table_note}")
+    return lines + [note.rstrip(".") for note in analysis.notes if note == IGNORED_CALLBACK]
 
 
 def _to_the_second(time: str) -> str:
@@ -286,6 +305,9 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
             replace(one, severity=severities.get(one.severity)) if rule.rests_on_time else one
             for one in of_it
         ]
+    if not isinstance(costs, Absent):
+        loops = {rule.kind for rule in rules if rule.is_of_loop}
+        findings = [of_run(one, costs, analysis.num_steps, is_of_loop=one.kind in loops) for one in findings]
     # A time that is part of a longer one is told from the longer one, whatever the severities.
     findings = without_repeats(sorted(findings, key=by_time), rules, analysis.hot_lines)
     verdict = give_verdict(analysis, findings, rules, accounting)

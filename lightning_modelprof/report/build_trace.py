@@ -19,13 +19,15 @@ from lightning_modelprof.report.device_shares import (
     device_shares,
     host_shares,
     lost_work,
+    recorded_step_ns,
     unaccounted,
     wait_shares,
 )
 from lightning_modelprof.report.model import OTHER_TRACES, Chart, Finding, Report, Table, Verdict
+from lightning_modelprof.report.one_step import COST, of_step
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.order import in_order
-from lightning_modelprof.report.rules.base import count, duration, ratio
+from lightning_modelprof.report.rules.base import count, duration
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, LaunchBound, pooled_waits
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
 from lightning_modelprof.report.rules.input import InputBound
@@ -276,10 +278,13 @@ def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Findin
     traces = tuple(traces)
     shares, host = device_shares(traces), host_shares(traces)
     waits = pooled_waits(traces)
-    circumstances = Circumstances()  # times per step as recorded, of the same steps as their shares
+    step_ns = recorded_step_ns(traces, waits)
+    circumstances = Circumstances(step_ns=step_ns or None)
     lost = lost_work(facts.launch_count for facts in traces)
     of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge_known(traces, circumstances)]
-    findings = [*_input_bound(traces, shares or host, lost if shares else ""), *of_device]
+    of_device = [of_step(one, step_ns) for one in of_device]
+    loading = _input_bound(traces, shares or host, lost if shares else "", step_ns)
+    findings = [*(of_step(one, step_ns) for one in loading), *of_device]
     verdict = _verdict(shares, host, waits, of_device, lost)
     return verdict, in_order(findings, (_RULE, *_DEVICE_RULES), verdict)
 
@@ -300,7 +305,7 @@ def _verdict(
 
 
 def _input_bound(
-    traces: tuple[TraceFacts, ...], shares: DeviceShares | None, lost: str
+    traces: tuple[TraceFacts, ...], shares: DeviceShares | None, lost: str, step_ns: float
 ) -> tuple[Finding, ...]:
     if shares is None:
         return _RULE.not_evaluated("the traces have no steps")
@@ -320,13 +325,12 @@ def _input_bound(
     unknown = unaccounted(shares, wait_shares(waits))
     if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
         return _RULE.not_evaluated(f"{percent(unknown)} of the steps is in no event")
-    wait_ns = shares.fetch * shares.step_ns
-    who = "device" if shares.computing else "loop"
-    evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
+    wait_ns = shares.fetch * step_ns
+    evidence = [duration("wait per step", wait_ns)]
     if not _RULE.is_found(shares.fetch, wait_ns):
-        return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} a step for batches.", evidence)
-    rest_ns = max(shares.step_ns - wait_ns, 1.0)
-    action = "Make batches faster, or by more workers of the DataLoader."
+        return _RULE.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
+    rest_ns = max(step_ns - wait_ns, 1.0)
+    action = "Make batches faster, or use more DataLoader workers."
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
         evidence.append(count("num_workers advised", needed))
@@ -335,8 +339,7 @@ def _input_bound(
         )
     return (
         _RULE.found(
-            f"In a step of {milliseconds(shares.step_ns)} the {who} waits {milliseconds(wait_ns)}"
-            f" ({percent(shares.fetch)}) for its batch.",
+            f"{'The GPU' if shares.computing else 'Training'} waits {COST} for data.",
             action,
             _RULE.severity(shares.fetch),
             saving_ns=wait_ns,

@@ -129,7 +129,7 @@ def sections() -> Iterator[Section]:
 
 def _verdicts() -> Section:
     names = {kind: kind.replace("_bound", "-bound").replace("_", " ").upper() for kind in VERDICTS}
-    shares = {kind: f"{100 * LEAST_SHARE[kind]:g} %" if kind in LEAST_SHARE else "" for kind in VERDICTS}
+    shares = {kind: f"{100 * LEAST_SHARE[kind]:g}%" if kind in LEAST_SHARE else "" for kind in VERDICTS}
     rows = [(names[kind], shares[kind], text) for kind, text in VERDICTS.items()]
     terms = (
         Term(

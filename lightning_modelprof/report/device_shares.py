@@ -77,6 +77,19 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares |
     )
 
 
+def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | Absent) -> float:
+    """The step time of traces alone: the mean step that the Host Wait Summary counts, else of all; 0 without.
+
+    Args:
+        traces: of one job.
+        waits: of all of them.
+    """
+    if not isinstance(waits, Absent) and waits.steps_ns:
+        return waits.steps_ns / waits.num_steps
+    shares = _shares(_breakdowns(traces))
+    return 0.0 if shares is None else shares.step_ns
+
+
 class GpuIdle(Record, frozen=True, kw_only=True):
     """GPU busy and GPU idle: shares of the recorded steps, the mean over all devices.
 

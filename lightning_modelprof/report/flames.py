@@ -29,7 +29,7 @@ def call_flame(analysis: Analysis) -> FlameGraph | None:
     """Where the thread that runs the loop spent its time, by phase and function; ``None`` without samples.
 
     Definition: the width of a box is the time that the samples stand for in which the function was on the
-    stack. Boxes of less than 0.2 % of all sampled time are joined into one box, ``other``, beside the rest of
+    stack. Boxes of less than 0.2% of all sampled time are joined into one box, ``other``, beside the rest of
     what the same function called, and the widths still add up.
     """
     tree, hot = analysis.call_tree, analysis.hot_lines

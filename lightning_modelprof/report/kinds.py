@@ -17,7 +17,7 @@ _DrawnT = TypeVar("_DrawnT")
 
 _ONE_CALL: Final = "of one call; of phases, of one step."
 _PERCENTILE: Final = (
-    "percentiles, the values that 50, 90 and 99 % of the others do not exceed; p50 is the median."
+    "percentiles, the values that 50, 90 and 99% of the others do not exceed; p50 is the median."
 )
 
 COMMON: Final[Mapping[str, str]] = {
@@ -28,7 +28,7 @@ COMMON: Final[Mapping[str, str]] = {
     "Min": _ONE_CALL,
     "Ratio(%)": (
         "share of the table's whole, which is its first row, or what the table's definition says; shares of"
-        " things that happen at the same time can sum to more than 100 %."
+        " things that happen at the same time can sum to more than 100%."
     ),
     "p50": _PERCENTILE,
     "p90": _PERCENTILE,

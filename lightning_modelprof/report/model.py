@@ -203,7 +203,10 @@ class Finding(Record, frozen=True, kw_only=True):
         title: a few words.
         summary: one or two sentences: what is so; why there is nothing to say if not evaluated.
         action: what to change, concretely; ``""`` unless found.
-        saving_ns_per_step: time per step at stake, all phases taken together; ``None`` if it cannot be told.
+        saving_ns_per_step: what it could save per step, all phases taken together; a mean over the loop's
+            steps where ``share_of`` is ``loop``; ``None`` if it isn't known.
+        share_of: ``step`` where the time is in each clean step, ``loop`` where it is between or around them.
+        whole_ns: the step time, or the loop's time per step, that holds the saving; ``None`` as above.
         phases: keys of the phases that the time at stake is in; empty if it may be in any of them.
         locations: most expensive first.
         evidence: the numbers behind it.
@@ -217,10 +220,18 @@ class Finding(Record, frozen=True, kw_only=True):
     severity: Severity | None = None
     action: str = ""
     saving_ns_per_step: float | None = None
+    share_of: Literal["step", "loop"] = "step"
+    whole_ns: float | None = None
     phases: tuple[str, ...] = ()
     locations: tuple[Location, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     slices: tuple[Slices, ...] = ()
+
+    @property
+    def share(self) -> float | None:
+        """The saving as a share of what it is in; ``None`` where there is none."""
+        is_known = self.saving_ns_per_step is not None and self.whole_ns
+        return min(1.0, (self.saving_ns_per_step or 0.0) / (self.whole_ns or 1.0)) if is_known else None
 
     def as_plain(self) -> dict[str, Any]:
         """It as plain JSON values."""
@@ -232,6 +243,8 @@ class Finding(Record, frozen=True, kw_only=True):
             "summary": self.summary,
             "action": self.action,
             "saving_ns_per_step": self.saving_ns_per_step,
+            "share": self.share,
+            "share_of": self.share_of,
             "phases": list(self.phases),
             "locations": [asdict(location) for location in self.locations],
             "evidence": [
@@ -239,6 +252,9 @@ class Finding(Record, frozen=True, kw_only=True):
             ],
         }
 
+
+NOT_DONE: Final = "Not done"
+"""Label of the facts about what was asked for and did not come about."""
 
 OTHER_TRACES: Final = "Other traces"
 """Label of the facts that hold the verdict of traces other than the newest."""
@@ -404,8 +420,13 @@ class StepCard(Record, frozen=True, kw_only=True):
 
     @property
     def better_ns(self) -> float:
-        """Length of it without what the findings cost, at best."""
+        """Length of it without what the findings could save, each counted once."""
         return sum(part.ns for part in self.better) if self.better else self.wall_ns
+
+    @property
+    def saved_ns(self) -> float:
+        """What the findings could save of it together."""
+        return self.wall_ns - self.better_ns
 
 
 class Report(Record, frozen=True, kw_only=True):

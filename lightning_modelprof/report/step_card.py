@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.host_waits import HostWaits
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.device_shares import device_shares, gpu_idle, lost_work
+from lightning_modelprof.report.device_shares import device_shares, gpu_idle, lost_work, recorded_step_ns
 from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.host_waits import WaitRule
@@ -24,7 +24,10 @@ _INPUT: Final = "input_bound"
 _LABELS: Final[Mapping[str, str]] = {
     **{phase.key: phase.label.lower() for phase in PHASES},
     "optimizer": "optimizer",
+    "dataloader": "data",
     "lr_scheduler": "LR scheduler",
+    "other": "loop",
+    "profiler": "overhead",
 }
 
 _FIGURES: Final = (
@@ -34,12 +37,9 @@ _FIGURES: Final = (
 )
 """Label, and the field of the Device Summary."""
 
-_SURROUNDED: Final = 1.02
-"""From this ratio of the mean step of the loop to a clean one on, the picture is of the loop."""
-
 
 def step_card(analysis: Analysis, findings: Sequence[Finding]) -> StepCard | None:
-    """Of a run: its clean steps, or all of the loop where validation and the like matter.
+    """Of a run: its mean clean step.
 
     Args:
         analysis: of the run.
@@ -69,22 +69,23 @@ def step_card_of_traces(traces: Sequence[TraceFacts], findings: Sequence[Finding
     host = _host_of_summaries(known, num_steps)
     if not host:
         return None
-    # The rules' step is that of the device, from the first work of one to that of the next.
-    shares = device_shares(traces)
-    scale = 1.0 if shares is None else sum(part.ns for part in host) / shares.step_ns
-    scaled = [
-        one
-        if one.saving_ns_per_step is None
-        else replace(one, saving_ns_per_step=one.saving_ns_per_step * scale)
-        for one in findings
-    ]
-    return _card(f"mean of {num_steps} recorded steps", host, traces, scaled)
+    waits = pooled_waits(traces)
+    step_ns = recorded_step_ns(traces, waits)
+    if step_ns:  # the lanes show shares of it: the device's steps end later than the CPU's
+        scale = step_ns / sum(part.ns for part in host)
+        host = tuple(replace(part, ns=part.ns * scale) for part in host)
+    num_steps = num_steps if isinstance(waits, Absent) else waits.num_steps
+    return _card(f"mean of {num_steps} recorded steps", host, traces, findings)
 
 
 def _card(
     step: str, host: tuple[StepPart, ...], traces: Sequence[TraceFacts], findings: Sequence[Finding]
 ) -> StepCard:
-    found = [one for one in findings if one.status is Status.FOUND and one.saving_ns_per_step]
+    found = [
+        one
+        for one in findings
+        if one.status is Status.FOUND and one.saving_ns_per_step and one.share_of == "step"
+    ]
     if lost_work(one.launch_count for one in traces):
         traces = ()
     return StepCard(
@@ -97,11 +98,9 @@ def _card(
 
 
 def _host_of(costs: StepCosts, steps: str) -> tuple[tuple[StepPart, ...], str]:
-    means, step = costs.typical, f"mean of {costs.typical.num_steps:,} {{}}{steps}"
-    step = step.format("clean " if costs.inner is not None else "")
-    if costs.loop.wall_ns > _SURROUNDED * means.wall_ns:
-        means, step = costs.loop, f"mean {steps.removesuffix('s')} of the whole loop"
-    parts = [(phase.key, means.phases_ns.get(phase.key)) for phase in PHASES]
+    step = f"mean of {costs.typical.num_steps:,} {'clean ' if costs.inner is not None else ''}{steps}"
+    parts = [(phase.key, costs.typical.phases_ns.get(phase.key)) for phase in PHASES]
+    parts.append(("profiler", costs.typical.profiler_ns))
     return tuple(StepPart(key=key, label=_LABELS[key], ns=ns) for key, ns in parts if ns), step
 
 
@@ -111,7 +110,11 @@ def _host_of_summaries(known: Sequence[ModelSummary], num_steps: int) -> tuple[S
     for row in (row for one in known for row in one.rows if row.depth == 1):
         totals[row.key] = totals.get(row.key, 0.0) + row.host_total_ns / num_steps
     return tuple(
-        StepPart(key="other" if key == "others" else key, label=_LABELS.get(key, "other"), ns=ns)
+        StepPart(
+            key="other" if key == "others" else key,
+            label="other" if key == "others" else _LABELS.get(key, "other"),
+            ns=ns,
+        )
         for key, ns in totals.items()
         if ns
     )

@@ -56,7 +56,7 @@ LEAST_SHARE: Final[Mapping[str, float]] = {
 }
 """Share of a step, by the host's clock, from which on it is bound by something.
 
-Source: the upper bands of TensorFlow's profiler: 20 % for input, 15 % for everything beside it. 20 % for the
+Source: the upper bands of TensorFlow's profiler: 20% for input, 15% for everything beside it. 20% for the
 host's own code are TraceML's, and taken for the optimizer's as well.
 """
 
@@ -67,15 +67,15 @@ VERDICTS: Final[Mapping[str, str]] = {
         " nothing before it holds."
     ),
     "device_bound": (
-        "kernels, copies and sets (Step time breakdown) take at least 85 % of the windows' steps;"
+        "kernels, copies and sets (Step time breakdown) take at least 85% of the windows' steps;"
         " it says Busy of Device Summary."
     ),
     "input_bound": "`input_bound`, `worker_startup`",
     "optimizer_bound": ("`slow_optimizer`, on the CPU `optimizer_not_fused` and `dense_embeddings`"),
     "host_bound": (
         "`slow_forward_outside_model`, `slow_custom_module`, `slow_line_in_module`,"
-        " `slow_layer_hooks`, `anomaly_detection`, `competing_thread`. On a device, from 30 % on,"
-        " `launch_bound`; or 50 % in which the host is late in any phase"
+        " `slow_layer_hooks`, `anomaly_detection`, `competing_thread`. On a device, from 30% on,"
+        " `launch_bound`; or 50% in which the host is late in any phase"
     ),
     "sync_bound": "`host_device_sync`, `host_to_device_copy`",
     "communication_bound": "`communication_exposed`",
@@ -86,9 +86,13 @@ VERDICTS: Final[Mapping[str, str]] = {
         " `slow_lr_scheduler`, `zero_grad_cost`, `clip_cost`"
     ),
     "balanced": (
-        "nothing but the model takes time, or nothing else is large enough. There may be findings"
-        " all the same. On the CPU a model that takes its time is BALANCED, as no device is there"
-        " to be bound by."
+        "no bound is reached, forward, backward and optimizer take at least half of the step time, and at"
+        " least 95% of it is in named phases. There may be findings all the same. On the CPU a model that"
+        " takes its time is BALANCED, as there is no device to be bound by."
+    ),
+    "compute_bound": (
+        "the same, where forward, backward and optimizer are the largest part but not half, or less than 95%"
+        " of the step time is in named phases. Where another part is larger, the verdict is that part's."
     ),
 }
 """Kind of a verdict → its definition, in Markdown; of those in ``LEAST_SHARE`` whose time it is."""
@@ -115,23 +119,26 @@ this, it is that loop, however short the step. A thread that lacked a CPU takes 
 LEAST_STEPS: Final = 5
 
 _MOSTLY_MODEL: Final = 0.5
-"""Share of the model below which a step without findings is rather short than well balanced; words only."""
+"""Share of the step time that the model takes at least in a balanced step."""
+_LEAST_BALANCED: Final = 0.95
+"""Share of the step time that is in named phases at least in a balanced step."""
 
-_A_STEP: Final = "a step"
+_EACH_STEP: Final = "each step"
+_THE_LOOP: Final = "the loop"
 
 _HOW: Final = {
-    "input_bound": "{share} of {whole} goes to waiting for batches",
-    "host_bound": "{share} of {whole} goes to Python code that the model waits for",
-    "optimizer_bound": "{share} of {whole} goes to an optimizer step that can be faster",
-    "sync_bound": "{share} of {whole} goes to waiting for values from the device",
-    "communication_bound": "{share} of {whole} goes to communication that no computation hides",
-    "straggler_bound": "{share} of {whole} goes to waiting for a slower rank",
-    "overhead_bound": "{share} of {whole} goes to {what}",
+    "input_bound": "{share} of {whole} is spent waiting for data",
+    "host_bound": "{share} of {whole} is spent in Python code that the model waits for",
+    "optimizer_bound": "{share} of {whole} is spent in an optimizer step that could be faster",
+    "sync_bound": "{share} of {whole} is spent waiting for values from the GPU",
+    "communication_bound": "{share} of {whole} is communication that isn't overlapped with compute",
+    "straggler_bound": "{share} of {whole} is spent waiting for a slower rank",
+    "overhead_bound": "{share} of {whole} is spent in {what}",
 }
 _HOW_OF_DEVICE: Final = {
-    "sync_bound": "{share} of {whole} is lost: the device idles after the host waited for it",
+    "sync_bound": "{share} of {whole} is lost: the GPU idles after the CPU waited for it",
     "communication_bound": _HOW["communication_bound"],
-    "host_bound": "{share} of {whole} is lost: the device waits for the host to launch work",
+    "host_bound": "{share} of {whole} is lost: the GPU waits for the CPU to launch work",
 }
 
 
@@ -168,7 +175,7 @@ def account(costs: StepCosts | Absent) -> Accounting:
         reason = f"only {costs.steady.num_steps} steps are without profiler or inspection"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     if accounted < LEAST_ACCOUNTED and other_ns >= UNACCOUNTED_FLOOR_NS / costs.cpu_share:
-        reason = f"{milliseconds(other_ns)} a step ({percent(share)}) are in no phase that has a name"
+        reason = f"{milliseconds(other_ns)} per step ({percent(share)}) isn't attributed to any phase"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     return Accounting(ratio=accounted, is_enough=True)
 
@@ -189,7 +196,7 @@ def give_verdict(
     if not is_busy or isinstance(analysis.slow, Absent):
         return verdict
     share = percent(analysis.slow.record.cpu_wait_share)
-    busy = f"The machine was busy: the training thread waited for a CPU {share} of the time."
+    busy = f"CPU contention: training had no CPU {share} of the time, so timings are inflated."
     return replace(verdict, summary=f"{verdict.summary} {busy}")
 
 
@@ -210,9 +217,9 @@ def _what_limits(
     if lost:  # what the host's clock says holds all the same
         facts, device = [], None
     waits = wait_shares(pooled_waits(facts), device) if facts else None
-    of_host = _host_shares(analysis, costs, findings, rules, waits)
-    bounds = device_bounds(_by_bound(costs.steady.wall_ns, findings, rules), device, waits)
-    of_device = {kind: (share, _A_STEP) for kind, share in bounds.items()}
+    of_host = _host_shares(costs, findings, rules, waits)
+    bounds = device_bounds(_by_bound(findings, rules), device, waits)
+    of_device = {kind: (share, _EACH_STEP) for kind, share in bounds.items()}
     over = {
         (kind, how[kind], name): share
         for shares, how, least in ((of_host, _HOW, LEAST_SHARE), (of_device, _HOW_OF_DEVICE, LEAST_OF_DEVICE))
@@ -228,8 +235,15 @@ def _what_limits(
     if analysis.info.device_type != "cpu" and device is None:
         reason = lost or "No profiler window says how busy the device was"
         return _verdict("cannot_tell", f"{reason}, and nothing on the host stands out.", accounting)
+    if device is not None:
+        of_all = (*of_host.items(), *of_device.items())
+        parts = dict.fromkeys(LEAST_SHARE, 0.0) | {"input_bound": device.fetch}
+        for kind, (share, _) in of_all:
+            parts[kind] = max(parts[kind], share)
+        unexplained = 0.0 if waits is None else waits.unexplained
+        return _no_bound_of_device(device, parts, unexplained, accounting)
     are_unlike = any(one.kind == "straggler_rank" and one.status is Status.FOUND for one in findings)
-    return _verdict("balanced", _balanced(costs, are_unlike=are_unlike), accounting)
+    return _largest_part(costs, accounting, are_unlike=are_unlike)
 
 
 def _which_rank(analysis: Analysis) -> str:
@@ -251,64 +265,43 @@ def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
 
 
 def _host_shares(
-    analysis: Analysis,
-    costs: StepCosts,
-    findings: Sequence[Finding],
-    rules: Sequence[Rule],
-    waits: WaitShares | None,
+    costs: StepCosts, findings: Sequence[Finding], rules: Sequence[Rule], waits: WaitShares | None
 ) -> dict[str, tuple[float, str]]:
-    """Share of each bound that the host's clock speaks for, and of what: the shares that its findings say.
+    """Share of each bound that the host's clock speaks for, and of what: of the loop where a finding is.
 
     What the host waits for the device around the model, in a logger say, is no work of its own: it is taken
     off, and what it costs is in the device's shares. Waiting for a copy to end is the transfer's own time.
     """
-    shares = dict.fromkeys(LEAST_SHARE, 0.0)
-    names: dict[str, set[str]] = {kind: set() for kind in shares}
     by_kind = {rule.kind: rule for rule in rules if not isinstance(rule, DeviceRule)}
-    for finding in findings:
-        rule = by_kind.get(finding.kind)
-        if rule is None or rule.bound is None or finding.status is not Status.FOUND:
-            continue
-        whole_ns, name = rule.whole(analysis, costs)
-        if whole_ns:
-            shares[rule.bound] += rule.stake_ns(finding) / whole_ns
-            names[rule.bound].add(name)
-    if waits is not None:
-        shares["overhead_bound"] = max(0.0, shares["overhead_bound"] - waits.around_model)
-        shares["host_bound"] = max(0.0, shares["host_bound"] - waits.forward_stake)
-    return {
-        kind: (min(share, 1.0), names[kind].pop() if len(names[kind]) == 1 else _A_STEP)
-        for kind, share in shares.items()
-    }
-
-
-def _by_bound(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
-    """Share of a step of each bound that the rules about the device's side found."""
-    shares: dict[str, float] = {}
-    bounds = {rule.kind: rule.bound for rule in rules if isinstance(rule, DeviceRule)}
-    for finding in findings:
-        bound = bounds.get(finding.kind)
-        if bound is not None and finding.status is Status.FOUND and step_ns:
-            shares[bound] = shares.get(bound, 0.0) + _lost_ns(finding) / step_ns
+    shares: dict[str, tuple[float, str]] = {}
+    for bound in LEAST_SHARE:
+        some = [
+            (by_kind[one.kind], one)
+            for one in findings
+            if one.status is Status.FOUND and one.kind in by_kind and by_kind[one.kind].bound == bound
+        ]
+        is_of_loop = any(one.share_of == "loop" for _, one in some if one.whole_ns)
+        whole_ns = costs.loop.wall_ns if is_of_loop else costs.step_ns
+        share = sum(rule.stake_ns(one) for rule, one in some) / whole_ns if whole_ns else 0.0
+        if waits is not None and bound in ("overhead_bound", "host_bound"):
+            share -= waits.around_model if bound == "overhead_bound" else waits.forward_stake
+        shares[bound] = min(max(share, 0.0), 1.0), _THE_LOOP if is_of_loop else _EACH_STEP
     return shares
 
 
-def _lost_ns(finding: Finding) -> float:
-    """Per step: all that a late host costs, of which the finding may name a part; else what it saves."""
-    whole = next((one.value for one in finding.evidence if one.label == HOST_LATE), None)
-    return float(whole) if isinstance(whole, int | float) else finding.saving_ns_per_step or 0.0
+def _by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
+    """Share of the step time of each bound that the rules about the device's side found.
 
-
-def _shares_found(step_ns: float, findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
-    """The same of traces alone: the shares that the findings themselves state, else those of their times."""
+    Of a late host it is all that this costs, of which the finding may name a part.
+    """
     shares: dict[str, float] = {}
     bounds = {rule.kind: rule.bound for rule in rules if isinstance(rule, DeviceRule)}
     for finding in findings:
         bound = bounds.get(finding.kind)
-        if bound is not None and finding.status is Status.FOUND and step_ns:
-            stated = next((one.value for one in finding.evidence if one.label == "share of the step"), None)
-            share = stated if isinstance(stated, float) else (finding.saving_ns_per_step or 0.0) / step_ns
-            shares[bound] = shares.get(bound, 0.0) + share
+        if bound is not None and finding.status is Status.FOUND and finding.whole_ns:
+            late = next((one.value for one in finding.evidence if one.label == HOST_LATE), None)
+            lost_ns = late if isinstance(late, int | float) else finding.saving_ns_per_step or 0.0
+            shares[bound] = shares.get(bound, 0.0) + lost_ns / finding.whole_ns
     return shares
 
 
@@ -346,8 +339,8 @@ def device_bounds(
         if "communication_bound" not in found:  # else the share of the finding
             shares["communication_bound"] = device.communication
         idle = device.host + device.other if waits is None else waits.late
-        if idle >= DEVICE_IDLE:
-            shares["host_bound"] = max(shares["host_bound"], idle)
+        if idle >= DEVICE_IDLE and shares["host_bound"] < LEAST_OF_DEVICE["host_bound"]:
+            shares["host_bound"] = idle  # else the share of the finding
     return shares
 
 
@@ -358,9 +351,9 @@ def verdict_of_host_traces(fetch: float) -> Verdict:
         fetch: share of the steps in which nothing but a fetch of a batch goes on.
     """
     if fetch < LEAST_SHARE["input_bound"]:
-        reason = "The traces have no device events: the phases of a run tell what takes the host's time."
+        reason = "This trace has no GPU events. Profile a run to see where CPU time goes."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
-    summary = f"{_HOW['input_bound'].format(share=percent(fetch), whole=_A_STEP)}."
+    summary = f"{_HOW['input_bound'].format(share=percent(fetch), whole=_EACH_STEP)}."
     return Verdict(kind="input_bound", summary=summary, accounted_ratio=None)
 
 
@@ -385,7 +378,7 @@ def verdict_of_traces(
     if lost and shares.computing < DEVICE_BUSY:
         return Verdict(kind="cannot_tell", summary=f"{lost}.", accounted_ratio=None)
     unknown = unaccounted(shares, waits)
-    found = _shares_found(shares.step_ns, findings, rules)
+    found = _by_bound(findings, rules)
     bounds = device_bounds(found, shares, waits)
     if "straggler_bound" in found:  # what the others wait for a rank is no transfer
         bounds |= {kind: found.get(kind, 0.0) for kind in ("straggler_bound", "communication_bound")}
@@ -400,7 +393,9 @@ def verdict_of_traces(
     is_enough = 1.0 - unknown >= LEAST_ACCOUNTED or max(over.values(), default=0.0) > unknown
     accounting = Accounting(ratio=1.0 - unknown, is_enough=is_enough)
     if not accounting.is_enough:
-        return _verdict("cannot_tell", f"{percent(unknown)} of the steps is in no event.", accounting)
+        return _verdict(
+            "cannot_tell", f"{percent(unknown)} of the recorded steps is in no event.", accounting
+        )
     if shares.computing >= DEVICE_BUSY:
         return _device_bound(shares, accounting)
     if over:
@@ -411,11 +406,40 @@ def verdict_of_traces(
         if kind == "straggler_bound":
             how += _late_rank(findings)
         how = how.replace("{work}", work.replace("{", "(").replace("}", ")"))
-        return _verdict(kind, f"{how.format(share=percent(share), whole=_A_STEP)}.", accounting)
-    late = shares.host + shares.other if waits is None else max(waits.late, waits.unexplained)
-    largest = max(*bounds.values(), shares.fetch, shares.communication, late)
-    summary = f"The device is busy in {percent(shares.busy)} of the recorded steps{_nothing_else(largest)}."
-    return _verdict("balanced", summary, accounting)
+        return _verdict(kind, f"{how.format(share=percent(share), whole=_EACH_STEP)}.", accounting)
+    late = shares.host + shares.other if waits is None else waits.late
+    parts = {**bounds, "input_bound": shares.fetch, "host_bound": max(bounds["host_bound"], late)}
+    parts["communication_bound"] = max(parts["communication_bound"], shares.communication)
+    unexplained = 0.0 if waits is None else waits.unexplained
+    return _no_bound_of_device(shares, parts, unexplained, accounting)
+
+
+def _no_bound_of_device(
+    shares: DeviceShares, parts: Mapping[str, float], unexplained: float, accounting: Accounting
+) -> Verdict:
+    """Where no bound is reached: BALANCED if the device mostly computes, else the largest other part.
+
+    Args:
+        shares: of recorded steps.
+        parts: share of each step by bound, however small.
+        unexplained: share of idle time without a known cause.
+        accounting: of the same steps.
+    """
+    largest = max(parts, key=lambda one: parts[one])
+    summary = f"The GPU is busy in {percent(shares.busy)} of the recorded steps"
+    unknown = 1 - (1.0 if accounting.ratio is None else accounting.ratio)
+    if unknown > 1 - _LEAST_BALANCED:
+        return _verdict("cannot_tell", f"{summary}; {percent(unknown)} of them is in no event.", accounting)
+    if shares.computing >= _MOSTLY_MODEL:
+        return _verdict(
+            "balanced", f"{summary}{_nothing_else(max(parts[largest], unexplained))}.", accounting
+        )
+    if unexplained >= parts[largest]:
+        told = f"{summary}; the cause of {percent(unexplained)} idle time isn't known."
+        return _verdict("cannot_tell", told, accounting)
+    how = _HOW_OF_DEVICE.get(largest, _HOW[largest])
+    told = how.format(share=percent(parts[largest]), whole=_EACH_STEP, what="work around the model")
+    return _verdict(largest, f"{summary}; {told}.", accounting)
 
 
 def _nothing_else(largest: float) -> str:
@@ -426,27 +450,38 @@ def _nothing_else(largest: float) -> str:
 
 def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:
     return _verdict(
-        "device_bound", f"The device is busy in {percent(shares.busy)} of the recorded steps.", accounting
+        "device_bound", f"The GPU is busy in {percent(shares.busy)} of the recorded steps.", accounting
     )
 
 
-def _balanced(costs: StepCosts, *, are_unlike: bool) -> str:
-    """In the figures of Perf Summary, where there are clean steps."""
-    step, name = costs.typical, _A_STEP if costs.inner is None else "a clean step"
-    labels = {phase.key: phase.label for phase in PHASES}
-    rest = {key: ns for key, ns in step.phases_ns.items() if ns and key not in MODEL}
-    model = step.share(*(key for key in MODEL if step.phases_ns.get(key) is not None))
-    summary = (
-        f"Forward, backward and optimizer take {percent(model)} of {name} of {milliseconds(step.wall_ns)}"
-    )
-    if rest:
-        largest = max(rest, key=lambda key: rest[key])
-        summary += f"; the next largest phase is {labels[largest]} with {milliseconds(rest[largest])}"
+_NO_BOUND: Final[Mapping[str, str]] = {
+    "model": "compute_bound",
+    "dataloader": "input_bound",
+    "other": "cannot_tell",
+}
+"""Largest part of a step in which nothing else stands out → the verdict; all other parts are overhead."""
+
+
+def _largest_part(costs: StepCosts, accounting: Accounting, *, are_unlike: bool) -> Verdict:
+    """Where no bound is reached: BALANCED if that is mostly the model, else the largest part of the step."""
+    step_ns, phases = costs.step_ns, costs.typical.phases_ns
+    labels = {phase.key: phase.label.lower() for phase in PHASES}
+    parts = {key: ns for key, ns in phases.items() if ns and key not in MODEL}
+    rest = sorted(parts, key=lambda key: -parts[key])
+    model = costs.in_step_ns(MODEL) / step_ns if step_ns else 0.0
+    other = parts.get("other", 0.0) / step_ns if step_ns else 1.0
+    kind = "balanced"
+    if model < _MOSTLY_MODEL or 1 - other < _LEAST_BALANCED:
+        is_model = not rest or costs.in_step_ns(MODEL) >= parts[rest[0]]
+        kind = _NO_BOUND.get("model" if is_model else rest[0], "overhead_bound")
+    summary = f"Forward, backward and optimizer take {percent(model)} of each step"
+    named = [f"{labels[key]} {percent(parts[key] / step_ns)}" for key in rest if key != "other"][:1]
+    if other > 1 - _LEAST_BALANCED:
+        named.append(f"{percent(other)} isn't attributed to any phase")
+    summary = "; ".join([summary, ", ".join(named)] if named else [summary])
     if are_unlike:
-        return f"{summary}. But the ranks differ: see the finding straggler_rank."
-    if model is not None and model < _MOSTLY_MODEL:
-        return f"Nothing takes long enough to stand out. {summary}."
-    return f"{summary}."
+        summary += ". The ranks differ: see the finding straggler_rank"
+    return _verdict(kind, f"{summary}.", accounting)
 
 
 def _verdict(kind: str, summary: str, accounting: Accounting) -> Verdict:

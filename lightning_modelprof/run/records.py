@@ -29,6 +29,10 @@ REPORT: Final = "report"
 """What is an action in :class:`AroundLoop` and none of Lightning's: the report of the loop itself."""
 
 
+IGNORED_CALLBACK: Final = "A second ModelProfCallback was ignored."
+"""Note of a run whose Trainer had several."""
+
+
 class WindowStatus(Enum):
     """How a torch.profiler window ended."""
 

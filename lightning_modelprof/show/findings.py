@@ -16,10 +16,17 @@ from lightning_modelprof.report.model import (
     Report,
     Severity,
     Status,
-    Unit,
     Verdict,
 )
-from lightning_modelprof.units import digits, format_amount, format_cell, format_duration, percent
+from lightning_modelprof.show.step_numbers import StepNumbers
+from lightning_modelprof.units import (
+    digits,
+    format_amount,
+    format_duration,
+    milliseconds,
+    percent,
+    three_digits,
+)
 
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""
@@ -53,7 +60,7 @@ def verdict_line(verdict: Verdict) -> str:
     """The verdict in one line, with how much of the time is accounted for."""
     line = f"{verdict_word(verdict)}: {verdict.summary}"
     if verdict.accounted_ratio is not None:
-        line += f" {percent(verdict.accounted_ratio)} of the time is accounted for."
+        line += f" {percent(verdict.accounted_ratio)} of the time is attributed."
     return one_line(line)
 
 
@@ -105,7 +112,7 @@ def _rate(ips: Mapping[str, Any]) -> str:
         return ""
     error = ips.get("standard_error")
     spread = "" if error is None else f" ± {digits(error, 2)}"
-    return f"{format_cell(ips['avg'], Unit.RATE)}{spread} {ips['unit']}"
+    return f"{three_digits(ips['avg'])}{spread} {ips['unit']}"
 
 
 def speed_line(report: Report) -> str:
@@ -117,14 +124,26 @@ def speed_line(report: Report) -> str:
     if rate := _rate(figures.get("ips") or {}):
         words.append(rate)
     if samples := figures.get("samples_per_s"):
-        words.append(f"{format_cell(samples['avg'], Unit.RATE)} {one_line(samples['unit'])}")
+        words.append(f"{three_digits(samples['avg'])} {one_line(samples['unit'])}")
     if cost := figures.get("batch_cost_ns"):
         words.append(f"p99 {format_duration(cost.get('p99'))}")
     if report.step_card is not None:
         words += [f"{label} {format_amount(value, unit)}" for label, value, unit in report.step_card.figures]
         if not figures:
-            words.insert(0, f"{format_duration(report.step_card.wall_ns)} a step")
+            words.insert(0, f"{StepNumbers(report.step_card).step} ms per step")
     return " · ".join([*words, title])
+
+
+def saving_text(finding: Finding) -> str:
+    """What it could save: ``−12.3 ms/step``, ``−12% of the loop``, or ``""`` if it isn't known."""
+    saving = finding.saving_ns_per_step
+    if saving is None:
+        return ""
+    return (
+        f"−{milliseconds(saving)}/step"
+        if finding.share_of == "step"
+        else f"−{percent(finding.share)} of the loop"
+    )
 
 
 def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:
@@ -142,15 +161,14 @@ def summary_line(findings: Sequence[Finding]) -> str:
         sum(finding.status is status for finding in findings)
         for status in (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
     )
-    return f"{found} found, {clean} clean, {silent} not evaluated; the JSON has all of them."
+    return f"{found} found, {clean} passed, {silent} not applicable; report.json has all of them."
 
 
 def _text(finding: Finding) -> FindingText:
     word = "not judged" if finding.severity is None else _WORDS[finding.severity]
     head = f"[{word}] {finding.title} ({finding.kind})"
-    if finding.saving_ns_per_step is not None:
-        cell = format_cell(finding.saving_ns_per_step, Unit.DURATION_NS, time_unit="ms")
-        head += f": {cell} ms a step at stake"
+    if gain := saving_text(finding):
+        head += f": {gain}"
     lines = [finding.summary]
     if finding.action:
         lines.append(f"Do: {finding.action}")

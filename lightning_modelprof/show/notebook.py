@@ -11,11 +11,10 @@ from urllib.parse import quote
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Finding, Report, Severity, Status
-from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
+from lightning_modelprof.show.findings import place_of, saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.step_card import step_card_svg
-from lightning_modelprof.units import format_duration
 
 _MAX_FINDINGS: Final = 4
 _MAX_PAGE: Final = 2_000_000
@@ -114,8 +113,8 @@ def _parts(report: Report) -> Iterator[str]:
 
 def _finding(finding: Finding) -> str:
     symbol, tone = _TONES[finding.severity]
-    saving = finding.saving_ns_per_step
-    stake = "" if saving is None else f"&ensp;<b>−{format_duration(saving)} per step</b>"
+    gain = saving_text(finding)
+    stake = f"&ensp;<b>{gain}</b>" if gain else ""
     places = [str(place_of(location)) for location in finding.locations[:1]]
     places += [f"→ {place_of(location.inner)}" for location in finding.locations[:1] if location.inner]
     place = f'<div><code style="font-size:12px">{_text(" ".join(places))}</code></div>' if places else ""

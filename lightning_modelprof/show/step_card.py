@@ -11,11 +11,8 @@ from lightning_modelprof.report.model import Report, StepCard, StepPart
 from lightning_modelprof.show.findings import place_of
 from lightning_modelprof.show.grid import display_width, shorten
 from lightning_modelprof.show.html.colors import color_class, color_classes, color_of
+from lightning_modelprof.show.step_numbers import REST, StepNumbers, merge_small
 from lightning_modelprof.units import format_amount, format_duration
-
-REST: Final = "rest"
-_SMALL: Final = 0.03
-"""Share of a lane below which a part cannot be told apart by eye."""
 
 _NOTHING: Final = 0.005
 """Share below which a reason to idle is not worth a line."""
@@ -41,21 +38,6 @@ _MAX_TEXT: Final = 300
 """Characters of one text, so that names of any length leave the picture small."""
 
 _FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
-
-
-def merge_small(parts: Sequence[StepPart], small: float = _SMALL) -> tuple[StepPart, ...]:
-    """The parts to draw, in their order: small ones and Lightning's own loop are one at the end.
-
-    Args:
-        parts: of the host's lane.
-        small: share of the lane below which a part is small.
-    """
-    whole_ns = sum(part.ns for part in parts)
-    kept = [part for part in parts if part.key != "other" and part.ns >= small * whole_ns]
-    rest_ns = whole_ns - sum(part.ns for part in kept)
-    if rest_ns <= 0:
-        return tuple(kept)
-    return (*kept, StepPart(key=REST, label="other", ns=rest_ns))
 
 
 def step_card_svg(card: StepCard, *, is_alone: bool = True) -> str:
@@ -91,6 +73,7 @@ class _Drawing:
         self._idle = f"mp-idle-{width}"
         self._scale = (width - self._left - 12) / card.wall_ns
         self._host = merge_small(card.host)
+        self._numbers = StepNumbers(card)
         keys = [part.key for part in self._host]
         self._colors = dict(zip(keys, map(color_of, color_classes(keys)), strict=True))
         self._hatches: dict[str, str] = {}
@@ -99,25 +82,25 @@ class _Drawing:
 
     def svg(self) -> str:
         card = self._card
-        gain = 1 - card.better_ns / card.wall_ns
-        title = f"Mean step {format_duration(card.wall_ns)}"
+        gain = card.saved_ns / card.wall_ns
+        title = f"Step time {self._numbers.step} ms"
         if gain >= _LEAST_GAIN:
-            title += f" → {format_duration(card.better_ns)} at best"
+            title += f" → {self._numbers.best} ms if all findings are fixed"
         self._text(0, 18, title, 'font-size="16" font-weight="600"')
         if self._is_narrow:
             self._text(0, 36, card.step, 'opacity=".7"')
         else:
             self._text(self._width - 12, 18, card.step, 'text-anchor="end" opacity=".7"')
         self._y = _HEAD + _LINE * self._is_narrow
-        self._lane("host", self._host)
+        self._lane("CPU", self._host)
         if card.device:
-            self._lane("device", card.device)
+            self._lane("GPU", card.device)
         if gain >= _LEAST_GAIN:
             kept = {part.key for part in self._host}
             rest = [part for part in card.better if part.key not in kept]
             better = [part for part in card.better if part.key in kept]
             rest_ns = sum(part.ns for part in rest)
-            self._lane("at best", [*better, StepPart(key=REST, label="other", ns=rest_ns)])
+            self._lane("best case", [*better, StepPart(key=REST, label="other", ns=rest_ns)], is_best=True)
         self._axis()
         self._legend()
         for part, line in self._idle_lines():
@@ -165,24 +148,25 @@ class _Drawing:
         )
         return f"<defs>{patterns}</defs>" if patterns else ""
 
-    def _lane(self, label: str, parts: Sequence[StepPart]) -> None:
+    def _lane(self, label: str, parts: Sequence[StepPart], *, is_best: bool = False) -> None:
+        times = self._numbers.parts(parts, is_best=is_best)
         self._text(self._left - 8, self._y + 17, label, 'text-anchor="end" opacity=".7"')
         x = float(self._left)
-        for part in parts:
+        for part, ms in zip(parts, times, strict=True):
             width = part.ns * self._scale
             if width <= 0:
                 continue
             color = self._color_of(part)
             fill = self._hatched(color) if part.is_idle else color
             edge = f' stroke="{color}" stroke-opacity=".6" stroke-width=".8"' if part.is_idle else ""
-            hint = f"{part.label} {format_duration(part.ns)}"
+            hint = f"{part.label} {ms} ms"
             if part.location is not None:
                 hint += f", {place_of(part.location)}"
             self._pieces.append(
                 f'<rect x="{x:.2f}" y="{self._y:.0f}" width="{max(width - 1, 0.5):.2f}" height="{_BAR}"'
                 f' fill="{fill}"{edge}><title>{_escape(hint)}</title></rect>'
             )
-            for text in (f"{part.label} {format_duration(part.ns)}", format_duration(part.ns)):
+            for text in (f"{part.label} {ms} ms", f"{ms} ms"):
                 if display_width(text) * _CHAR + 10 <= width:
                     ink = "currentColor" if part.is_idle else _ink_on(color)
                     self._text(x + 5, self._y + 17, text, f'fill="{ink}"')
@@ -214,9 +198,15 @@ class _Drawing:
 
     def _legend(self) -> None:
         x = float(self._left)
-        shown = [*self._host, *(part for part in self._card.device if not part.is_idle)]
-        for part in shown:
-            text = f"{part.label} {format_duration(part.ns)}"
+        lanes = [(self._host, False), (self._card.device, True)]
+        shown = [
+            (part, ms)
+            for lane, is_device in lanes
+            for part, ms in zip(lane, self._numbers.parts(lane), strict=True)
+            if not (is_device and part.is_idle)
+        ]
+        for part, ms in shown:
+            text = f"{part.label} {ms} ms"
             width = display_width(text) * _CHAR + 30
             if x + width > self._width and x > self._left:
                 x = float(self._left)
@@ -232,10 +222,15 @@ class _Drawing:
     def _idle_lines(self) -> Iterator[tuple[StepPart, str]]:
         """Why the device idles, longest first, with the line that it waits for."""
         least_ns = _NOTHING * self._card.wall_ns
-        idle = [part for part in self._card.device if part.is_idle and part.ns >= least_ns]
-        for part in sorted(idle, key=lambda part: -part.ns):
+        lane = self._card.device
+        idle = [
+            (part, ms)
+            for part, ms in zip(lane, self._numbers.parts(lane), strict=True)
+            if part.is_idle and part.ns >= least_ns
+        ]
+        for part, ms in sorted(idle, key=lambda one: -one[0].ns):
             place = "" if part.location is None else f": {place_of(part.location)}"
-            text = f"{part.label} {format_duration(part.ns)}{place}"
+            text = f"{part.label} {ms} ms{place}"
             yield part, shorten(one_line(text), int((self._width - self._left - 16) / _CHAR))
 
     def _text(self, x: float, y: float, text: str, more: str = "", *, is_clipped: bool = False) -> None:

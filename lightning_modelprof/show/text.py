@@ -24,6 +24,7 @@ from lightning_modelprof.show.grid import (
     display_width,
     part_absent,
 )
+from lightning_modelprof.units import UNIT_NAMES
 
 PERF_SUMMARY = "perf_summary"
 """The id of the table that is drawn as a box."""
@@ -108,7 +109,7 @@ def _ruled(title: str, grid: Grid) -> list[str]:
     width = max(display_width(rule), display_width(title) + _MIN_RULE)
     lines = [center(title, width, "-")]
     if grid.time_unit is not None:
-        lines.append(f"Time unit: {grid.time_unit}")
+        lines.append(f"Time unit: {UNIT_NAMES[grid.time_unit]}")
     return [*lines, rule, header, rule, *rows, rule]
 
 
@@ -134,7 +135,7 @@ def _box(title: str, grid: Grid) -> list[str]:
     ]
     heading = [center(title, display_width(lines[0]), "=")]
     if grid.time_unit is not None:
-        heading.append(f"Time unit: {grid.time_unit}")
+        heading.append(f"Time unit: {UNIT_NAMES[grid.time_unit]}")
     return [*heading, *lines]
 
 

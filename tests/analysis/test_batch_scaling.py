@@ -58,7 +58,7 @@ def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_trai
     assert finding.status is Status.FOUND
     assert finding.severity is Severity.INFO
     assert finding.saving_ns_per_step is None
-    assert "6 ms (75.0 % of the median step)" in finding.summary
+    assert "6 ms (75% of the median step)" in finding.summary
     assert "about 0.62 of their time, and at most 0.79" in finding.summary
     assert "128 samples" in finding.action
     assert "changes the training" in finding.action

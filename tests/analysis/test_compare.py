@@ -112,7 +112,7 @@ SERIES = {
 
 @pytest.mark.parametrize("name", SERIES)
 def test_the_interval_covers_the_truth(name, steps_alone):
-    """95 % of 300 pairs: fair counts lie between 0.912 and 0.988 (3 deviations); a little more is safe."""
+    """95% of 300 pairs: fair counts lie between 0.912 and 0.988 (3 deviations); a little more is safe."""
     rng = np.random.default_rng([ord(letter) for letter in name])
     covered = 0
     for _ in range(300):
@@ -134,7 +134,7 @@ def test_an_interval_for_independent_steps_would_be_far_too_narrow():
 
 @pytest.mark.parametrize(("runs", "paired"), [(2, False), (3, False), (5, False), (3, True), (6, True)])
 def test_runs_that_differ_more_than_their_steps(runs, paired, quick):
-    """Runs differ by 3 %, their 60 steps by 2 %: without the runs' spread few would be covered."""
+    """Runs differ by 3%, their 60 steps by 2%: without the runs' spread few would be covered."""
     rng = np.random.default_rng(runs)
     covered = 0
     for _ in range(100):
@@ -200,7 +200,7 @@ def test_a_change_of_the_size_that_is_promised_is_seen(steps_alone):
 
 
 def test_a_slowdown_of_5_percent_is_caught(quick):
-    """200 steps that vary by 6 % and resemble their neighbours, on machines whose runs do not differ."""
+    """200 steps that vary by 6% and resemble their neighbours, on machines whose runs do not differ."""
     rng = np.random.default_rng(6)
     pairs = [(steps(ar1(rng, 200, 0.3, 0.06)), steps(ar1(rng, 200, 0.3, 0.06, 5.25 * MS))) for _ in range(40)]
     assert sum(compare([before], [after]).high < 1 for before, after in pairs) >= 36
@@ -214,15 +214,15 @@ def test_the_same_thing_is_never_called_slower(quick):
 
 
 def test_the_article():
-    """70.99 and 137.3 steps/s are 1.93 times as fast, 93 % more; the article says 193 %."""
+    """70.99 and 137.3 steps/s are 1.93 times as fast, 93% more; the article says 193%."""
     report, result = build_comparison(
         [compared(steps([1e9 / 70.99] * 50))], [compared(steps([1e9 / 137.3] * 50))]
     )
     assert result.times_as_fast == pytest.approx(1.934, abs=0.001)
     assert report.title.startswith(
-        "FASTER: 1.93x as fast: 14.1 → 7.28 ms per step (95 % interval 1.88 to 1.99)"
+        "FASTER: 1.93x as fast: 14.1 → 7.28 ms per step (95% interval 1.88 to 1.99)"
     )
-    assert dict(report.facts)["Change"] == "+93 % speed, -48 % time per step; tolerance 5.0 %"
+    assert dict(report.facts)["Change"] == "+93% speed, -48% time per step; tolerance 5.0%"
     assert "193" not in render_text(report)
 
 
@@ -524,7 +524,7 @@ def test_first_lines():
 
     assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast: 27.")
     assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast: 20.")
-    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0 %: ")
+    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0%: ")
     assert first_line(noisy(28, 0), noisy(28, 1), tolerance=0.001).startswith("CANNOT TELL: ")
     assert first_line(noisy(28, 0, 10), noisy(27, 1, 10)).endswith("(too few steps for an interval)")
     assert first_line(noisy(28, 0, 0), noisy(28, 1)) == "CANNOT TELL: no clean step before"

@@ -224,7 +224,7 @@ def test_the_tables_of_a_small_model():
     )
     assert modules.depths == (0, 1, 2, 1, 1)
     assert modules.notes[2:] == (
-        "The FLOPs counted in the forward of a real step agree: within 0.1 % in every module.",
+        "The FLOPs counted in the forward of a real step agree: within 0.1% in every module.",
     )
     assert operators.rows == (("conv", 1440, 1440 / total), ("linear", 1200, 1200 / total))
 

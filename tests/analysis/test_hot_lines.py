@@ -188,7 +188,7 @@ def lines_of(found):
 
 
 def test_time_spread_over_statements_names_the_fewest_with_half_of_it():
-    """40, 35 and 25 % of the function: the first alone has less than half, two have more."""
+    """40, 35 and 25% of the function: the first alone has less than half, two have more."""
     hot = hot_of(("forward", "step:12", 4, 40), ("forward", "step:13", 7, 35), ("forward", "step:14", 9, 25))
     assert lines_of(hot.statements("train.py", FIRST_LINES["step"])) == [(12, 0.4), (13, 0.35)]
     assert hot.statements("train.py", FIRST_LINES["loss"]) == ()

@@ -292,7 +292,7 @@ def test_theil_sen_like_scipys():
 
 
 def test_interval_holds_the_slope():
-    """Of 200 noisy lines the 95 % interval has the true slope in at least 180."""
+    """Of 200 noisy lines the 95% interval has the true slope in at least 180."""
     generator = np.random.default_rng(1)
     x = np.arange(40.0)
     inside = 0
@@ -408,7 +408,7 @@ def test_a_leak_is_a_leak_in_epochs_too():
 
 
 def test_interval_of_strata_holds_the_slope():
-    """Of 200 noisy sawteeth the 95 % interval has the true slope in at least 180."""
+    """Of 200 noisy sawteeth the 95% interval has the true slope in at least 180."""
     generator = np.random.default_rng(2)
     x, strata = np.arange(40.0), np.arange(40) // 8
     noisy = (2 * (x % 8) + generator.normal(0, 10, 40) for _ in range(200))
@@ -424,7 +424,7 @@ def test_slopes_of_strata_by_hand():
 
 
 def test_too_little_growth_is_no_leak():
-    """10 MiB in 1,000 steps; 100 MiB, which is less than 1 % of 20 GiB; 20 MiB, of which 2 MiB were seen."""
+    """10 MiB in 1,000 steps; 100 MiB, which is less than 1% of 20 GiB; 20 MiB, of which 2 MiB were seen."""
     assert only(evaluate(sizes(0.01 * MIB, noise=0))).status is Status.CLEAN
     assert only(evaluate(sizes(0.1 * MIB, noise=0, level=20 * GIB))).status is Status.CLEAN
     assert only(evaluate(sizes(0.02 * MIB, noise=0, level=100 * MIB))).status is Status.CLEAN
@@ -480,9 +480,9 @@ def test_not_evaluated():
 @pytest.mark.parametrize(
     ("allocated", "reserved", "retries", "status"),
     [
-        (7 * GIB, 10 * GIB, 0, Status.FOUND),  # 30 % and 3 GiB
-        (7.1 * GIB, 10 * GIB, 0, Status.CLEAN),  # 29 %
-        (1.4 * GIB, 2.3 * GIB, 0, Status.CLEAN),  # 39 % but 0.9 GiB
+        (7 * GIB, 10 * GIB, 0, Status.FOUND),  # 30% and 3 GiB
+        (7.1 * GIB, 10 * GIB, 0, Status.CLEAN),  # 29%
+        (1.4 * GIB, 2.3 * GIB, 0, Status.CLEAN),  # 39% but 0.9 GiB
         (9.9 * GIB, 10 * GIB, 1, Status.FOUND),
         (9.9 * GIB, 10 * GIB, None, Status.CLEAN),
         (None, None, None, Status.NOT_EVALUATED),

@@ -109,7 +109,7 @@ def test_a_peak_that_is_too_low_is_said():
     """3,000 FLOPs in 2 us are 1.5 GFLOP/s."""
     for rate, is_said in ((2.5e9, False), (2.5e8, True)):
         table, _ = tables(model_flops(cost(*STEP, peaks=(peak(rate=rate),)), 2000))
-        assert any("More than 100 % of the peak" in note for note in table.notes) == is_said
+        assert any("More than 100% of the peak" in note for note in table.notes) == is_said
 
 
 def test_a_rate_that_an_older_version_measured_is_no_peak():
@@ -135,7 +135,7 @@ def test_of_an_optimizer_that_steps_in_one_step_of_four_the_mean_step_has_a_quar
     per_sample = {row[0]: row[4] for row in table.rows}
     assert per_sample["Hardware"] == 3525 / 4
     assert per_sample["Optimizer"] == 25 / 4
-    assert "stepped in 25 % of the clean steps" in " ".join(table.notes)
+    assert "stepped in 25% of the clean steps" in " ".join(table.notes)
 
 
 def test_a_dtype_without_a_peak_is_named():

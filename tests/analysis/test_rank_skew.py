@@ -377,7 +377,7 @@ def test_who_is_late_and_keeps_nobody_waiting_costs_nothing():
     ("num_ranks", "num_steps"), [(2, 20), (4, 64), (8, 20), (8, 200), (64, 20), (64, 64)]
 )
 def test_of_equal_ranks_one_in_a_hundred_jobs_has_a_late_one(num_ranks, num_steps):
-    """200 jobs: 4 false alarms of two tries each are expected, more than 11 have a probability of 0.1 %."""
+    """200 jobs: 4 false alarms of two tries each are expected, more than 11 have a probability of 0.1%."""
     alarms = 0
     for seed in range(200):
         own = np.random.default_rng(seed).normal(10, 1, (num_ranks, num_steps))

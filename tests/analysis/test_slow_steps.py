@@ -199,7 +199,7 @@ def test_the_waiting_may_have_been_in_other_slow_steps_of_the_look():
 
 
 def test_waiting_that_is_usual_makes_no_step_slow():
-    """In looks without slow steps the thread waits for 3 % of the time: 30 ms of this look's second."""
+    """In looks without slow steps the thread waits for 3% of the time: 30 ms of this look's second."""
     assert cause_of(slow(cpu_wait_ns=70 * MS), 0.03).cause == MACHINE
     assert cause_of(slow(cpu_wait_ns=69 * MS), 0.03).cause == "forward"
     assert cause_of(slow(cpu_wait_ns=40 * MS), None).cause == MACHINE, "no look to compare with"

@@ -91,7 +91,7 @@ def test_where_no_number_helps_it_waits_or_computes():
     assert facts.why is Why.COMPUTES
     assert facts.is_computing
     assert facts.computing == 1
-    assert facts.queue.needed_factor == pytest.approx(20, rel=0.02)
+    assert facts.queue.needed_factor == pytest.approx(20, rel=0.15)  # of the measured step
 
 
 def test_a_training_that_hardly_waits_has_no_cause():

@@ -203,9 +203,9 @@ def test_phases_rules_and_key_figures():
 
 def test_levels_of_a_rule_are_its_fields():
     by_kind = {rule.kind: rule for rule in RULES}
-    assert by_kind["input_bound"].levels == "5 %, 20 %"
-    assert by_kind["slow_callback"].levels == "3 %, 15 % of the loop"
-    assert by_kind["memory_fragmentation"].levels == "30 % and 1 GiB"
+    assert by_kind["input_bound"].levels == "5%, 20%"
+    assert by_kind["slow_callback"].levels == "3%, 15% of the loop"
+    assert by_kind["memory_fragmentation"].levels == "30% and 1 GiB"
     assert by_kind["conv_bias_before_batchnorm"].levels == ""
 
 
@@ -227,7 +227,7 @@ def test_levels_of_a_rule_are_its_fields():
         ("row", "flops", "Recompute", "Recompute: forward work done a second time"),
         ("row", "model_summary", "Gradient clipping", "Gradient clipping: configure_gradient_clipping"),
         ("phase", "Dataloader", "", "Dataloader: the loop waits for its next batch"),
-        ("verdict", "input_bound", "", "INPUT-BOUND: from 20 % on, the time of"),
+        ("verdict", "input_bound", "", "INPUT-BOUND: from 20% on, the time of"),
         ("rule", "clip_cost", "", "Found if"),
     ],
 )

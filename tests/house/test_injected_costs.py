@@ -1,7 +1,7 @@
 """Known costs in CPU time of the training's thread: each lands in its phase.
 
 The user code measures itself, so that a noisy machine changes what is expected as well as what is measured.
-What is allowed is 5 % and what the same phase takes without the costs, which are 2 ms and more.
+What is allowed is 5% and what the same phase takes without the costs, which are 2 ms and more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.bench import make_trainer, thread_clock
 NUM_STEPS = 16
 RELATIVE = 0.05
 ALLOWANCE_NS = 1_000_000
-"""Beside 5 %: what comes after a nap runs on a cold core. The smallest cost is twice as much."""
+"""Beside 5%: what comes after a nap runs on a cold core. The smallest cost is twice as much."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
 

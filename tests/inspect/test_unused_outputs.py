@@ -168,14 +168,14 @@ def test_whole_samples():
     found = found_with(("moe.0", 8, 4, 4), ("moe.1", 8, 6, 6), ("head", 8, 0, 0))
     assert found.saving_ns_per_step == pytest.approx(7.5 * MS)
     assert found.severity is Severity.CRITICAL
-    assert found.title == "62.5 % of what moe computes is not in the loss"
+    assert found.title == "62% of what moe computes is not in the loss"
     assert "only with the samples that need it" in found.action
     assert [(one.line, one.module) for one in found.locations] == [(40, "moe")]
 
 
 def test_rows_within_samples():
     found = found_with(("moe.0", 80, 40, 0), ("head", 8, 0, 0))
-    assert found.title == "50.0 % of what moe.0 computes is not in the loss"
+    assert found.title == "50% of what moe.0 computes is not in the loss"
     assert found.saving_ns_per_step == pytest.approx(3 * MS)
     assert "pad to the longest sample" in found.action
 

@@ -473,7 +473,7 @@ def test_a_table(sparse, tables):
     ("used", "severity"), [(100, Severity.CRITICAL), (250, Severity.WARNING), (251, None), (1000, None)]
 )
 def test_what_unused_rows_cost(used, severity):
-    """900 of 1,000 rows of 2 in 4,000 parameters: 45 % of 8 + 2 ms of 20."""
+    """900 of 1,000 rows of 2 in 4,000 parameters: 45% of 8 + 2 ms of 20."""
     cost = replace(
         cost_of(("", 0, 0, 0), ("users", 10, 1, 1)),
         waste=StepWaste(tables=(DenseTable(path="users", rows=1000, columns=2, used=used),)),

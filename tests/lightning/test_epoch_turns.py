@@ -133,7 +133,7 @@ def test_one_epoch_has_no_turn():
 
 
 def test_validation_is_judged_where_turns_take_long():
-    """40 % validation beside turns of a fifth, which were no part of what is accounted for."""
+    """40% validation beside turns of a fifth, which were no part of what is accounted for."""
     analysis = turning(4.0, validation_ms=8.0)
     finding = only(ValidationShare().evaluate(analysis))
     assert finding.status is Status.FOUND

@@ -77,7 +77,7 @@ def test_a_short_fit_has_no_window_and_says_how_to_get_one(tmp_path):
     assert window.status is WindowStatus.NOT_REACHED
     assert window.recorded_steps == ()
     assert window.note == (
-        "a profiler window would have taken more than 5 % of training (active=10 does it in any case)"
+        "a profiler window would have taken more than 5% of training (active=10 does it in any case)"
     )
     assert not (callback.run.ranks[0].steps.tags & int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)).any()
     assert callback.run.ranks[0].model_cost.count is not None, "counting so small a step fits"
@@ -95,7 +95,7 @@ def test_what_is_asked_for_by_name_is_done(tmp_path, monkeypatch):
     cost = callback.run.ranks[0].model_cost
     assert (cost.count, cost.times) == (None, None)
     assert cost.count_note == (
-        "looking into a step would have taken more than 5 % of training (flops=True does it in any case)"
+        "looking into a step would have taken more than 5% of training (flops=True does it in any case)"
     )
     assert not (callback.run.ranks[0].steps.tags & int(StepTag.INSPECTED)).any()
 
@@ -112,7 +112,7 @@ class Ticks:
 
 
 def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypatch):
-    """What was taken and what the window will take are 5 % of the time until then, and not much less."""
+    """What was taken and what the window will take are 5% of the time until then, and not much less."""
     monkeypatch.setattr(budget, "LEAST_NS", 0)
     monkeypatch.setattr("lightning_modelprof.loop.step_boundaries.WINDOW_NS", 10_000_000)
     monkeypatch.setattr("lightning_modelprof.loop.step_boundaries.COUNT_NS", 2_000_000)
@@ -152,7 +152,7 @@ def test_a_short_loop_has_its_report_when_it_ends(tmp_path, monkeypatch, step_ns
 
 
 def test_a_window_is_paid_for_unless_it_was_asked_for(tmp_path, monkeypatch):
-    """Closing one takes a second each time; figures of a slow loop then wait until that is 5 % of it."""
+    """Closing one takes a second each time; figures of a slow loop then wait until that is 5% of it."""
     clock, budgets = Ticks(), []
 
     def stop(profiler, ranges):

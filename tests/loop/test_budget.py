@@ -50,7 +50,7 @@ def test_a_tenth_of_a_second_is_free_and_then_5_percent():
     assert allowed.wait_ns(0.25 * S) == 2 * S
     allowed.spend(S // 20)
     assert allowed.wait_ns(0.05 * S) == 0
-    assert allowed.wait_ns(0.25 * S) == 3 * S, "0.3 s are 5 % of 6"
+    assert allowed.wait_ns(0.25 * S) == 3 * S, "0.3 s are 5% of 6"
     allowed.spend(-S)
     assert allowed.wait_ns(0.25 * S) == 3 * S, "a step may have been faster than usual"
     allowed.reserve(0.05 * S)
@@ -75,7 +75,7 @@ def test_what_was_asked_for_by_name_is_not_counted():
     with allowed.asked_for(by_name=False):
         clock.now += S // 10
     clock.now += S // 10
-    assert allowed.wait_ns(0) == 0, "5 % of 100.3 s"
+    assert allowed.wait_ns(0) == 0, "5% of 100.3 s"
     assert allowed.wait_ns(5 * S) == pytest.approx(5.7 * S)
     allowed.end()
     clock.now += 7 * S
@@ -88,12 +88,12 @@ def test_time_without_a_cpu_is_neither_the_loops_nor_ours():
     allowed = Budget(clock, cpu_wait=lambda: clock.waited)
     clock.now, clock.waited = clock.now + 40 * S, 30 * S
     assert allowed.elapsed_ns == 10 * S
-    assert allowed.wait_ns(0.6 * S) == 2 * S, "0.6 s are 5 % of 12"
+    assert allowed.wait_ns(0.6 * S) == 2 * S, "0.6 s are 5% of 12"
     allowed.begin()
     clock.now, clock.waited = clock.now + 2 * S, clock.waited + 1.5 * S
     allowed.end()
     assert allowed.wait_ns(0) == 0
-    assert allowed.wait_ns(0.1 * S) == 1.5 * S, "0.5 s were ours: 0.6 s are 5 % of 12, and 10.5 have passed"
+    assert allowed.wait_ns(0.1 * S) == 1.5 * S, "0.5 s were ours: 0.6 s are 5% of 12, and 10.5 have passed"
 
 
 def test_where_nobody_counts_waiting_the_wall_clock_counts():
@@ -351,7 +351,7 @@ COSTS = st.fixed_dictionaries(
 @given(COSTS, STEP_NS, STEPS, st.sampled_from([1, 1, 2, 3]))
 @settings(max_examples=40)
 def test_nothing_begins_for_which_there_is_no_room(costs, step_ns, num_steps, world_size):
-    """So no more is taken than 5 % or 0.1 s, and what something took beyond all that was known of it."""
+    """So no more is taken than 5% or 0.1 s, and what something took beyond all that was known of it."""
     ranks = run(costs, step_ns, num_steps, world_size=world_size)
     assert len(ranks) == world_size
     for rank in ranks:
@@ -400,7 +400,7 @@ def test_what_is_asked_for_by_name_is_done_and_takes_nothing_from_the_rest(
 def test_a_slow_logger_has_fewer_points_and_each_is_of_all_steps_since_the_last():
     """The Trainer logs at each step, and a call takes as long as a step."""
     [rank] = run(costs_of(logger=20, user_logger=20), 20 * MS, 400, flops=False, active=0, skip_first=0)
-    assert 30 <= len(rank.logged) <= 41, "5 % of 16 s are 0.8 s, or 40 calls"
+    assert 30 <= len(rank.logged) <= 41, "5% of 16 s are 0.8 s, or 40 calls"
     assert rank.ours_ns <= rank.allowed_ns
     # The last ones are logged when the loop is over, once.
     before, rank.costs["logger"] = len(rank.logged), 0
@@ -426,7 +426,7 @@ def test_a_dear_count_is_the_last_thing_done_in_a_short_fit():
     assert "times" not in dict(rank.taken)
     assert rank.ours_ns == 150 * MS <= 0.05 * 80 * 40 * MS
     assert rank.parts.inspection.cost.times_note == (
-        "timing modules would have taken more than 5 % of training (flops=True does it in any case)"
+        "timing modules would have taken more than 5% of training (flops=True does it in any case)"
     )
 
 
@@ -434,7 +434,7 @@ def test_in_a_longer_fit_modules_are_timed_later():
     [rank] = run(costs_of(count=150, times=50), 40 * MS, 600, active=0)
     steps = rank.taken_of("times")
     assert len(steps) == 3
-    assert steps[0] >= 150, "0.15 s and as much again are 5 % of 6 s"
+    assert steps[0] >= 150, "0.15 s and as much again are 5% of 6 s"
 
 
 def test_all_ranks_open_the_window_at_the_same_step():
@@ -459,7 +459,7 @@ def test_a_short_fit_of_several_ranks_has_no_window():
         [window] = rank.windows
         assert window.status is WindowStatus.NOT_REACHED
         assert window.note == (
-            "a profiler window would have taken more than 5 % of training (active=10 does it in any case)"
+            "a profiler window would have taken more than 5% of training (active=10 does it in any case)"
         )
         assert rank.ours_ns <= 0.05 * 300 * MS
 

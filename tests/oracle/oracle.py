@@ -93,7 +93,7 @@ def current_facts(source: Path) -> dict[str, object]:
         folder = Path(name)
         command = ["analyze", str(source)]
         if source.is_dir():
-            command = ["report", str(_unpacked(source, folder / "modelprof"))]
+            command = ["report", str(unpacked(source, folder / "modelprof"))]
         out = folder / "report.json"
         run = subprocess.run(
             [sys.executable, "-m", "lightning_modelprof", *command, "--json", str(out)],
@@ -107,7 +107,7 @@ def current_facts(source: Path) -> dict[str, object]:
         return facts(adapted(json.loads(out.read_text())))
 
 
-def _unpacked(source: Path, target: Path) -> Path:
+def unpacked(source: Path, target: Path) -> Path:
     """A stored run as a run folder."""
     (target / "traces").mkdir(parents=True)
     for file in source.iterdir():

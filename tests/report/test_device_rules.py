@@ -17,6 +17,7 @@ from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
 from lightning_modelprof.report.rules.input import SlowTransfer
@@ -134,11 +135,11 @@ def evidence(finding):
 def test_bands_of_a_sync(stake, status, severity):
     finding = only(run(HostDeviceSync(), trace(wait(stake))))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["share of the step"] == pytest.approx(stake / 100)
+    assert evidence(finding)["at stake per step"] == pytest.approx(stake * MS)
 
 
 def test_what_is_short_is_clean():
-    """10 % of a step of 2 ms."""
+    """10% of a step of 2 ms."""
     finding = only(run(HostDeviceSync(), trace(wait(10)), step_ms=2))
     assert finding.status is Status.CLEAN
     assert only(run(HostDeviceSync(), trace(wait(10)), step_ms=4)).saving_ns_per_step == 0.4 * MS
@@ -156,8 +157,8 @@ def test_a_sync_with_its_exact_line():
         Location(file="/home/me/net.py", line=41, function="training_step", is_exact=True),
     )
     assert finding.saving_ns_per_step == 20 * MS
-    assert finding.summary.startswith("2 times a step the host waits in aten::item in forward, 40 ms in all.")
-    assert "done 20 ms earlier (20.0 % of a step)" in finding.summary
+    assert finding.summary.startswith("The CPU waits 2 times per step in aten::item in forward, for 40 ms.")
+    assert f"finishes {COST} earlier" in finding.summary
     assert "torch._assert_async" in finding.action
 
 
@@ -197,11 +198,11 @@ def test_at_most_five_findings():
         [10 * MS, 9 * MS, 8 * MS, 7 * MS, 15 * MS]
     )
     assert [one.function for one in findings[4].locations] == ["range 4", "range 5", "range 6"]
-    assert findings[4].summary.startswith("3 times a step the host waits in 3 places (aten::item in range 4")
+    assert findings[4].summary.startswith("The CPU waits 3 times per step in 3 places (aten::item in range 4")
 
 
 def test_many_small_places_are_found_together():
-    """Each is under 3 %, all of them are not."""
+    """Each is under 3%, all of them are not."""
     finding = only(run(HostDeviceSync(), trace(wait(2, phase="forward"), wait(2, phase="backward"))))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.WARNING, 4 * MS)
 
@@ -260,7 +261,7 @@ def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
     found = {one.kind: one for one in findings}
     copies, transfer = found["host_to_device_copy"], found["slow_transfer"]
     assert copies.saving_ns_per_step == pytest.approx(3 * MS)
-    assert "at least 3 ms earlier" in copies.summary
+    assert "at least 3 ms per step" in copies.summary
     assert copies.phases == ("transfer",)
     assert transfer.saving_ns_per_step == (None if left_ms is None else pytest.approx(left_ms * MS))
     assert (transfer.severity is Severity.INFO) is (left_ms is None)
@@ -349,7 +350,7 @@ def test_windows_are_taken_together():
 def test_bands_of_late_launches(late, status, severity):
     finding = only(run(LaunchBound(), trace(wait(50), launch=late)))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["share of the step"] == pytest.approx(late / 100)
+    assert evidence(finding)["idle per step, host late"] == pytest.approx(late * MS)
     assert evidence(finding)["kernels per step"] == 1234
 
 
@@ -439,7 +440,6 @@ def test_communication_of_all_ranks():
         trace(distributed=Absent("none")),
     )
     finding = only(CommunicationExposed().judge(ranks, Circumstances()))
-    assert evidence(finding)["share of the step"] == pytest.approx(0.2)
     assert evidence(finding)["least share of any rank"] == pytest.approx(0.1)
     assert finding.saving_ns_per_step == 30 * MS  # 60 ms in two steps
 
@@ -510,7 +510,7 @@ def test_from_a_trace_to_the_verdict_and_the_line():
     )
     window = WindowFacts(window=Window(index=0, first_step=0, last_step=3), facts=hand_made_window())
     verdict, findings = diagnose(replace(analysis, windows=(window,)))
-    assert (verdict.kind, verdict.summary[:6]) == ("sync_bound", "20.0 %")
+    assert (verdict.kind, verdict.summary[:3]) == ("sync_bound", "20%")
     assert findings[0].kind == "host_device_sync"
     assert findings[0].severity is Severity.CRITICAL
     assert findings[0].saving_ns_per_step == pytest.approx(3 * MS)

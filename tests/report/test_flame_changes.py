@@ -35,7 +35,7 @@ def changes(flame):
 
 
 def test_shares_by_hand():
-    """30 of 100 and 10 of 50: the shares of Data are 30 and 20 %."""
+    """30 of 100 and 10 of 50: the shares of Data are 30 and 20%."""
     (flame,) = flame_changes(report_of(graph(BEFORE)), report_of(graph(AFTER)))
     assert changes(flame) == [
         ("Data", -0.1, False),
@@ -47,7 +47,7 @@ def test_shares_by_hand():
     ]
     assert flame.change_unit is Unit.RATIO
     assert [frame.total for frame in flame.frames] == [frame.total for frame in graph(AFTER).frames]
-    assert flame.notes[1] == "Gone, so without a box here: convert -28.0 %."
+    assert flame.notes[1] == "Gone, so without a box here: convert -28%."
     assert flame.id == "call_stacks_changes"
 
 

@@ -255,7 +255,7 @@ def test_waiting_for_a_cpu(share, status, severity):
     assert (finding.status, finding.severity) == (status, severity)
     assert finding.saving_ns_per_step is None, "it is nobody's fault"
     assert share is not None or finding.summary == "no counts"
-    assert severity is None or f"In {share:.1%}".replace("%", " %") in finding.summary
+    assert severity is None or f"In {share:.0%}" in finding.summary
 
 
 def waited(share):
@@ -298,7 +298,7 @@ def test_a_finding_without_a_known_saving_is_not_last_for_that():
     assert ranked((warning, None), (Severity.INFO, 5.0)) == [None, 5.0]
 
 
-# Of 100 steps every seventh is stopped in its fetch: a mean of 1.55 ms, 13 %, where the fetch takes 0.3 ms.
+# Of 100 steps every seventh is stopped in its fetch: a mean of 1.55 ms, 13%, where the fetch takes 0.3 ms.
 STOPPED = np.where(np.arange(100) % 7 == 3, 9.2, 0.3)
 
 
@@ -309,8 +309,7 @@ def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, statu
     analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
     finding = only(InputBound().evaluate(analysis))
     assert finding.status is status
-    measured = evidence(finding)["wait per step"]
-    assert measured == pytest.approx(0.3 * MS if status is Status.CLEAN else STOPPED.mean() * MS)
+    assert evidence(finding)["wait per step"] == pytest.approx(STOPPED.mean() * MS)  # however it is judged
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
@@ -326,7 +325,7 @@ def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
 
 
 def test_one_long_step_is_not_sure():
-    """Its share of the mean is 8 %, but the mean less two standard errors is nothing."""
+    """Its share of the mean is 8%, but the mean less two standard errors is nothing."""
     fetches = np.where(np.arange(50) == 20, 45, 0.1)
     analysis = analysis_of(steps_of(50, forward=10, dataloader=fetches), slow=waited(0.0))
     assert only(InputBound().evaluate(analysis)).status is Status.CLEAN
@@ -356,7 +355,7 @@ def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, se
     )
     verdict, findings = diagnose(analysis)
     assert verdict.kind == "input_bound"
-    assert (severity is Severity.WARNING) == ("waited for a CPU 30.0 % of the time." in verdict.summary)
+    assert (severity is Severity.WARNING) == ("had no CPU 30% of the time" in verdict.summary)
     found = {one.kind: one for one in findings if one.status is Status.FOUND}
     assert found["input_bound"].severity is severity
     # More threads are advised only where a CPU is free.
@@ -500,7 +499,7 @@ def test_slow_callbacks_by_name_and_hook():
     ("cost_ms", "severity"), [(2.9, None), (3.0, Severity.WARNING), (15.0, Severity.CRITICAL)]
 )
 def test_overheads_by_share(rule, phase, cost_ms, severity):
-    """3 % and 15 %: TensorFlow's bands."""
+    """3% and 15%: TensorFlow's bands."""
     finding = only(rule.evaluate(analysis_of(steps_of(forward=100 - cost_ms, **{phase: cost_ms}))))
     assert finding.severity == severity
 
@@ -510,7 +509,6 @@ def test_a_checkpoint_after_the_last_step_counts():
     analysis = analysis_of(steps_of(forward=10), outside_ms={"checkpoint": 100})
     finding = only(CheckpointShare().evaluate(analysis))
     assert finding.saving_ns_per_step == 5 * MS
-    assert evidence(finding)["share of the loop"] == pytest.approx(1 / 3)
 
 
 def test_validation_in_few_steps_is_spread_over_all():
@@ -522,7 +520,6 @@ def test_validation_in_few_steps_is_spread_over_all():
         ValidationShare().evaluate(analysis_of(steps_of(tags=tags, forward=10, validation=validation)))
     )
     assert finding.saving_ns_per_step == 10 * MS
-    assert evidence(finding)["share of the loop"] == pytest.approx(0.5)
     assert finding.severity is Severity.CRITICAL
 
 
@@ -584,7 +581,7 @@ def optimizer(**changes):
 @pytest.mark.parametrize(
     ("device", "changes", "severity"),
     [
-        ("cpu", {}, Severity.CRITICAL),  # 3.75 of 15 ms, 25 %
+        ("cpu", {}, Severity.CRITICAL),  # 3.75 of 15 ms, 25%
         ("cpu", {"foreach": True}, Severity.CRITICAL),  # foreach brings nothing there
         ("cpu", {"has_fused": False}, None),
         ("cpu", {"fused": True}, None),
@@ -615,7 +612,7 @@ def test_optimizer_not_fused(device, changes, severity):
     ],
 )
 def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severity, verdict):
-    """3.75 of 15, 20, 35 and 45 ms: 25, 18.75, 10.7 and 8.3 %."""
+    """3.75 of 15, 20, 35 and 45 ms: 25, 18.75, 10.7 and 8.3%."""
     analysis = analysis_of(steps_of(forward=forward_ms, optimizer=5), setup=optimizer())
     found = [OptimizerNotFused()]
     finding = only(found[0].evaluate(analysis))
@@ -623,7 +620,7 @@ def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severi
     said = give_verdict(analysis, [finding], found, account(analysis.step_costs))
     assert said.kind == verdict
     if verdict == "optimizer_bound":
-        assert said.summary == "25.0 % of a usual step goes to an optimizer step that can be faster."
+        assert said.summary == "25% of each step is spent in an optimizer step that could be faster."
 
 
 def test_an_optimizer_that_does_not_matter():
@@ -701,7 +698,7 @@ def test_a_module_that_is_called_for_each_sample(calls, kind, status):
     assert found.status is status
     if status is Status.FOUND:  # the outermost, with all that is in it: 13 of 20 ms
         assert found.title == "enc is called 40 times in a step"
-        assert "takes 13 ms (65.0 % of a clean step)" in found.summary
+        assert "takes 13 ms per step (65%)" in found.summary
         assert found.saving_ns_per_step is None
 
 
@@ -906,10 +903,10 @@ def around_of(setup_ms, gap_ms):
 @pytest.mark.parametrize(
     ("setup_ms", "gap_ms", "summary"),
     [
-        (6000, 2000, "8000 ms pass (25.0 % of all that was seen); most of it, 6000 ms, in Data.setup."),
-        (2000, 6000, "8000 ms pass (25.0 % of all that was seen); most of it, 6000 ms, after Data.setup."),
+        (6000, 2000, "8000 ms pass (25% of all that was seen); most of it, 6000 ms, in Data.setup."),
+        (2000, 6000, "8000 ms pass (25% of all that was seen); most of it, 6000 ms, after Data.setup."),
         (4000, 1000, None),  # 5 s, and not more
-        (5001, 0, None),  # 17 %
+        (5001, 0, None),  # 17%
     ],
 )
 def test_a_slow_setup(setup_ms, gap_ms, summary):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,12 @@ import pytest
 
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Severity, Status, Unit
+from lightning_modelprof.report.one_step import per_step
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.setup import OptimizerSetup
 from lightning_modelprof.run.steps import SlowStep, SlowSteps, StepTag
-from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, found_in, shares_by_name, steps_of
+from tests.support.adds_up import wrong_sums
+from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, found_in, steps_of
 
 NUM_STEPS = 100
 
@@ -106,67 +107,37 @@ def cell(report, table, row, column):
 WAITS = [0.0, 0.05, 0.3, None]
 
 
+@pytest.mark.parametrize("more_fetch", [0, 30])
 @pytest.mark.parametrize("cpu_wait", WAITS)
-def test_every_share_says_what_it_is_of(cpu_wait):
-    report = page(cpu_wait)
+def test_a_page_with_many_findings_adds_up(cpu_wait, more_fetch):
+    """Whether robust means decide or not: what is printed are the means of the clean steps."""
+    report = page(cpu_wait, more_fetch=more_fetch)
     kinds = {one.kind for one in found_in(report)}
-    assert {"input_bound", "slow_logger", "slow_callback", "slow_transfer", "clip_cost"} <= kinds
-    assert {"validation_share", "checkpoint_share", "slow_forward_outside_model", "slow_steps"} <= kinds
-    for sentence in (report.verdict.summary, *(one.summary for one in found_in(report))):
-        for after in re.split(r"[\d.]+ %", sentence)[1:]:
-            assert after.startswith((" of ", " of it")) or "had no CPU" in sentence, sentence
+    assert {"input_bound", "slow_steps"} <= kinds
+    others = {"slow_logger", "slow_transfer", "clip_cost", "checkpoint_share", "validation_share"}
+    assert more_fetch or others <= kinds
+    assert not wrong_sums(report)
 
 
-@pytest.mark.parametrize("cpu_wait", WAITS)
-def test_a_share_of_one_name_has_one_figure(cpu_wait):
-    """In the words of a finding and in the numbers behind it."""
-    shares = shares_by_name(page(cpu_wait))
-    assert len(shares) >= 9
-    for name, figures in shares.items():
-        assert len(figures) == 1, (name, figures)
-
-
-@pytest.mark.parametrize("cpu_wait", WAITS)
-def test_the_verdict_says_the_share_of_its_finding(cpu_wait):
-    report = page(cpu_wait, more_fetch=30)
-    assert report.verdict.kind == "input_bound"
-    [finding] = [one for one in found_in(report) if one.kind == "input_bound"]
-    number, whole = re.match(r"([\d.]+) % of (.+) goes to waiting", report.verdict.summary).groups()
-    assert whole == ("a clean step" if cpu_wait == 0 else "a usual step")
-    step, wait, share = map(
-        float,
-        re.match(r".*step of ([\d.]+) ms waits ([\d.]+) ms \(([\d.]+) % of it\)", finding.summary).groups(),
-    )
-    assert finding.summary.startswith(whole.capitalize())
-    assert share == pytest.approx(100 * wait / step, abs=0.3)
-    assert float(number) == share
-
-
-def test_of_clean_steps_the_finding_says_what_perf_summary_says():
-    report = page(0.0)
+def test_the_finding_says_what_perf_summary_says():
+    report = page(0.3)
     [finding] = [one for one in found_in(report) if one.kind == "input_bound"]
     evidence = {one.label: one.value for one in finding.evidence}
-    assert evidence["share of a clean step"] == pytest.approx(
-        cell(report, "perf_summary", "Reader Ratio", "avg")
-    )
-    assert evidence["wait per step"] == cell(report, "perf_summary", "reader_cost", "avg")
-    step_ms = cell(report, "perf_summary", "batch_cost", "avg") / MS
-    assert f"A clean step of {float(f'{step_ms:.3g}'):g} ms waits" in finding.summary
+    wait_ns, step_ns = (cell(report, "perf_summary", row, "avg") for row in ("reader_cost", "batch_cost"))
+    assert evidence["wait per step"] == wait_ns
+    assert finding.whole_ns == pytest.approx(step_ns)
+    assert f"waits {per_step(wait_ns, step_ns)} for data" in finding.summary
 
 
-def test_a_balanced_step_is_that_of_perf_summary():
-    quiet = dict.fromkeys(
-        ("dataloader", "logging", "transfer", "clip", "zero_grad", "lr_scheduler", "module_hooks"), 0.05
-    )
-    quiet["validation"] = np.where(np.arange(NUM_STEPS) == 30, 50, 0)
-    report = page(0.0, callback_ms=0, **quiet, checkpoint=0.0, forward=3.0)
-    assert report.verdict.kind == "balanced"
-    model, step = re.search(
-        r"take ([\d.]+) % of a clean step of ([\d.]+) ms", report.verdict.summary
-    ).groups()
-    batch_ms = cell(report, "perf_summary", "batch_cost", "avg") / MS
-    assert float(step) == pytest.approx(batch_ms, rel=0.005)
-    assert float(model) == pytest.approx(100 * 9 / batch_ms, abs=0.06)
+def test_time_between_steps_is_a_share_of_the_loop():
+    """Validations of 900 ms in 100 steps of 32 ms, and a checkpoint."""
+    found = {one.kind: one for one in found_in(page(0.0))}
+    assert {kind for kind, one in found.items() if one.share_of == "loop" and one.share} == {
+        "validation_share",
+        "checkpoint_share",
+        "slow_callback",  # none of its time is in the steps of this run
+    }
+    assert "of the loop)" in found["validation_share"].summary
 
 
 def test_the_chart_is_the_table_and_both_say_that_they_are_of_all_steps():
@@ -180,7 +151,7 @@ def test_the_chart_is_the_table_and_both_say_that_they_are_of_all_steps():
 
 
 def test_waiting_for_a_cpu_is_a_share_of_the_time_that_was_looked_at():
-    """100 of 1,000 ms, and 1,000 of 4,000 ms; 3 % where nothing was slow."""
+    """100 of 1,000 ms, and 1,000 of 4,000 ms; 3% where nothing was slow."""
     report = page(0.3)
     table = table_of(report, "slow_steps")
     place = [column.key for column in table.columns].index("cpu_wait")

@@ -160,7 +160,7 @@ def test_colours_are_told_apart():
 
 
 def test_a_real_trace_shows_its_wait():
-    """The removed plugin said that 33.4 % of this trace's steps is DataLoader."""
+    """The removed plugin said that 33% of this trace's steps is DataLoader."""
     chart = trace_steps({0: analyze_trace(load("v100_resnet50_workers0"))})
     sums = {series.key: sum(series.values) for series in chart.series}
     assert chart.x == (5.0, 6.0, 7.0, 8.0, 9.0, 10.0)

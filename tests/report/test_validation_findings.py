@@ -467,7 +467,7 @@ def tables_of(steps: Any, **info: Any) -> list[Any]:
 
 
 def test_shares_by_batch_and_by_validation():
-    """3 validations of 4 batches: 120 ms of fetches are 10 ms a batch, 40 ms a validation, 80 % of 150 ms."""
+    """3 validations of 4 batches: 120 ms of fetches are 10 ms a batch, 40 ms a validation, 80% of 150 ms."""
     split = analysis_of(
         steps_of(forward=10), validation=times_of(num_runs=3, dataloader=120, forward=30)
     ).validation
@@ -490,7 +490,7 @@ def test_a_sanity_check_over_all_of_it(batches, status):
     )
     assert finding.status is status
     if status is Status.FOUND:
-        assert "about 400 ms, 66.7 % of the time" in finding.summary
+        assert "about 400 ms, 67% of the time" in finding.summary
         assert finding.saving_ns_per_step is None
 
 
@@ -506,4 +506,4 @@ def test_a_sanity_check_that_was_measured(validation):
     )
     finding = only(LongSanityCheck().evaluate(analysis))
     assert finding.status is Status.FOUND
-    assert ": 90 ms, 15.0 % of the time of all steps." in finding.summary
+    assert ": 90 ms, 15% of the time of all steps." in finding.summary

@@ -270,7 +270,7 @@ def test_a_flame_graph_zooms_by_click(browser, tmp_path):
     assert about(browser).startswith("Point at a box")
     box(browser, "weighted_nll").click()
     assert boxes(browser) == IN_LOSS
-    assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40.00 %; itself 25.0 ms"
+    assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40.00%; itself 25.0 ms"
     box(browser, "Forward").click()  # what lies around it
     assert boxes(browser)["weighted_nll"] == [18, 80]
     press(browser, "[data-do=reset]")
@@ -316,7 +316,7 @@ def test_a_flame_graph_answers_the_keyboard(browser, tmp_path):
 
 
 def test_searching_a_flame_graph_says_the_share(browser, tmp_path):
-    """Twenty functions of 4 %, of which two hold one of the same name, and one of the rest."""
+    """Twenty functions of 4%, of which two hold one of the same name, and one of the rest."""
     calls = [(f"load_{place}", 4.0, True, ()) for place in range(18)]
     calls += [("save", 1.0, True, (("save", 3.0, True, ()),)) for _ in range(2)]
     show(browser, tmp_path, report_of(flames=(flame_of((("all", 20.0, None, tuple(calls)),)),)))
@@ -330,7 +330,7 @@ def test_searching_a_flame_graph_says_the_share(browser, tmp_path):
     ):
         search(browser, text)
         word = "box" if boxes_found == 1 else "boxes"
-        assert browser.execute_script(result) == f"{boxes_found} {word}, {share} %"
+        assert browser.execute_script(result) == f"{boxes_found} {word}, {share}%"
         assert browser.execute_script(found) == boxes_found
     search(browser, "")
     assert (browser.execute_script(result), browser.execute_script(found)) == ("", 0)

@@ -46,13 +46,13 @@ def test_bars_by_hand():
         (0, 2): (0.5, 0.5, "worse", False),
         (1, 2): (0.25, 0.25, "better", False),
         (2, 2): (0.5, 0.0, "neutral", False),
-        (0, 3): (0.5, 0.5, "worse", True),  # +400 %, and the bars end at 100 %
+        (0, 3): (0.5, 0.5, "worse", True),  # +400%, and the bars end at 100%
         (1, 3): (0.25, 0.25, "better", False),
         (2, 3): (0.5, 0.0, "neutral", False),
     }
     view = table_view(SLOWER_AND_FASTER)
     assert [word for _, word in view.tones] == ["better", "worse", "neither, or not known which"]
-    assert view.notes == ("1 bar with an arrow would go beyond 100 %.",)
+    assert view.notes == ("1 bar with an arrow would go beyond 100%.",)
 
 
 def test_every_change_has_its_sign():

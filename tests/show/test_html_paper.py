@@ -73,7 +73,7 @@ def usual():
         title="lightning-modelprof: 450 training steps of Net, finished",
         verdict=Verdict(
             kind="input_bound",
-            summary="The loop waits for its batches in 40.2 % of its time, most of it in Digits.__getitem__.",
+            summary="The loop waits for its batches in 40% of its time, most of it in Digits.__getitem__.",
             accounted_ratio=0.9907,
         ),
         step_card=StepCard(step="mean of 87 clean steps", host=parts, device=parts[:3], better=parts[1:]),

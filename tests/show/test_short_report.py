@@ -15,7 +15,9 @@ from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Status
+from lightning_modelprof.run.records import IGNORED_CALLBACK, Window, WindowStatus
 from lightning_modelprof.show.notebook import report_card
+from lightning_modelprof.show.terminal.short import short_lines
 from lightning_modelprof.show.terminal.terminal import print_report
 from tests.analysis.test_rank_skew import report_of as report_of_ranks
 from tests.analysis.test_rank_skew import synchronous
@@ -168,25 +170,25 @@ def test_a_card(kind):
 
 def test_what_a_found_run_says(monkeypatch):
     text = ESCAPES.sub("", printed(found(None), monkeypatch))
-    assert text.startswith("\nINPUT-BOUND  45.3 % of a usual step goes to waiting for batches.\n")
-    assert "dataloader 23" in text
+    assert text.startswith("\nINPUT-BOUND  45% of each step is spent waiting for data.\n")
+    assert "data 23" in text
     assert "/home/me/train.py:7" in text
     assert "DataLoader(num_workers=" in text
     assert "steps/s" in text
 
 
 def test_a_busy_machine_is_named_in_the_verdict(monkeypatch):
-    assert "The machine was busy" in printed(busy(None), monkeypatch).replace("\n", " ")
+    assert "CPU contention: training had no CPU" in printed(busy(None), monkeypatch).replace("\n", " ")
 
 
 def test_the_bar_is_to_scale(monkeypatch):
-    """A cell is the same time in each part and in both bars; what is small is other."""
+    """A cell is the same time in each part and in both bars."""
     report = found(None)
     lines = ESCAPES.sub("", printed(report, monkeypatch)).splitlines()
-    bar = next(line for line in lines if "dataloader" in line and "█" in line)
+    bar = next(line for line in lines if "data " in line and "█" in line)
     cells = {re.search("[a-z]+", words)[0]: words.count("█") for words in bar.split("│")}
-    times = {"dataloader": 23, "forward": 13, "backward": 12, "other": 2.8}
-    per_ms = cells["dataloader"] / 23
+    times = {"data": 23, "forward": 13, "backward": 12}
+    per_ms = cells["data"] / 23
     for name, ms in times.items():
         assert abs(cells[name] - ms * per_ms) <= 1.5, bar
 
@@ -227,11 +229,25 @@ def test_the_device_s_lane_of_a_trace():
     assert card.better_ns < 50 * MS
 
 
-def test_what_is_around_the_model_is_in_the_picture():
+def test_the_picture_is_the_clean_step_whatever_lies_between_steps():
+    """Validations of 400 ms after 20 steps of 10 ms: they are in the finding, as a share of the loop."""
     report = build_report(analysis_of(steps_of(forward=10), outside_ms={"validation": 400}))
-    parts = {part.key: part.ns for part in report.step_card.host}
-    assert parts["validation"] == pytest.approx(20 * MS)
-    assert "whole loop" in report.step_card.step
+    assert {part.key: part.ns for part in report.step_card.host} == {"forward": 10 * MS}
+    finding = next(one for one in report.findings if one.kind == "validation_share")
+    assert (finding.share_of, finding.share) == ("loop", pytest.approx(2 / 3))
+
+
+def test_what_was_asked_for_and_did_not_come_is_on_the_first_screen():
+    windows = (
+        Window(index=0, first_step=100, last_step=110, status=WindowStatus.NOT_REACHED, note="it ended"),
+    )
+    config = {"active": 11, "inspect": {"fvcore": True}}
+    analysis = analysis_of(steps_of(forward=10), windows=windows, config=config, notes=(IGNORED_CALLBACK,))
+    lines = short_lines(build_report(analysis), None, "utf-8")
+    text = "\n".join(lines[:8])
+    assert "Not done: Profiler window: asked for steps 100–110, training ended at step 19" in text
+    assert "Not done: fvcore: " in text
+    assert "Not done: A second ModelProfCallback was ignored" in text
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252", "latin-1"])

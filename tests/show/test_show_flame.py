@@ -36,10 +36,10 @@ def test_boxes_by_hand():
     ]
     abouts = {box.text: box.about for box in view.boxes}
     assert abouts["weighted_nll"] == (
-        "weighted_nll, train.py:12 (your code)\n40.0 ms, 40.00 %; itself 25.0 ms"
+        "weighted_nll, train.py:12 (your code)\n40.0 ms, 40.00%; itself 25.0 ms"
     )
-    assert abouts["Adam.step"] == "Adam.step, train.py:12 (library)\n20.0 ms, 20.00 %; all of it itself"
-    assert abouts["Net.training_step"].endswith("\n49.0 ms, 49.00 %; itself 0 ns")
+    assert abouts["Adam.step"] == "Adam.step, train.py:12 (library)\n20.0 ms, 20.00%; all of it itself"
+    assert abouts["Net.training_step"].endswith("\n49.0 ms, 49.00%; itself 0 ns")
 
 
 def test_kinds_are_told_by_words_where_there_are_several():
@@ -68,7 +68,7 @@ def test_without_a_width_there_is_no_graph(own):
 
 
 def test_narrow_boxes_have_no_text():
-    """1.9 % of the width is too little, 2 % is not."""
+    """1.9% of the width is too little, 2% is not."""
     view = flame_view(flame_of((("a", 96.1, None, ()), ("b", 1.9, None, ()), ("c", 2.0, None, ()))))
     assert [box.is_narrow for box in view.boxes] == [False, True, False]
     page = page_of(report_of(flames=(flame_of((("a", 98.1, None, ()), ("b", 1.9, None, ()))),)))
@@ -130,7 +130,7 @@ def test_graphs_without_the_script_are_complete():
 
 def test_other_units():
     flame = replace(flame_of((("Net", 2.0**30, None, ()),)), unit=Unit.BYTES)
-    assert flame_view(flame).boxes[0].about == "Net\n1.00 GiB, 100.00 %; all of it itself"
+    assert flame_view(flame).boxes[0].about == "Net\n1.00 GiB, 100.00%; all of it itself"
 
 
 def test_outputs_that_cannot_draw_leave_it_out():

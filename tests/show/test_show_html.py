@@ -302,7 +302,7 @@ def test_a_finding_says_all_that_it_knows():
         )
     )
     verdict = page.one("p", class_="verdict")
-    assert verdict["text"] == "INPUT-BOUND 17.5 of 43.5 ms wait. 99.30 % of the wall time is in named phases."
+    assert verdict["text"] == "INPUT-BOUND 17.5 of 43.5 ms wait. 99.30% of the wall time is in named phases."
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
     assert page.one("span", class_="stake")["text"] == "17.5 ms per step at stake"
@@ -310,7 +310,7 @@ def test_a_finding_says_all_that_it_knows():
     assert [one["text"] for one in page.within(page.one("ul", class_="places"), "li")] == [
         "train.py:42 in make, module net.a → losses.py:5 (def nll) (most of its time)"
     ]
-    assert [one["text"] for one in page.within(article, "dd")] == ["40.22 %", "17.5 ms", "0", DASH]
+    assert [one["text"] for one in page.within(article, "dd")] == ["40.22%", "17.5 ms", "0", DASH]
 
 
 def test_a_finding_that_nobody_judged_is_no_hint():
@@ -358,13 +358,13 @@ def test_the_figures_at_the_top_are_those_of_the_benchmark():
         "43.5 msp50 43.4 ms, p99 50.8 ms",
         "22.98 steps/s7,355 images/s",
         "40.22 %17.5 ms wait for a batch",
-        "18.9 GFLOP/sMFU 18.33 %",
+        "18.9 GFLOP/sMFU 18.33%",
     ]
     assert page_of(report_of(sections={"benchmark": None, "flops": None})).all("dd") == []
 
 
 def test_no_share_of_more_than_all_is_at_the_top():
-    """742.74 % of a rate that was too low once stood there."""
+    """742.74% of a rate that was too low once stood there."""
     sections = {"flops": {"flops_per_s": 15.6e9, "mfu": 7.4274}}
     texts = [" ".join(one["text"].split()) for one in page_of(report_of(sections=sections)).all("dd")]
     assert texts == ["15.6 GFLOP/s"]
@@ -401,7 +401,7 @@ def heights(path):
 
 
 def test_layers_stand_on_each_other():
-    """The axis ends 4 % above the largest total of 4 ms; what was not measured has no bar."""
+    """The axis ends 4% above the largest total of 4 ms; what was not measured has no bar."""
     top = 4.16e6
     view = chart_view(chart())
     lower, upper = (heights(layer.path) for layer in view.layers)

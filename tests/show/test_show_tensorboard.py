@@ -134,7 +134,7 @@ def test_a_long_table_is_cut_and_says_so():
 
 def test_the_unit_and_the_number_of_rows_that_were_asked_for():
     text = markdown_table(wide_report().tables[0])
-    assert "\nTime unit: us\n" in text
+    assert "\nTime unit: µs\n" in text
     assert "Shows 6 of 9 rows" in text
     [rows] = shown_tables(text)
     assert [row[0].strip("\xa0") for row in rows[1::3]] == ["aten::convolution_backward", "aten::linear"]

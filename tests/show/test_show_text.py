@@ -8,7 +8,7 @@ import pytest
 from lightning_modelprof.report.model import Column, Report, Table, Unit, apply_options
 from lightning_modelprof.report.options import TIME_UNITS, TableOptions
 from lightning_modelprof.show.text import render_text
-from lightning_modelprof.units import DASH
+from lightning_modelprof.units import DASH, UNIT_NAMES
 from tests.support.golden import GOLDEN_DIR, check_golden
 from tests.support.sample_reports import (
     ALL_REPORTS,
@@ -139,7 +139,7 @@ def test_an_absent_table_keeps_its_notes():
 def test_time_unit_follows_the_durations():
     columns = (Column("name", "Name"), Column("ns", "Total", Unit.DURATION_NS))
     short, long = (Table(id="t", title="T", columns=columns, rows=(("a", ns),)) for ns in (1_500, 2 * 10**12))
-    assert "Time unit: us" in render_text(report_of(short))
+    assert "Time unit: µs" in render_text(report_of(short))
     assert "Time unit: s\n" in render_text(report_of(long))
 
 
@@ -149,7 +149,7 @@ def test_the_time_unit_that_was_asked_for(unit):
     scale = {"s": 1e-9, "ms": 1e-6, "us": 1e-3, "ns": 1.0}[unit]
     table = apply_options(operators(), TableOptions(time_unit=unit))
     text = render_text(report_of(table))
-    assert f"\nTime unit: {unit}\n" in text
+    assert f"\nTime unit: {UNIT_NAMES[unit]}\n" in text
     for (_, _, group, *_), row in zip(parse_ruled(text, table.title), table.rows, strict=True):
         if row[2] is None:
             assert group.strip() == DASH

@@ -27,7 +27,6 @@ from lightning_modelprof.units import (
     heading,
     milliseconds,
     percent,
-    short_percent,
     signed,
     size,
     three_digits,
@@ -105,7 +104,7 @@ def test_durations_are_in_the_unit_of_the_table(time_unit, expected):
         (None, DASH),
         (0, "0 ns"),
         (950, "950 ns"),
-        (1_500, "1.50 us"),
+        (1_500, "1.50 µs"),
         (12_345_678, "12.3 ms"),
         (-12_345_678, "-12.3 ms"),
         (138_990_000, "139 ms"),
@@ -188,7 +187,7 @@ def test_the_time_unit_fits_the_largest_duration(durations, expected):
     ("value", "unit", "expected"),
     [
         (12_300_000, Unit.DURATION_NS, "12.3 ms"),
-        (0.4022, Unit.RATIO, "40.22 %"),
+        (0.4022, Unit.RATIO, "40%"),
         (None, Unit.RATIO, DASH),
         ("a\nb", Unit.DURATION_NS, r"a\nb"),
         (2**31, Unit.BYTES, "2.00 GiB"),
@@ -249,7 +248,6 @@ WRITERS = {
     "cell ms": (lambda value: format_cell(value, Unit.DURATION_NS), None),
     "milliseconds": (milliseconds, None),
     "percent": (percent, None),
-    "short percent": (short_percent, None),
     "size": (size, None),
     "digits": (digits, None),
     "three digits": (three_digits, None),
@@ -292,7 +290,15 @@ def test_javascript_writes_the_vectors(tmp_path):
 
 SCALARS = {kind: write for kind, (write, _) in WRITERS.items() if write is not None and kind != "tick"}
 SCALES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "%": Decimal("0.01")}
-SCALES |= {**NS_PER, "min": 60 * 10**9, "h": 3_600 * 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+SCALES |= {
+    **NS_PER,
+    "µs": 10**3,
+    "min": 60 * 10**9,
+    "h": 3_600 * 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "E": 10**18,
+}
 SCALES |= {
     f"{prefix}{unit}": 1_000**power
     for unit in ("FLOP", "B/s")
@@ -302,7 +308,7 @@ SCALES |= {
 
 def read(kind, text):
     """The number that a text says, in the raw unit."""
-    number, _, unit = text.partition(" ")
+    number, _, unit = text.replace("%", " %").partition(" ")
     scale = SCALES[unit] if unit else 10**6 if kind == "cell ms" else 1
     return Decimal(number.replace(",", "")) * scale
 
@@ -326,7 +332,7 @@ def test_larger_numbers_are_never_written_smaller(kind, numbers):
 def test_a_text_says_its_number_within_its_digits(kind, number):
     text = SCALARS[kind](number)
     shown = read(kind, text)
-    figures, _, _ = text.partition(" ")
+    figures, _, _ = text.replace("%", " %").partition(" ")
     _, _, decimals = figures.partition("e")[0].partition(".")
     # Half of the last digit that is shown; where zeros at the end are cut, half a percent.
     unit = abs(shown / Decimal(figures.replace(",", ""))) if shown else Decimal(0)
@@ -348,15 +354,15 @@ def test_neighbours_on_an_axis_read_differently(step, power, place):
 
 @pytest.mark.parametrize("kind", SCALARS)
 def test_what_is_no_number_is_a_dash(kind):
-    expected = "an unknown share" if kind == "percent" else DASH
+    expected = "–" if kind == "percent" else DASH
     assert {SCALARS[kind](value) for value in (None, math.nan, math.inf, -math.inf)} == {expected}
 
 
 def test_differences_have_a_sign():
     assert [signed(percent(share)) for share in (0.021, -0.021, 0.0, -0.0)] == [
-        "+2.1 %",
-        "-2.1 %",
-        "0 %",
-        "0 %",
+        "+2.1%",
+        "-2.1%",
+        "0%",
+        "0%",
     ]
     assert signed(digits(None)) == DASH

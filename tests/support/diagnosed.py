@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -59,6 +58,8 @@ def analysis_of(
     repeated=None,
     around=None,
     workers=None,
+    windows=(),
+    notes=(),
     **info,
 ):
     """The analysis of a run with these steps."""
@@ -76,6 +77,8 @@ def analysis_of(
         repeated=repeated,
         around=around,
         workers=workers,
+        windows=windows,
+        notes=notes,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
     return analyze(run, facts or {}, {})
@@ -112,17 +115,3 @@ def only(findings):
 
 def found_in(report):
     return [one for one in report.findings if one.status is Status.FOUND]
-
-
-def shares_by_name(report):
-    """Name of a share → its figures on the page, in verdict, findings, tables and charts."""
-    shares = {}
-    for one in found_in(report):
-        for evidence in one.evidence:
-            if evidence.label.startswith("share of"):
-                shares.setdefault((one.kind, evidence.label), set()).add(f"{evidence.value:.3f}")
-        for number, whole in re.findall(r"\(([\d.]+) % of ([a-z ]+)\)", one.summary):
-            subject = re.search(r"[Aa] (?:usual|clean) step", one.summary)
-            of = subject[0].lower() if whole == "it" else whole
-            shares.setdefault((one.kind, f"share of {of}"), set()).add(f"{float(number) / 100:.3f}")
-    return shares

@@ -176,7 +176,7 @@ def absent_table() -> Table:
 
 def gpu_report() -> Report:
     return Report(
-        title="CifarClassifier: 100 steps in 1.31 s, 39 % of each step waits for data",
+        title="CifarClassifier: 100 steps in 1.31 s, 39% of each step waits for data",
         facts=(
             ("Device", "1 × NVIDIA H200 (cuda:0)"),
             ("Software", "Python 3.11.7, torch 2.13.0, lightning 2.6.6"),

@@ -407,10 +407,10 @@ def test_a_range_leads_with_busy_and_idle(page):
     """[110, 260): busy 10 + 20 of 150; idle 10 + 11 + 30 for the host less the fetches of 19 and 50."""
     mount(page, range=[110 * US, 260 * US])
     assert device_rows(page) == [
-        ["GPU 0 busy", "30.0 us", "20.00 %"],
-        ["GPU 0 idle", "120 us", "80.00 %"],
-        ["idle: data loading", "69.0 us", "46.00 %"],
-        ["idle: host", "51.0 us", "34.00 %"],
+        ["GPU 0 busy", "30.0 us", "20.00%"],
+        ["GPU 0 idle", "120 us", "80.00%"],
+        ["idle: data loading", "69.0 us", "46.00%"],
+        ["idle: host", "51.0 us", "34.00%"],
     ]
     assert page.execute_script("return document.querySelector('.tl-range table').className") == "tl-by-device"
 

@@ -60,7 +60,7 @@ RANGES = [
 def test_the_step_is_bound_by_communication(report_of, name, category):
     report = report_of(steps(name, category), **INFO)
     assert report.verdict.kind == "communication_bound"
-    assert "40.0 %" in report.verdict.summary
+    assert "40%" in report.verdict.summary
     found = {one.kind: one for one in report.findings if one.saving_ns_per_step}
     assert found["communication_exposed"].saving_ns_per_step == 4_000_000
     late = {one.label: one.value for one in found["launch_bound"].evidence}["idle per step, host late"]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lightning_modelprof import analyze
+from lightning_modelprof.units import percent
 from tests.support.traces import event
 
 STEP_US = 10_000
@@ -108,8 +109,8 @@ def test_ranks_that_are_alike_have_no_straggler(tmp_path):
     assert finding_of(report, "straggler_rank").status.name == "CLEAN"
     finding = finding_of(report, "communication_exposed")
     assert "Communicate less often" in finding.action
-    assert f"{100 * value_of(finding, 'share of the step'):.1f} %" in report.verdict.summary
-    assert f"{100 * value_of(finding, 'share of the step'):.1f} %" in finding.summary
+    assert percent(finding.share) in report.verdict.summary
+    assert percent(finding.share) in finding.summary
 
 
 def test_ranks_that_wait_for_each_other_in_turn_need_equal_work(tmp_path):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
-from lightning_modelprof.units import short_percent
+from lightning_modelprof.units import percent
 
 MIN_COUNTED: Final = 3
 """Sizes that a fit goes through at least."""
@@ -429,7 +429,7 @@ def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
     if error > MAX_ERROR:
         return Absent(
             f"batches vary in size, and a fit through the {by_size.num_counted} counted sizes tells FLOPs to"
-            f" {short_percent(error)} only"
+            f" {percent(error)} only"
         )
     return MeanStep(
         flops={part: value / num_steps for part, value in zip(by_size.parts, total.tolist(), strict=True)},
@@ -466,6 +466,6 @@ def _why_missing(by_size: FlopsBySize, sizes: BatchSizes, missing: int, num_step
     if not by_size.laws:
         return (
             f"batches vary in size, no fit through the {num} counted sizes tells one that was left out to"
-            f" {short_percent(MAX_MISS)}, and {of_steps} have others"
+            f" {percent(MAX_MISS)}, and {of_steps} have others"
         )
     return f"batches vary in size, and those of {of_steps} are unlike the {num} counted sizes"

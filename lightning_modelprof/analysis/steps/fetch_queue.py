@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,12 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
-from lightning_modelprof.analysis.steps.loader_queue import ASSUMED_HANDOVER_NS, LoaderQueue, loader_queue
+from lightning_modelprof.analysis.steps.loader_queue import (
+    ASSUMED_HANDOVER_NS,
+    LoaderQueue,
+    PredictedStep,
+    loader_queue,
+)
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
@@ -148,32 +154,48 @@ def queue_of_steps(
         setup: of the training.
         handover_ns: of a batch, where no hand-over can be told from the steps.
     """
-    wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+    wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns
     cpus = None if setup is None else setup.usable_cpus
     fetches_ns, rests_ns = clean_fetches(steps)
     if wait_ns is None or not len(fetches_ns):
         return Absent("fetches were not seen")
-    # A device may hide a part of the fetch, and a usual step may be shorter than the mean one. But long waits
-    # are not unusual here: they are for slow batches.
-    host_ns, exposed_ns = costs.typical.phases_ns["dataloader"], costs.typical.exposed_wait_ns
-    exposed = exposed_ns / host_ns if host_ns and exposed_ns is not None else 0.0
     known = None if isinstance(batch_cpu, Absent) else batch_cpu
     free = None if known is None else known.free_cpus
     if free is not None and cpus is not None and setup is not None:
         # Whoever computes beside others gets a share, however much these would take.
         free = max(free, cpus / max(2, setup.local_world_size))
-    return loader_queue(
+    found = loader_queue(
         record.batches,
         num_workers=record.num_workers,
         prefetch_factor=record.prefetch_factor,
         rests_ns=_scaled(rests_ns, max(0.0, step_ns - wait_ns)),
-        waits_ns=_scaled(fetches_ns, float(fetches_ns.mean()) * exposed),
+        waits_ns=_scaled(fetches_ns, wait_ns),  # a device may hide a part of the fetch
         is_ordered=record.is_ordered,
         cpus=free or cpus,
         num_cpus=cpus,
         rest_cpu_ns=0.0 if known is None else known.rest_ns,
         cpu_wait=record.cpu_wait,
         assumed_handover_ns=handover_ns,
+    )
+    return found if isinstance(found, Absent) else _calibrated(found)
+
+
+def _calibrated(queue: LoaderQueue) -> LoaderQueue:
+    """The same with predictions that are as much longer or shorter as the present step was than predicted."""
+    factor = queue.step_ns / queue.present.step_ns
+
+    def scaled(one: PredictedStep) -> PredictedStep:
+        times = (one.step_ns, one.low_ns, one.high_ns)
+        step_ns, low_ns, high_ns = (factor * ns for ns in times)
+        return replace(one, step_ns=step_ns, low_ns=low_ns, high_ns=high_ns)
+
+    return replace(
+        queue,
+        predictions=tuple(map(scaled, queue.predictions)),
+        present=scaled(queue.present),
+        best=scaled(queue.best),
+        advised=scaled(queue.advised),
+        order_cost_ns=None if queue.order_cost_ns is None else factor * queue.order_cost_ns,
     )
 
 

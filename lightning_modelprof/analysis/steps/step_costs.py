@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -60,6 +60,7 @@ class PhaseMeans(Record, frozen=True, kw_only=True):
         trimmed_ns: trimmed means of the phases, likewise: see :func:`trimmed_mean`.
         median_wall_ns, trimmed_wall_ns: median and trimmed mean of ``wall_ns``.
         device_ns: time between events on the device by phase key; without the phases that have none.
+        profiler_ns: mean of the phase ``profiler``, which is in no other figure.
     """
 
     num_steps: int
@@ -72,6 +73,7 @@ class PhaseMeans(Record, frozen=True, kw_only=True):
     median_wall_ns: float
     trimmed_wall_ns: float
     device_ns: Mapping[str, float]
+    profiler_ns: float
 
     @property
     def exposed_wait_ns(self) -> float | None:
@@ -137,6 +139,16 @@ class StepCosts(Record, frozen=True, kw_only=True):
     def typical(self) -> PhaseMeans:
         """The clean steps, or where each step is special the steady ones."""
         return self.steady if self.inner is None else self.inner
+
+    @property
+    def step_ns(self) -> float:
+        """The step time: the mean over the clean steps from fetch to fetch, with our own work in them."""
+        return self.typical.wall_ns + self.typical.profiler_ns
+
+    def in_step_ns(self, phases: Sequence[str] = ()) -> float:
+        """What phases take of the step time; without phases, all of it."""
+        known = self.typical.phases_ns
+        return sum(known.get(phase) or 0.0 for phase in phases) if phases else self.step_ns
 
     @property
     def had_its_cpu(self) -> bool:
@@ -292,6 +304,7 @@ def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMea
         median_wall_ns=float(np.median(wall_ns)),
         trimmed_wall_ns=trimmed_mean(wall_ns, num_workers),
         device_ns=device,
+        profiler_ns=sums_ns[_PROFILER] / count,
     )
 
 

@@ -237,7 +237,7 @@ def _facts(
     wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
     queue: LoaderQueue | Absent = Absent("no step is clean")
     if not isinstance(costs, Absent):
-        wait_ns, step_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+        wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns
         start_up_ns = _start_up_ns(costs)
         queue = queue_of_steps(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
     late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))

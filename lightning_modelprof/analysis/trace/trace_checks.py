@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.timeline.tally import by_name
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
-from lightning_modelprof.units import milliseconds, short_percent
+from lightning_modelprof.units import milliseconds, percent
 
 _LOSS_WORDS: Final = ("drop", "lost", "out of memory", "overflow", "fail to", "failed to")
 
@@ -163,7 +163,7 @@ def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
     if overhead_ns <= _OVERHEAD_SHARE * whole_ns:
         return []
     return [
-        f"The profiler's own work takes {short_percent(overhead_ns / whole_ns)} of the steps; their times are"
+        f"The profiler's own work takes {percent(overhead_ns / whole_ns)} of the steps; their times are"
         " too long by about that."
     ]
 

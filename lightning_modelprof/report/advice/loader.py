@@ -218,12 +218,12 @@ def workers_advice(
         return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=is_short)
     fixes = []
     if queue is not None:
-        action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner)
+        action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns)
         number, told = queue.advised.workers, _UNSEEN
         evidence += predicted_evidence(queue)
     else:
         limit = f"this process may use {cpus} CPUs" if least_ns is None else "the workers share the CPUs"
-        action = f"{_call(loader, advised, owner)}: num_workers is {workers} now. {_whose_cpu(cpu)}"
+        action = f"{_call(loader, advised, owner)} (currently num_workers={workers}). {_whose_cpu(cpu)}"
         if gain_ns < _MOST_OF_IT * wait_ns:
             action += f" That saves at most {milliseconds(gain_ns)} per step, as {limit}."
         number, told = advised, ""
@@ -242,33 +242,32 @@ def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
     return min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
 
 
-def predicted_call(queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None) -> str:
-    """What to write for the number of workers that is advised, what it is now, and what that saves."""
+def predicted_call(
+    queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None, wait_ns: float
+) -> str:
+    """What to write for the number of workers that is advised, what it is now, and what to expect."""
     present, advised = queue.present, queue.advised
     arguments: dict[str, Any] = {"num_workers": advised.workers}
-    now = f"num_workers is {present.workers}"
+    now = f"num_workers={present.workers}"
     if advised.workers and advised.prefetch_factor != present.prefetch_factor:
         arguments["prefetch_factor"] = advised.prefetch_factor
-        now += f" and prefetch_factor {present.prefetch_factor}" if present.workers else ""
+        now += f", prefetch_factor={present.prefetch_factor}" if present.workers else ""
     if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
         arguments["persistent_workers"] = bool(advised.workers)
     if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
         arguments["prefetch_factor"] = None
-    call = f"{written_call(kind, arguments, owner)}: {now} now."
-    saved = milliseconds(present.step_ns - advised.step_ns)
-    before, after = milliseconds(present.step_ns), milliseconds(advised.step_ns)
-    if queue.computing >= _MOSTLY_COMPUTES and not present.workers:
-        # How workers and the training get along on the CPUs is not known before they have run together.
-        return (
-            f"{call} That saves at most {saved} per step ({after} instead of {before}), as workers share the"
-            " CPUs with the training: try it."
-        )
-    low, high = milliseconds(advised.low_ns), milliseconds(advised.high_ns)
-    interval = "" if low == high else f", {low} to {high}"
+    before_ns = queue.step_ns
+    after_ns = before_ns - saved_by_workers(queue, wait_ns)
+    # How workers and the training get along on the CPUs is not known before they have run together.
+    is_bound = queue.computing >= _MOSTLY_COMPUTES and not present.workers
     most = max(one.workers for one in queue.predictions)
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
-    more = f" More than {most} may be better still." if is_last and queue.needed_factor else ""
-    return f"{call} That saves about {saved} per step ({after} instead of {before}{interval}).{more}"
+    return (
+        f"{written_call(kind, arguments, owner)} (currently {now})."
+        f" Expect {'up to' if is_bound else 'about'} {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms"
+        f" per step{'; less if workers compete with training for CPU' * is_bound}."
+        + (f" More than {most} may be better still." if is_last and queue.needed_factor else "")
+    )
 
 
 def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
@@ -294,8 +293,8 @@ def _handover_advice(
     )
     if queue is not None and not queue.advised.workers and queue.helps:
         return LoaderAdvice(
-            f"{predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner)} The workers sit"
-            f" idle: {why}; making it lasts {milliseconds(queue.service_ns)}.",
+            f"{predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns)} The"
+            f" workers sit idle: {why}; making it lasts {milliseconds(queue.service_ns)}.",
             [*evidence, *predicted_evidence(queue)],
             saved_by_workers(queue, wait_ns),
             0,

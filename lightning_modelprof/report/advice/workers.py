@@ -126,6 +126,9 @@ def cause_advice(
         others_ns: the step that the slowest of the other loaders allows.
     """
     cause, wait_ns = facts.cause, facts.wait_ns
+    left_ns = max(0.0, facts.step_ns - others_ns)
+    is_held = wait_ns is not None and left_ns < wait_ns
+    wait_ns = left_ns if is_held else wait_ns  # the rest is the others' wait
     if cause is not None and cause.why is Why.START_UP:
         # No clean step waits for it: what these wait for is another cause, if there is one.
         cause = next((one for one in facts.causes if one.why is not Why.START_UP), cause)
@@ -138,14 +141,14 @@ def cause_advice(
     if queue is None or cause.why is Why.START_UP:
         pass
     elif is_worth_it:
-        fixes = [Fix(_more_workers(facts, queue, loader, owner), gain_ns)]
+        fixes = [Fix(_more_workers(facts, queue, loader, owner, wait_ns), gain_ns)]
         advised = queue.advised
     else:
         number = f" {_no_number(queue)}"
     if cause.why in _OF_ALL_BATCHES:
         # However cheap, a batch that a worker has made is handed over.
-        left_ns = queue.handover_ns if queue is not None and facts.record.num_workers else 0.0
-        cheaper_ns = max(0.0, wait_ns - left_ns)
+        handover_ns = queue.handover_ns if queue is not None and facts.record.num_workers else 0.0
+        cheaper_ns = max(0.0, wait_ns - handover_ns)
         if not fixes or gain_ns < _MOST_OF_IT * cheaper_ns:
             fixes.append(fix_up_to(_cheaper(facts), cheaper_ns))
     else:
@@ -156,9 +159,7 @@ def cause_advice(
         fixes = [own, *fixes] if is_first else [*fixes, own]
     saving_ns = max(one.saving_ns for one in fixes)
     action = in_words(fixes) + number
-    if others_ns > facts.step_ns - saving_ns:
-        action += f" The other loaders, as they are, make a step {milliseconds(others_ns)}."
-        saving_ns = max(0.0, facts.step_ns - others_ns)
+    action += " The other loaders allow no more." * is_held
     if facts.why is Why.START_UP and cause.why is not Why.START_UP:
         action += " Starting workers at each epoch takes more: see worker_startup."
     if owner is not None and cause.why is not Why.TOO_FEW_WORKERS:
@@ -173,9 +174,13 @@ def cause_advice(
 
 
 def _more_workers(
-    facts: WorkersFacts, queue: LoaderQueue, loader: LoaderSetup | None, owner: Owner | None
+    facts: WorkersFacts,
+    queue: LoaderQueue,
+    loader: LoaderSetup | None,
+    owner: Owner | None,
+    wait_ns: float,
 ) -> str:
-    return predicted_call(queue, _kind(facts, loader), facts.record.is_persistent, owner)
+    return predicted_call(queue, _kind(facts, loader), facts.record.is_persistent, owner, wait_ns)
 
 
 def _kind(facts: WorkersFacts, loader: LoaderSetup | None) -> str:

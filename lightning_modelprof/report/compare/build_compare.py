@@ -29,7 +29,7 @@ from lightning_modelprof.report.compare.tables import (
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.units import duration_unit, percent, short_percent, signed, three_digits
+from lightning_modelprof.units import duration_unit, percent, signed, three_digits
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
 """What the command ends with; 1 is an error, as of every command."""
@@ -167,8 +167,8 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
         facts.append(
             (
                 "Change",
-                f"{signed(short_percent(result.times_as_fast - 1))} speed,"
-                f" {signed(short_percent(1 / result.times_as_fast - 1))} {figure};"
+                f"{signed(percent(result.times_as_fast - 1))} speed,"
+                f" {signed(percent(1 / result.times_as_fast - 1))} {figure};"
                 f" tolerance {percent(result.tolerance)}",
             )
         )

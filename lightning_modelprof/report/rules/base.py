@@ -11,13 +11,13 @@ from typing import ClassVar, Final, NamedTuple
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
-from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import at_exact_lines, location_at
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 FLOOR_NS: Final = 300_000.0
 """Less than this in a step is not worth a finding: about what Lightning's own loop takes."""
@@ -30,26 +30,6 @@ NO_CUDA: Final = "the run used no CUDA device"
 
 
 NOT_A_FIT: Final = "the loop does not train"
-
-
-class Whole(NamedTuple):
-    """What a share is of: its nanoseconds, and its name as a sentence ends with it."""
-
-    ns: float
-    name: str
-
-
-THE_LOOP: Final = "the loop"
-
-
-MEDIAN_STEP: Final = "the median step"
-
-
-def usual_step(costs: StepCosts, means: PhaseMeans) -> Whole:
-    """The whole of what :meth:`StepCosts.usual_ns` says: robust where the thread may have lacked a CPU."""
-    names = {id(costs.loop): THE_LOOP, id(costs.inner): "a clean step"}
-    name = names.get(id(means), "a step") if costs.had_its_cpu else "a usual step"
-    return Whole(costs.usual_wall_ns(means), name)
 
 
 class RuleHelp(NamedTuple):
@@ -102,17 +82,16 @@ class Rule(Record, frozen=True, kw_only=True):
     rests_on_time: ClassVar[bool] = True
     """Whether how much its findings matter rests on the time of the steps."""
 
+    is_of_loop: ClassVar[bool] = False
+    """Whether the time of its findings lies between or around the steps: then it is a share of the loop."""
+
     @property
     def levels(self) -> str:
         """From where on it is a warning, and critical: by its fields, unless its definition says it."""
         warning, critical = getattr(self, "warning", None), getattr(self, "critical", None)
         if self.help.levels is not None or warning is None or critical is None:
             return self.help.levels or ""
-        return f"{100 * warning:g} %, {100 * critical:g} % {self.help.of}".strip()
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002  # of subclasses
-        """What the time of its findings is a share of."""
-        return Whole(costs.steady.wall_ns, "a step")
+        return f"{100 * warning:g}%, {100 * critical:g}% {self.help.of}".strip()
 
     def stake_ns(self, finding: Finding) -> float:
         """What of a finding's time speaks for the verdict; less where another rule speaks of it, too."""
@@ -195,7 +174,7 @@ class ShareRule(Rule, frozen=True, kw_only=True):
         critical: share from which on it is critical.
         floor_ns: time per step below which nothing is found, whatever its share.
 
-    Source: 3 % and 15 % are the bands of TensorFlow's profiler for whatever is neither input nor compute
+    Source: 3% and 15% are the bands of TensorFlow's profiler for whatever is neither input nor compute
     (``input_pipeline_analysis`` in tensorflow/profiler: kernel launch and all other time).
     """
 
@@ -263,7 +242,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     Attributes:
         least_samples: in the calls.
 
-    Source: half of what TraceML takes for what is in a step and in none of its parts, 10 % and 20 %.
+    Source: half of what TraceML takes for what is in a step and in none of its parts, 10% and 20%.
     """
 
     what: ClassVar[str]
@@ -277,10 +256,6 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
     least_samples: int = 10
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as samples are of all of it."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without samples."""
         costs, hot = analysis.step_costs, analysis.hot_lines
@@ -293,13 +268,12 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(calls.reason)
         took_ns = calls.share * costs.loop.wall_ns
         least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
-        took = f"{milliseconds(took_ns)} a step"
         if calls.samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
-            return self.too_few(analysis, f"{self.what} {took}.")
+            return self.too_few(analysis, f"{self.what} {milliseconds(took_ns)} per step.")
         saved = f" That saves at least {milliseconds(took_ns)} per step." if self.is_lower_bound else ""
         return (
             self.found(
-                self.summary(analysis, calls, f"{took} ({percent(calls.share)} of {THE_LOOP})"),
+                self.summary(analysis, calls, COST),
                 f"{self.action(analysis, calls)}{saved}",
                 self.severity(calls.share),
                 saving_ns=took_ns,

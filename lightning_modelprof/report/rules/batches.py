@@ -54,7 +54,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
             " backward and optimizer take beyond the FLOPs and bytes of the counted step at 4 GFLOP/s"
             " and 2 GB/s, and no more than 30 us for each operator, without a promise; a hint"
         ),
-        levels="50 % of the median step",
+        levels="50% of the median step",
         where="lines that make a `DataLoader`",
     )
 
@@ -87,9 +87,8 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
             return self._judge_work(found, analysis)
         share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
         said = (
-            f"A step with {found.num_samples:,} {analysis.info.sample_unit} takes"
-            f" {milliseconds(found.step_ns)}, of which {milliseconds(found.fixed_ns)} ({percent(share)} of"
-            " the median step) would be the same with any batch"
+            f"About {percent(share)} of a step with {found.num_samples:,} {analysis.info.sample_unit}"
+            f" ({milliseconds(found.fixed_ns)}) would take as long with any batch"
         )
         evidence = _evidence(found)
         if least < self._least(analysis) or found.least_fixed_ns < self.floor_ns:
@@ -140,13 +139,13 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         """Where all batches are of one size: of calling operators, which does not depend on it."""
         share = found.fixed_ns / found.step_ns
         evidence = _evidence(found)
-        overhead = f"{milliseconds(found.fixed_ns)} ({percent(share)} of the median step)"
+        overhead = f"{percent(share)} of a step ({milliseconds(found.fixed_ns)})"
         if share < self._least(analysis) or found.fixed_ns < self.floor_ns:
             return self.clean(f"Calling operators takes at least {overhead}.", evidence)
         return (
             self.found(
-                f"A step takes {milliseconds(found.step_ns)}, at least {overhead} of it for calling"
-                f" operators. Its FLOPs need at most {milliseconds(found.compared_ns - found.fixed_ns)}.",
+                f"Calling operators takes at least {overhead}. Its FLOPs need at most"
+                f" {milliseconds(found.compared_ns - found.fixed_ns)}.",
                 "",
                 Severity.INFO,
                 title="Operator call overhead dominates",

@@ -18,16 +18,14 @@ from lightning_modelprof.analysis.source.logging_calls import (
     LoggingCalls,
     LoggingLine,
 )
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
-    THE_LOOP,
     Rule,
     RuleHelp,
     SampledCallsRule,
     ShareRule,
-    Whole,
     count,
     duration,
     lines_that_call,
@@ -87,10 +85,6 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
                 found.append(self._one(analysis, name, times, per_step_ns, share))
         return tuple(found) or self.clean(f"The slowest callback takes {milliseconds(slowest_ns)} a step.")
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as hooks run where no step is."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def _one(
         self, analysis: Analysis, name: str, times: list[CallbackTime], per_step_ns: float, share: float
     ) -> Finding:
@@ -102,7 +96,7 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             location_of(places[one.hook]) if one.hook in places else Location(function=f"{name}.{one.hook}")
             for one in worst
         ]
-        evidence: list[Evidence] = [duration("per step", per_step_ns), ratio("share of the loop", share)]
+        evidence: list[Evidence] = [duration("per step", per_step_ns)]
         for one in worst[:3]:
             evidence += [
                 duration(f"{one.hook} per call", one.total_ns / one.calls),
@@ -110,7 +104,7 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             ]
         is_bar = "ProgressBar" in name.partition("{")[0]
         return self.found(
-            f"{name} takes {milliseconds(per_step_ns)} a step ({percent(share)} of the loop), most of it in"
+            f"{name} takes {COST}, most of it in"
             f" {worst[0].hook}, which ran {worst[0].calls} times for"
             f" {milliseconds(worst[0].total_ns / worst[0].calls)}.",
             "Draw the progress bar less often: RichProgressBar(refresh_rate=20), or none:"
@@ -297,7 +291,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     Attributes:
         least_samples: below such calls.
 
-    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+    Source: 10% and 20% are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
         What Lightning does with logged values after the batch is the phase Logging (``slow_logger``). The
@@ -325,10 +319,6 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.10
     critical: float = 0.20
     least_samples: int = 10
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as samples are of all of it."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def stake_ns(self, finding: Finding) -> float:
         """Only what is in the step's own phases."""

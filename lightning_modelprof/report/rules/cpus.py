@@ -11,21 +11,19 @@ from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.loader import loader_advice
 from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
-    THE_LOOP,
     Rule,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     ratio,
-    usual_step,
 )
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
-from lightning_modelprof.units import digits, milliseconds, percent
+from lightning_modelprof.units import digits, percent
 
 
 class SingleCpuThread(Rule, frozen=True, kw_only=True):
@@ -45,7 +43,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "The model runs on one of several CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
         "on the CPU: torch uses one thread although more CPUs are free, forward and backward are"
-        " at least 50 % of the step, and so is the training thread's CPU time; a CPU that a"
+        " at least 50% of the step, and so is the training thread's CPU time; a CPU that a"
         " computing worker is advised for is not free; a hint"
     )
 
@@ -70,7 +68,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         cpu = analysis.batch_cpu
         workers = max(present, _advised_workers(costs, setup, cpu))
         free = setup.usable_cpus - setup.local_world_size * (1 + workers)
-        idle = None if isinstance(cpu, Absent) else cpu.idle_cpus(usual_step(costs, costs.typical).ns)
+        idle = None if isinstance(cpu, Absent) else cpu.idle_cpus(costs.usual_wall_ns(costs.typical))
         if idle is not None:
             free = min(free, idle - (workers - present))
         share = costs.typical.share("forward", "backward")
@@ -106,7 +104,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
 
 def _advised_workers(costs: StepCosts, setup: TrainingSetup, cpu: BatchCpu | Absent) -> int:
     """Workers that another rule may advise and that compute."""
-    wait_ns, (wall_ns, _) = costs.usual_wait_ns(), usual_step(costs, costs.typical)
+    wait_ns, wall_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
     if isinstance(cpu, Absent) or cpu.is_computing is False or not wait_ns or not wall_ns:
         return 0
     return loader_advice(setup.loaders, setup.usable_cpus, wait_ns, wall_ns, cpu).num_workers or 0
@@ -165,8 +163,8 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
         hint: share of the loop from which on it is a hint.
         warning: share from which on it is a warning.
 
-    Source: on two CPUs with a convolution network on two threads, the share was 0.0 % on a quiet machine and
-    44 % beside one busy process, with steps 3.7 times as long.
+    Source: on two CPUs with a convolution network on two threads, the share was 0.0% on a quiet machine and
+    44% beside one busy process, with steps 3.7 times as long.
     """
 
     kind: ClassVar[str] = "busy_cpus"
@@ -176,7 +174,7 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
             "share of the loop in which the training thread was ready to run and had no CPU"
             " (`/proc/thread-self/schedstat`); all times are longer for it"
         ),
-        levels="hint 10 %, warning 25 % of the loop",
+        levels="hint 10%, warning 25% of the loop",
     )
     rests_on_time: ClassVar[bool] = False
 
@@ -251,10 +249,6 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.10
     critical: float = 0.30
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each thread, clean, or not evaluated without samples."""
         costs, hot = analysis.step_costs, analysis.hot_lines
@@ -278,8 +272,7 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
                 self.found(
                     f"The thread {thread.name} of this process had a CPU in"
                     f" {percent(thread.cpu_ns / samples.loop_ns)} of the time. One thread runs Python"
-                    f" at a time, so that costs the training up to {milliseconds(cost_ns)} a step"
-                    f" ({percent(share)} of {THE_LOOP}).",
+                    f" at a time, so that costs the training up to {COST}.",
                     "Run this less often, or in a process of its own: the training waits while this thread"
                     " runs Python.",
                     self.severity(share),

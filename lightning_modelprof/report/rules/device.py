@@ -16,6 +16,7 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.device_shares import lost_work
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
     NO_SETUP,
@@ -81,7 +82,7 @@ class DeviceRule(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(ON_THE_CPU)
         circumstances = Circumstances(
             is_run=True,
-            step_ns=costs.steady.wall_ns,
+            step_ns=costs.step_ns,
             sites=None if analysis.cost is None else analysis.cost.sites,
             setup=analysis.setup,
         )
@@ -126,8 +127,8 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
 
     With this package's phases in the trace only that in forward, backward and optimizer.
 
-    Source: 10 % and 30 % are this project's own: a profiler makes each launch longer, so a few percent say
-    nothing. torch_tb_profiler advises from 50 % on.
+    Source: 10% and 30% are this project's own: a profiler makes each launch longer, so a few percent say
+    nothing. torch_tb_profiler advises from 50% on.
     """
 
     kind: ClassVar[str] = "launch_bound"
@@ -158,7 +159,6 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         launches = _launches(traces)
         evidence = [
             duration(HOST_LATE, late_ns),
-            ratio("share of the step", share),
             duration("longest stretch", facts.longest_launch_ns),
             count("kernels per step", num_kernels),
             *_kernel_evidence(launches),
@@ -171,9 +171,8 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
             return (self._late_work(traces, work, work_ns, work.time_ns / facts.steps_ns, evidence),)
         return (
             self.found(
-                f"In {milliseconds(late_ns)} of a step ({percent(share)}) the device has nothing to do,"
-                f" because the host has not launched the next work yet, at most"
-                f" {milliseconds(facts.longest_launch_ns)} at a stretch. {_kernels(num_kernels, launches)}",
+                f"The GPU is idle for {COST} because the CPU launches its work too late (longest gap"
+                f" {milliseconds(facts.longest_launch_ns)}). {_kernels(num_kernels, launches)}",
                 _ACTION,
                 self.severity(share),
                 saving_ns=late_ns,
@@ -195,8 +194,7 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         on_path = "" if path is None else f" It is {percent(path)} of the critical path."
         what = _what(work)
         return self.found(
-            f"The GPU is idle for {milliseconds(work_ns)} per step ({percent(share)}) while the CPU runs"
-            f" {what}.{on_path}",
+            f"The GPU is idle for {COST} while the CPU runs {what}.{on_path}",
             _advice(work),
             self.severity(share),
             title="The GPU waits for other work on the CPU",
@@ -338,6 +336,7 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         where="the functions",
     )
     takes_time_there: ClassVar[bool] = False
+    is_of_loop: ClassVar[bool] = True
 
     least: int = 1
     floor_ns: float = FLOOR_NS
@@ -365,12 +364,7 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         places = dict.fromkeys(_place(one) for one in again)
         return (
             self.found(
-                _summary(compiled, len(again), breaks)
-                + (
-                    f" That took {milliseconds(cost_ns)} a step ({percent(share)} of the loop)."
-                    if again and cost_ns
-                    else ""
-                ),
+                _summary(compiled, len(again), breaks) + (f" That took {COST}." if again and cost_ns else ""),
                 "torch.compile(..., dynamic=True) or batches of one shape (drop_last=True, padding) against"
                 " recompilations; fullgraph=True shows where graphs break.",
                 self.severity(share) if is_slow and share is not None else Severity.INFO,
@@ -380,7 +374,6 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
                     count("recompilations", len(again)),
                     count("graph breaks", breaks),
                     duration("recompiling per step", cost_ns),
-                    ratio("share of the loop", share),
                 ],
             ),
         )

@@ -15,7 +15,8 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
-from lightning_modelprof.report.rules.base import RuleHelp, count, duration, ratio
+from lightning_modelprof.report.one_step import COST
+from lightning_modelprof.report.rules.base import RuleHelp, count, duration
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
 from lightning_modelprof.run.sites import (
     BATCH_START,
@@ -26,7 +27,7 @@ from lightning_modelprof.run.sites import (
     SourceSite,
     StepSites,
 )
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 HOST_WAIT: Final = "host's wait per step"
 """Label of the evidence that says how long the host waits."""
@@ -117,7 +118,7 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         if not self.is_found(share, cost_ns):
             return self.clean(
                 self._clean_summary(waits, facts, circumstances, cost_ns),
-                (duration("at stake per step", cost_ns), ratio("share of the step", share)),
+                (duration("at stake per step", cost_ns),),
             )
         spots = spots_of(waits, circumstances.sites, self.site_kinds)
         return tuple(
@@ -195,14 +196,14 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         sites = tuple(dict.fromkeys(site for spot in spots for site in spot.sites))
         places: dict[Location, None] = dict.fromkeys(place for spot in spots for place in spot.locations)
         found = self.found(
-            f"{_times(calls)} a step the host waits in {what}, {milliseconds(host_ns)} in all. After that the"
-            f" device waits for the host: without, it would be done {self.bound_word}{milliseconds(cost_ns)}"
-            f" earlier ({percent(share)} of a step).",
+            f"The CPU waits {_times(calls)} per step in {what}, for {milliseconds(host_ns)}. The GPU then"
+            f" idles until the CPU launches more. Without these waits it finishes"
+            f" {self.bound_word}{COST} earlier.",
             self.advice([wait for spot in spots for wait in spot.waits], sites, circumstances),
             self._severity(share, cost_ns),
             saving_ns=cost_ns,
             places=tuple(places)[:_MOST_LOCATIONS],
-            evidence=_evidence(cost_ns, share, calls, host_ns),
+            evidence=_evidence(cost_ns, calls, host_ns),
             slices=[
                 Slices(name=name, kind="operator")
                 for wait in spots[0].waits[:1]
@@ -328,10 +329,9 @@ _MOST_FINDINGS: Final = 5
 _MOST_LOCATIONS: Final = 10
 
 
-def _evidence(cost_ns: float, share: float, calls: float, host_ns: float) -> list[Evidence]:
+def _evidence(cost_ns: float, calls: float, host_ns: float) -> list[Evidence]:
     return [
         duration("at stake per step", cost_ns),
-        ratio("share of the step", share),
         count("waits per step", calls),
         duration(HOST_WAIT, host_ns),
     ]

@@ -28,29 +28,41 @@ from lightning_modelprof.report.advice.workers import (
     waited_for,
 )
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
+from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
-    THE_LOOP,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     lines_that_call,
     ratio,
     text,
-    usual_step,
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 _WAIT: Final = "wait per step"
 
 
-class InputBound(ShareRule, frozen=True, kw_only=True):
+class WaitForData(ShareRule, frozen=True, kw_only=True):
+    """A rule about the wait for data; robust means decide, means are said."""
+
+    def share_of_wait(self, costs: StepCosts) -> float | None:
+        """Of a usual step; ``None`` where fetches were not seen."""
+        wait_ns, wall_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
+        return wait_ns / wall_ns if wait_ns is not None and wall_ns else None
+
+    def is_wait_found(self, costs: StepCosts, share: float) -> bool:
+        """Whether the wait is worth a finding."""
+        wait_ns = costs.usual_wait_ns() or 0.0
+        return self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader"))
+
+
+class InputBound(WaitForData, frozen=True, kw_only=True):
     """The mean time per clean step in which the loop waits for its batch is more than a share of the step.
 
     Workers advised: if one worker makes a batch in T and the rest of a step takes C, w workers deliver one
@@ -64,7 +76,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
     Rows that are only indexed and joined, batches that a worker hands over no faster, and batches that were
     ready in nine of ten fetches are a hint, unless they are critical: any DataLoader takes so long.
 
-    Source: 5 % and 20 % are the bands of TensorFlow's profiler for input.
+    Source: 5% and 20% are the bands of TensorFlow's profiler for input.
 
     Caveats:
         T is that of one process alone; workers that share a disk or a lock are slower together.
@@ -90,10 +102,6 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.05
     critical: float = 0.20
     least_samples: int = 10
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of a usual clean step."""
-        return usual_step(costs, costs.typical)
 
     def stake_ns(self, finding: Finding) -> float:
         """All of the wait: the loop is bound by it, whatever there is to gain."""
@@ -124,13 +132,13 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
         costs = analysis.step_costs
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
-        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), self.whole(analysis, costs)
-        if wait_ns is None or not wall_ns:
+        wait_ns, wall_ns = costs.typical.exposed_wait_ns, costs.step_ns
+        share = self.share_of_wait(costs)
+        if wait_ns is None or share is None:
             return self.not_evaluated("the fetches of batches were not seen")
-        share = wait_ns / wall_ns
-        evidence = [duration(_WAIT, wait_ns), ratio(f"share of {whole}", share)]
-        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
-            return self.clean(f"Batches are waited for {milliseconds(wait_ns)} a step.", evidence)
+        evidence = [duration(_WAIT, wait_ns)]
+        if not self.is_wait_found(costs, share):
+            return self.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
         setup = analysis.setup
         loaders = () if setup is None else setup.loaders
         cpus = None if setup is None else setup.usable_cpus
@@ -159,8 +167,7 @@ class InputBound(ShareRule, frozen=True, kw_only=True):
             severity = Severity.INFO if severity is Severity.WARNING else Severity.WARNING
         return (
             self.found(
-                f"{whole[:1].upper()}{whole[1:]} of {milliseconds(wall_ns)} waits {milliseconds(wait_ns)}"
-                f" ({percent(share)} of it) for its batch.{told}{advice.told}",
+                f"Training waits {per_step(wait_ns, wall_ns)} for data.{told}{advice.told}",
                 advice.action,
                 severity,
                 saving_ns=advice.saving_ns,
@@ -183,7 +190,7 @@ def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list
     return [*(lines_that_call(setup, "DataLoader") if is_torchs else ()), *places]
 
 
-class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
+class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
     """``num_workers=0`` while the wait for batches is more than a share of the step.
 
     It names a cause of ``input_bound`` and has no time of its own, so that nothing counts twice.
@@ -196,7 +203,7 @@ class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
             "the same, with `num_workers=0`, below what `input_bound` speaks of, where workers would"
             " save; a hint"
         ),
-        levels="1 %",
+        levels="1%",
         where="data set",
     )
 
@@ -219,11 +226,11 @@ class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated("there is no DataLoader of torch's")
         if loader.num_workers:
             return self.clean(f"num_workers is {loader.num_workers}.")
-        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), usual_step(costs, costs.typical)
-        if wait_ns is None or not wall_ns:
+        wait_ns, wall_ns = costs.typical.exposed_wait_ns, costs.step_ns
+        share = self.share_of_wait(costs)
+        if wait_ns is None or share is None:
             return self.not_evaluated("the fetches of batches were not seen")
-        share = wait_ns / wall_ns
-        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
+        if not self.is_wait_found(costs, share):
             return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
         if share >= self.covered:
             return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
@@ -241,14 +248,13 @@ class SynchronousLoader(ShareRule, frozen=True, kw_only=True):
             return self.clean("num_workers is 0, and workers would save little.")
         return (
             self.found(
-                f"num_workers is 0: {whole} stands still for {milliseconds(wait_ns)} ({percent(share)} of it)"
-                f" while its batch is made.{advice.told}",
+                f"num_workers is 0, so training stops for {per_step(wait_ns, wall_ns)} while its batch is"
+                f" made.{advice.told}",
                 advice.action,
                 Severity.INFO,
                 places=[loader.dataset],
                 evidence=[
                     duration("wait per step", wait_ns),
-                    ratio(f"share of {whole}", share),
                     *advice.evidence,
                 ],
             ),
@@ -280,10 +286,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
     bound: ClassVar[str | None] = "input_bound"
     takes_time_there: ClassVar[bool] = False
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as it is spread over all of it."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
+    is_of_loop: ClassVar[bool] = True
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated within a single epoch."""
@@ -305,7 +308,6 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
             duration("per step", total_ns),
-            ratio("share of the loop", share),
             duration("per epoch", each_ns),
             duration("first batch of an epoch, waited for anyway", first_ns),
             count("epochs begun", bounds.num_all),
@@ -316,7 +318,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
-                f" {milliseconds(each_ns)}: {milliseconds(total_ns)} a step ({percent(share)} of the loop),"
+                f" {milliseconds(each_ns)}: {COST},"
                 " without the first batch, which is waited for anyway.",
                 f"{loader_call(setup, loader, persistent_workers=True)}: it is False now.",
                 self.severity(share),
@@ -384,7 +386,7 @@ _TENSORS: Final = "TensorDataset."
 _MOSTLY: Final = 0.5
 
 
-class RepeatedWork(ShareRule, frozen=True, kw_only=True):
+class RepeatedWork(WaitForData, frozen=True, kw_only=True):
     """A few samples of the data set, hashed in batches of several epochs, where the loop waits for batches.
 
     It is found where all of them had the same bytes each time their index came. One that differs, as of
@@ -406,7 +408,7 @@ class RepeatedWork(ShareRule, frozen=True, kw_only=True):
             "`input_bound`'s wait for more than indexing rows, and 12 samples or more were the same"
             " each time their index came (below); a hint"
         ),
-        levels="5 %",
+        levels="5%",
         where="data set, `collate_fn`",
     )
     takes_time_there: ClassVar[bool] = False
@@ -414,10 +416,6 @@ class RepeatedWork(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.05
     critical: float = 0.20
     least_compared: int = 12
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of a usual clean step."""
-        return usual_step(costs, costs.typical)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where too few samples could be compared."""
@@ -428,12 +426,11 @@ class RepeatedWork(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(costs.reason)
         if setup is None or not setup.loaders:
             return self.not_evaluated(NO_SETUP if setup is None else "the dataloader was not seen")
-        wait_ns, (wall_ns, whole) = costs.usual_wait_ns(), self.whole(analysis, costs)
-        if wait_ns is None or not wall_ns:
+        wait_ns, share = costs.typical.exposed_wait_ns, self.share_of_wait(costs)
+        if wait_ns is None or share is None:
             return self.not_evaluated("the fetches of batches were not seen")
-        share = wait_ns / wall_ns
-        if not self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader")):
-            return self.clean(f"Batches are waited for {milliseconds(wait_ns)} a step.")
+        if not self.is_wait_found(costs, share):
+            return self.clean(f"Training waits {milliseconds(wait_ns)} per step for data.")
         if why := _nothing_to_keep(analysis, setup.loaders[0], wait_ns):
             return self.clean(why)
         if seen is None:
@@ -455,9 +452,8 @@ class RepeatedWork(ShareRule, frozen=True, kw_only=True):
         each = " in each worker that keeps them" if setup.loaders[0].num_workers else ""
         return (
             self.found(
-                f"All {seen.num_compared} samples that were compared are the same each time their index"
-                f" comes ({seen.num_indices} indices); {whole} waits {milliseconds(wait_ns)}"
-                f" ({percent(share)} of it) for its batch.",
+                f"All {seen.num_compared} compared samples were the same each time their index came"
+                f" ({seen.num_indices} indices). Training waits {per_step(wait_ns, costs.step_ns)} for data.",
                 f"Make each sample once and keep it, in memory or in files. {memory}{each}."
                 " Keep what is random behind it."
                 f"{'' if owner is None else owner.cheaper_batches}",

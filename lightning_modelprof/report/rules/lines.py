@@ -14,13 +14,11 @@ from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.advice.lines import MANY_OPERATORS, advice_for, module_pace
 from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
-    MEDIAN_STEP,
     NO_SETUP,
-    THE_LOOP,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     ratio,
@@ -28,7 +26,7 @@ from lightning_modelprof.report.rules.base import (
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import LineCount
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 _LEAST_OWN: Final = 0.25
 
@@ -81,7 +79,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     Attributes:
         least_samples: on the lines.
 
-    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+    Source: 10% and 20% are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
         The time at stake is that of the host at these lines, and of a loop at least what backward takes for
@@ -110,10 +108,6 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.10
     critical: float = 0.20
     least_samples: int = 10
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as samples are of all of it."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each line or loop, clean, or not evaluated without samples or an inspected step."""
@@ -167,9 +161,8 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
         )
         sequences = " A recurrent cell has a layer for whole sequences: nn.LSTM, nn.GRU, nn.RNN."
         return self.found(
-            f"{where} of {first.function} in {loop.module or 'the model'} {does}, and {percent(share)} of the"
-            f" samples are there: {milliseconds(took_ns)} a step."
-            + (f" Backward runs for them at least {milliseconds(backward_ns)} more." if backward_ns else ""),
+            f"{where} of {first.function} in {loop.module or 'the model'} {does}: {COST}"
+            + (f", at least {milliseconds(backward_ns)} of it in backward." if backward_ns else "."),
             "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
             f" are mostly overhead.{sequences if loop.calls_modules else ''}"
             if loop.operators
@@ -323,10 +316,6 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
     least_samples: int = 10
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as samples are of all of it."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for the function that takes most, clean, or not evaluated without samples or a step."""
         costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
@@ -351,7 +340,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"What {found[0].function} computes here does not depend on the batch or on trainable"
-                f" parameters: {milliseconds(took_ns)} a step ({percent(share)} of the samples).",
+                f" parameters: {COST}.",
                 "Compute it once, in __init__ or on_fit_start, and keep it (register_buffer); where it"
                 " depends on a size, keep it for each size.",
                 self.severity(share),
@@ -384,7 +373,7 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     attention) in the counted step, and its ``forward`` is the user's. Such a module moves data about or
     computes a loss; on a device that should be little beside the layers.
 
-    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+    Source: 10% and 20% are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
         Not all of the time can be saved: whatever the module computes still has to be computed. Its
@@ -407,10 +396,6 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
 
     warning: float = 0.10
     critical: float = 0.20
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the median step."""
-        return Whole(costs.typical.median_wall_ns, MEDIAN_STEP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each such module, clean, or not evaluated where modules were not timed."""
@@ -447,14 +432,14 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     ) -> Finding:
         return self.found(
             f"{module.path} ({module.type_name}) has no parameters and multiplies no matrices, and its"
-            f" forward takes {milliseconds(took_ns)} ({percent(share)} of {MEDIAN_STEP}).",
+            f" forward takes {COST}.",
             advice_for(analysis, place.file, place.line, "it")
             + " Perhaps a module of torch's own does the same.",
             self.severity(share),
             title=f"{module.type_name} takes long, without a parameter",
             saving_ns=took_ns,
             places=[Location(file=place.file, line=place.line, function=place.name, module=module.path)],
-            evidence=[duration("forward per step", took_ns), ratio(f"share of {MEDIAN_STEP}", share)],
+            evidence=[duration("forward per step", took_ns)],
         )
 
 
@@ -496,7 +481,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     Some of Forward is Lightning's own code around the step method, which slows down with the machine like its
     loop does: what is less than the median of the phase Loop is not told apart from it.
 
-    Source: 10 % and 20 % are the bands of TraceML for what is in a step and in none of its parts.
+    Source: 10% and 20% are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
         What the step does in less than three of four steps is not seen. Timing modules costs them some time,
@@ -522,10 +507,6 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
 
     warning: float = 0.10
     critical: float = 0.20
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the median step."""
-        return Whole(costs.typical.median_wall_ns, MEDIAN_STEP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where modules were not timed."""
@@ -555,7 +536,6 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [
             duration("outside of the modules", rest_ns),
-            ratio(f"share of {MEDIAN_STEP}", share),
             duration("forward", forward_ns),
             duration("in the modules", model_ns),
             *([duration("in logging calls", logging_ns)] if logging_ns else ()),
@@ -573,10 +553,8 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             return self.clean(f"The step's own code takes {milliseconds(rest_ns)} a step.", evidence)
         return (
             self.found(
-                f"{name} takes {milliseconds(forward_ns)}, of which the model's modules take"
-                f" {milliseconds(model_ns)}: {milliseconds(rest_ns)} ({percent(share)} of {MEDIAN_STEP}) are"
-                " in its own code, such as the loss."
-                + (f" Its backward takes about {milliseconds(backward_ns)} more." if backward_ns else ""),
+                f"{name}'s own code, such as the loss, takes {COST} outside the model's modules"
+                + (f", about {milliseconds(backward_ns)} of it in backward." if backward_ns else "."),
                 advice_for(
                     analysis,
                     None if place is None else place.file,

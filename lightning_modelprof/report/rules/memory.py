@@ -74,14 +74,14 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Memory grows from step to step"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "slope (Theil-Sen) of the second half of the memory curve, in 1,000 steps; its 95 %"
+            "slope (Theil-Sen) of the second half of the memory curve, in 1,000 steps; its 95%"
             " interval above 0, 4 MiB seen, not levelling off; of the process's own memory critical"
             " only after 30 s. Or growth within epochs (slope over pairs of one epoch), half of it"
             " gone at their end (the process may keep what CPU tensors free: then it does not show)."
             " Attributes of the model and the callbacks that grew in at least 4 looks in a row are"
             " named, by an element a step or more"
         ),
-        levels="16 MiB (in an epoch, too) and 1 % of the level; critical: full within 24 h",
+        levels="16 MiB (in an epoch, too) and 1% of the level; critical: full within 24 h",
     )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
@@ -146,8 +146,8 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
                 Evidence(label=f"growth in an epoch, {name}", value=growth.grown_bytes, unit=Unit.BYTES),
                 Evidence(label="fall after it", value=growth.fallen_bytes, unit=Unit.BYTES),
                 Evidence(label="growth a step", value=growth.bytes_per_step, unit=Unit.BYTES),
-                Evidence(label="least, 95 % interval", value=growth.low, unit=Unit.BYTES),
-                Evidence(label="most, 95 % interval", value=growth.high, unit=Unit.BYTES),
+                Evidence(label="least, 95% interval", value=growth.low, unit=Unit.BYTES),
+                Evidence(label="most, 95% interval", value=growth.high, unit=Unit.BYTES),
                 Evidence(label="highest level", value=growth.level_bytes, unit=Unit.BYTES),
                 count("epochs", growth.num_epochs),
             ),
@@ -158,7 +158,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         full_ns = _full_in_ns(growth, use.record, step_ns)
         summary = (
             f"{name[0].upper()}{name[1:]} grows by {size(per)} in {_PER:,} steps"
-            f" (95 % interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
+            f" (95% interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
         )
         if full_ns is not None:
             summary += f"; at that rate it is full in about {full_ns / _HOUR_NS:.2g} hours"
@@ -210,8 +210,8 @@ def _evidence(growth: Growth) -> tuple[Evidence, ...]:
         Evidence(
             label=f"growth in {_PER:,} steps, {name}", value=growth.bytes_per_step * _PER, unit=Unit.BYTES
         ),
-        Evidence(label="least, 95 % interval", value=growth.low * _PER, unit=Unit.BYTES),
-        Evidence(label="most, 95 % interval", value=growth.high * _PER, unit=Unit.BYTES),
+        Evidence(label="least, 95% interval", value=growth.low * _PER, unit=Unit.BYTES),
+        Evidence(label="most, 95% interval", value=growth.high * _PER, unit=Unit.BYTES),
         Evidence(label="level", value=growth.level_bytes, unit=Unit.BYTES),
         count("from step", growth.first_step),
         count("to step", growth.last_step),
@@ -241,7 +241,7 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
     kind: ClassVar[str] = "memory_fragmentation"
     title: ClassVar[str] = "Much of the reserved memory is unused"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "most reserved less most allocated; or the cache was given back", levels="30 % and 1 GiB"
+        "most reserved less most allocated; or the cache was given back", levels="30% and 1 GiB"
     )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
@@ -291,7 +291,7 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
     Attributes:
         warning, critical: shares.
 
-    Source: 92 % and 97 % are the bands of TraceML.
+    Source: 92% and 97% are the bands of TraceML.
     """
 
     kind: ClassVar[str] = "memory_near_capacity"

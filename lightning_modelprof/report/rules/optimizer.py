@@ -8,25 +8,22 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.owners import owner_of_optimizer
 from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.one_step import per_step
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
     RuleHelp,
     SampledCallsRule,
     ShareRule,
-    Whole,
     count,
     duration,
-    ratio,
-    usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import OptimizerSetup, TrainingSetup
 from lightning_modelprof.run.stacks import StackFrame
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 _FUSED_ON_CPU: Final = 0.25
 """What is left of the step of an optimizer on the CPU when it is fused."""
@@ -35,15 +32,15 @@ _FUSED_ON_CPU: Final = 0.25
 class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     """The phase Optimization is more than a share of the step, and an optimizer that could be fused is not.
 
-    On the CPU three quarters of the phase are at stake, and severity is by that; below 10 % of the step it is
+    On the CPU three quarters of the phase are at stake, and severity is by that; below 10% of the step it is
     a hint. What fusing would save on another device is not known before it is tried, so nothing is at stake.
 
     Attributes:
         least_tensors: parameters from which on it is worth a word.
         cpu_warning, cpu_critical: shares of the step that fusing saves on the CPU.
 
-    Source: 3 % and 15 % as for all overheads. On one CPU, ``fused=True`` took 13 to 43 % of the time of Adam
-    and AdamW, and 19 to 63 % of that of SGD with momentum, for 40 to 480 tensors of 16 to 262,144 numbers.
+    Source: 3% and 15% as for all overheads. On one CPU, ``fused=True`` took 13 to 43% of the time of Adam
+    and AdamW, and 19 to 63% of that of SGD with momentum, for 40 to 480 tensors of 16 to 262,144 numbers.
     """
 
     kind: ClassVar[str] = "optimizer_not_fused"
@@ -51,7 +48,7 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "Optimization takes long and an optimizer of at least 32 parameters could be fused; on"
-            " the CPU by three quarters of the phase, a hint below 10 %, critical from 20 %"
+            " the CPU by three quarters of the phase, a hint below 10%, critical from 20%"
         ),
         where="`configure_optimizers`",
     )
@@ -63,10 +60,6 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     cpu_warning: float = 0.10
     cpu_critical: float = 0.20
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of a usual clean step."""
-        return usual_step(costs, costs.typical)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without a fit."""
         costs, setup = analysis.step_costs, analysis.setup
@@ -76,8 +69,9 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(costs.reason)
         if setup is None:
             return self.not_evaluated(NO_SETUP)
-        cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "optimizer"), self.whole(analysis, costs)
-        if cost_ns is None or not wall_ns:
+        usual_ns, wall_ns = costs.usual_ns(costs.typical, "optimizer"), costs.usual_wall_ns(costs.typical)
+        cost_ns = costs.typical.phases_ns.get("optimizer")
+        if usual_ns is None or cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of the optimizer was not seen")
         on_cpu = analysis.info.device_type == "cpu"
         slow = [
@@ -85,16 +79,18 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
             for one in setup.optimizers
             if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cpu)
         ]
-        share = cost_ns / wall_ns
-        evidence = [duration("optimizer per step", cost_ns), ratio(f"share of {whole}", share)]
-        if not slow or not self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "optimizer")):
+        share = usual_ns / wall_ns
+        evidence = [duration("optimizer per step", cost_ns)]
+        if not slow or not self.is_found(
+            share, usual_ns, costs.least_of(usual_ns, costs.typical, "optimizer")
+        ):
             return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
         one = slow[0]
         saving_ns = (1 - _FUSED_ON_CPU) * cost_ns if on_cpu else None
         return (
             self.found(
-                f"{one.kind} steps {one.num_tensors} parameters one by one, in {milliseconds(cost_ns)}"
-                f" ({percent(share)} of {whole}).",
+                f"{one.kind} steps {one.num_tensors} parameters one by one, in"
+                f" {per_step(cost_ns, costs.step_ns)}.",
                 f"{_call(setup, one)}: foreach is {one.foreach}, fused is {one.fused} now. Measure it.",
                 self._severity_on_cpu((1 - _FUSED_ON_CPU) * share) if on_cpu else self.severity(share),
                 saving_ns=saving_ns,

@@ -11,19 +11,17 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
-    THE_LOOP,
     Rule,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     lines_that_call,
     ratio,
-    usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -56,20 +54,21 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(costs.reason)
         if setup is None:
             return self.not_evaluated(NO_SETUP)
-        means, (wall_ns, whole) = self.means(costs), self.whole(analysis, costs)
-        cost_ns = least_ns = means.phases_ns.get(self.phase)
+        means = self.means(costs)
+        cost_ns = usual_ns = least_ns = means.phases_ns.get(self.phase)
+        wall_ns = costs.loop.wall_ns
         if self.is_in_every_step and cost_ns is not None:
-            cost_ns = costs.usual_ns(means, self.phase) or 0.0
-            least_ns = costs.least_of(cost_ns, means, self.phase)
-        if cost_ns is None or not wall_ns:
+            usual_ns, wall_ns = costs.usual_ns(means, self.phase) or 0.0, costs.usual_wall_ns(means)
+            least_ns = costs.least_of(usual_ns, means, self.phase)
+        if cost_ns is None or usual_ns is None or not wall_ns:
             return self.not_evaluated(f"the time of {self.what.lower()} was not seen")
-        share = cost_ns / wall_ns
-        evidence = [duration("per step", cost_ns), ratio(f"share of {whole}", share)]
-        if not self.is_found(share, cost_ns, least_ns):
+        share = usual_ns / wall_ns
+        evidence = [duration("per step", cost_ns)]
+        if not self.is_found(share, usual_ns, least_ns):
             return self.clean(f"{self.what} takes {milliseconds(cost_ns)} a step.", evidence)
         return (
             self.found(
-                f"{self.what} takes {milliseconds(cost_ns)} a step ({percent(share)} of {whole}).",
+                f"{self.what} takes {COST}.",
                 self._less(analysis.hot_lines, setup) or self.action(setup),
                 self.severity(share),
                 saving_ns=cost_ns,
@@ -88,12 +87,6 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
     def means(self, costs: StepCosts) -> PhaseMeans:
         """The steps that the share is of: for what surrounds the model the whole loop."""
         return costs.typical if PHASES[PHASE_INDEX[self.phase]].every_step else costs.loop
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """What its time is a share of; what is not in every step is always in the loop."""
-        if not self.is_in_every_step:
-            return Whole(costs.loop.wall_ns, THE_LOOP)
-        return usual_step(costs, self.means(costs))
 
     @abstractmethod
     def action(self, setup: TrainingSetup) -> str:
@@ -273,10 +266,6 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
     phases: ClassVar[tuple[str, ...]] = ("zero_grad",)
     bound: ClassVar[str | None] = "overhead_bound"
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of a usual clean step."""
-        return usual_step(costs, costs.typical)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated under manual optimization."""
         costs, setup = analysis.step_costs, analysis.setup
@@ -288,13 +277,14 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(NO_SETUP)
         if setup.manual_optimization:
             return self.not_evaluated("under manual optimization it is a part of the forward")
-        cost_ns, (wall_ns, whole) = costs.usual_ns(costs.typical, "zero_grad"), self.whole(analysis, costs)
-        if cost_ns is None or not wall_ns:
+        usual_ns, wall_ns = costs.usual_ns(costs.typical, "zero_grad"), costs.usual_wall_ns(costs.typical)
+        cost_ns = costs.typical.phases_ns.get("zero_grad")
+        if usual_ns is None or cost_ns is None or not wall_ns:
             return self.not_evaluated("the time of zero_grad was not seen")
-        share = cost_ns / wall_ns
-        evidence = [duration("per step", cost_ns), ratio(f"share of {whole}", share)]
+        share = usual_ns / wall_ns
+        evidence = [duration("per step", cost_ns)]
         hook = setup.module_hooks.get("optimizer_zero_grad")
-        is_slow = self.is_found(share, cost_ns, costs.least_of(cost_ns, costs.typical, "zero_grad"))
+        is_slow = self.is_found(share, usual_ns, costs.least_of(usual_ns, costs.typical, "zero_grad"))
         if hook is None or not (is_slow or setup.keeps_gradients):
             return self.clean(f"Clearing gradients takes {milliseconds(cost_ns)} a step.", evidence)
         action = (
@@ -304,7 +294,7 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         )
         return (
             self.found(
-                f"Clearing gradients takes {milliseconds(cost_ns)} ({percent(share)} of {whole})"
+                f"Clearing gradients takes {COST}"
                 + ("; they are filled with zeros, not dropped." if setup.keeps_gradients else "."),
                 action,
                 self.severity(share) if is_slow else Severity.INFO,
@@ -329,7 +319,7 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Much of the time passes before the first step"
     help: ClassVar[RuleHelp] = RuleHelp(
         "what passes before the first step (Around the loop); a hint",
-        levels="20 % of all that was seen, and 5 s",
+        levels="20% of all that was seen, and 5 s",
         where="the method of yours that takes most",
     )
     takes_time_there: ClassVar[bool] = False

@@ -8,21 +8,19 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.model import Finding, Location, Severity, Status
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_CUDA,
     NO_SETUP,
     Rule,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     lines_that_call,
     ratio,
     text,
-    usual_step,
 )
 from lightning_modelprof.report.rules.tensor_cores import (
     AMPERE,
@@ -191,10 +189,6 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.10
     critical: float = 0.30
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of a usual clean step."""
-        return usual_step(costs, costs.typical)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where the parameters' types are not known."""
         costs, setup = analysis.step_costs, analysis.setup
@@ -210,18 +204,17 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
         double = sum(one.elements for one in sizes if one.dtype == "float64")
         if not every or double <= every / 2:
             return self.clean("Parameters are not float64.")
-        phases = [costs.usual_ns(costs.typical, phase) or 0.0 for phase in self.phases]
-        cost_ns, (wall_ns, whole) = _HALF * sum(phases), self.whole(analysis, costs)
-        share = cost_ns / wall_ns if wall_ns else None
+        usual_ns = _HALF * sum(costs.usual_ns(costs.typical, phase) or 0.0 for phase in self.phases)
+        wall_ns, cost_ns = costs.usual_wall_ns(costs.typical), _HALF * costs.in_step_ns(self.phases)
+        share = usual_ns / wall_ns if wall_ns else None
         evidence = [ratio("share of the parameters", double / every), duration("about half of it", cost_ns)]
-        if share is None or not self.is_found(share, cost_ns):
+        if share is None or not self.is_found(share, usual_ns):
             return self.clean(f"float64 costs about {milliseconds(cost_ns)} a step.", evidence)
         is_meant = analysis.info.precision.startswith("64")
         return (
             self.found(
                 f"{percent(double / every)} of the parameters are float64. float32 takes half the bytes and"
-                f" fits twice as often into a vector: about {milliseconds(cost_ns)} a step"
-                f" ({percent(share)} of {whole}) less.",
+                f" fits twice as often into a vector. It saves about {COST}.",
                 "Take out .double() and float64, and make the data float32 where they are loaded: .float() or"
                 " astype('float32') of NumPy's arrays, which are float64 by default.",
                 Severity.INFO if is_meant else self.severity(share),

@@ -8,7 +8,6 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.ranks import LEAST_STEPS, OPTIMIZER, RankSkew, Straggler
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.distributed import Distributed
 from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks, awaited_rank, compare_ranks
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
@@ -18,11 +17,12 @@ from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
-from lightning_modelprof.report.rules.base import RuleHelp, ShareRule, Whole, count, duration, ratio, text
+from lightning_modelprof.report.one_step import COST
+from lightning_modelprof.report.rules.base import RuleHelp, ShareRule, count, duration, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.ranks import rank_file
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 _ADVICE: Final = {
     "dataloader": "Look at what makes batches slow on {rank} alone: what its part of the data is, where it"
@@ -71,11 +71,6 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = "straggler_bound"
     takes_time_there: ClassVar[bool] = False  # it does on the late rank, whose lines only itself has seen
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:
-        """Of the mean step of all ranks."""
-        skew = analysis.rank_skew
-        return super().whole(analysis, costs) if isinstance(skew, Absent) else Whole(skew.step_ns, "a step")
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without the steps of other ranks."""
         skew = analysis.rank_skew
@@ -96,7 +91,6 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
             duration(f"later than the others by, rank {late.rank}", late.late_ns),
             duration("the others wait where ranks meet", late.waited_ns),
             duration("a step would be shorter by", late.cost_ns),
-            ratio("share of the step", share),
         ]
         if late.is_ambiguous:
             return (self._either(skew, late, evidence),)
@@ -112,7 +106,7 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
             self.found(
                 f"{_takes(skew, late)}. They wait for it {milliseconds(late.awaited_ns)}, most of it in"
                 f" {_label(late.waiting_phase)}.{too} Without that a step would take"
-                f" {milliseconds(late.cost_ns)} ({percent(share)}) less."
+                f" {milliseconds(late.cost_ns) if may_cost_nothing else COST} less."
                 + (_MAY_COST_NOTHING.format(phase=phase) if may_cost_nothing else ""),
                 f"{advice.format(rank=rank, persistent=persistent)} Its own lines:"
                 f" lightning-modelprof report RUN/{rank_file(late.rank)}",
@@ -134,8 +128,8 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
         return self.found(
             f"{_takes(skew, late)}, and those take {milliseconds(late.awaited_ns)} more in {waiting}.{alike}"
             f" Either they wait there for {rank}. Or, if ranks meet in {phase}: the others are late in"
-            f" {waiting}, and {rank} waits for them. It costs a step {milliseconds(late.cost_ns)}"
-            f" ({percent(late.cost_ns / skew.step_ns)}).",
+            f" {waiting}, and {rank} waits for them. It costs"
+            f" {milliseconds(late.cost_ns)} per step.",
             f"Record traces of all ranks to see who waits. Then look at {phase} on {rank},"
             f" or at {waiting} on the others.",
             Severity.INFO,
@@ -188,7 +182,7 @@ _ACTION: Final = (
 class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
     """Communication in the steps that overlaps with no other kernel, over all ranks.
 
-    Source: 10 % is where torch_tb_profiler (pytorch/kineto, ``tb_plugin``) warns of communication. 30 % is
+    Source: 10% is where torch_tb_profiler (pytorch/kineto, ``tb_plugin``) warns of communication. 30% is
     this project's own.
 
     Caveats:
@@ -220,7 +214,6 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
         cost_ns = circumstances.per_step(exposed, steps_ns, sum(rank.num_steps for rank in known))
         evidence: list[Evidence] = [
             duration("exposed per step", cost_ns),
-            ratio("share of the step", share),
             ratio(
                 "share of communication that is exposed", exposed / max(sum(one.all_ns for one in known), 1)
             ),
@@ -238,8 +231,7 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
             share, cost_ns = share * (1 - wait_ns / cost_ns) if cost_ns else 0.0, cost_ns - wait_ns
             evidence = [
                 duration("transfer per step", cost_ns),
-                ratio("share of the step", share),
-                *evidence[2:],
+                *evidence[1:],
             ]
         if not self.is_found(share, cost_ns):
             waits = f" The ranks wait for rank {late.rank} in the rest." if late is not None else ""
@@ -253,8 +245,7 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
             waits = f" The wait for rank {late.rank} isn't in it."
         return (
             self.found(
-                f"In {milliseconds(cost_ns)} of a step ({percent(share)}) the ranks communicate and no kernel"
-                f" computes.{waits}",
+                f"The ranks communicate for {COST} while no kernel computes.{waits}",
                 _EQUAL_WORK if late is None and wait_ns > cost_ns / 2 else _ACTION,
                 self.severity(share),
                 saving_ns=cost_ns,
@@ -385,7 +376,6 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
             text(LATE_PHASE, late.phase),
             duration("longer than the others by", late.excess_ns),
             duration("the others wait", late.cost_ns),
-            ratio("share of the step", late.share),
             count("came last", late.last),
             count("of calls", late.calls),
         ]
@@ -399,8 +389,8 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
             )
         return (
             self.found(
-                f"The other ranks wait {milliseconds(late.cost_ns)} per step ({percent(late.share)}) for rank"
-                f" {late.rank}, which comes last in {late.last} of {late.calls} calls.{longer}",
+                f"The other ranks wait {COST} for rank {late.rank}, which"
+                f" comes last in {late.last} of {late.calls} calls.{longer}",
                 f"Find out why rank {late.rank} is slower{where}.",
                 self.severity(late.share),
                 title=f"The ranks wait for rank {late.rank}{where}",

@@ -11,25 +11,23 @@ from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, StepCosts
+from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
 from lightning_modelprof.report.advice.lines import location_at
 from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NOT_A_FIT,
-    THE_LOOP,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
-    ratio,
     text,
 )
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds
 
 _ADVICE: Final = {
     COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
@@ -82,7 +80,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
             "what slow clean steps (Slow steps) take beyond the median, by clean step; a hint, unless"
             " it is mostly the garbage collector, or one step of so many takes long in Forward"
         ),
-        levels="3 % of the mean clean step",
+        levels="3% of the mean clean step",
     )
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -100,7 +98,6 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         evidence = [
             count("slow steps", record.count),
             duration("beyond the median, by clean step", cost_ns),
-            ratio("share of a clean step", share),
         ]
         if not record.count or not self.is_found(share, cost_ns):
             return self.clean(f"{record.count} clean steps were slow.", evidence)
@@ -120,7 +117,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
             return (
                 self.found(
                     f"Every {every} steps one takes more than {record.factor:g} times the median:"
-                    f" {milliseconds(cost_ns)} by step ({percent(share)} of a clean step), in Forward; the"
+                    f" {COST}, in Forward; the"
                     f" worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                     "Look for what is done in every so many steps only, under an if, and do it less often.",
                     self.severity(share or 0.0),
@@ -133,7 +130,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
-                f" median: {milliseconds(cost_ns)} by step ({percent(share)} of a clean step). Main cause:"
+                f" median: {per_step(cost_ns, costs.batch_cost_ns.avg)}. Main cause:"
                 f" {said}; the worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
                 _advice(analysis, cause),
                 Severity.WARNING if is_ours_alone else Severity.INFO,
@@ -165,7 +162,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "one phase grows over the clean steps (Theil-Sen over medians of 20 groups; its lower end"
-            " 15 % of an early step), steadily, and the others grow by no more than a quarter of that;"
+            " 15% of an early step), steadily, and the others grow by no more than a quarter of that;"
             " at stake is its mean beyond the first quarter"
         ),
         of="of the loop",
@@ -175,10 +172,6 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
 
     warning: float = 0.05
     critical: float = 0.20
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where the loop is short."""
@@ -205,7 +198,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
                 self.found(
                     f"{label} takes {milliseconds(seen.early_ns)} in the first quarter of the steps and"
                     f" {milliseconds(seen.late_ns)} in the last, and other phases stay as they are:"
-                    f" {milliseconds(seen.excess_ns)} a step ({percent(share)} of {THE_LOOP}) so far.",
+                    f" {COST} so far.",
                     "Look for a list, history or cache that becomes longer in each step and is gone through"
                     " each time: keep a running sum, or the last few values.",
                     self.severity(share),
@@ -215,7 +208,6 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
                         duration(f"{label.lower()}, first quarter", seen.early_ns),
                         duration(f"{label.lower()}, last quarter", seen.late_ns),
                         duration("by step beyond the first quarter", seen.excess_ns),
-                        ratio(f"share of {THE_LOOP}", share),
                     ],
                 ),
                 phases=(seen.phase,),

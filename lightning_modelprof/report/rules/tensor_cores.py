@@ -32,7 +32,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
 
     A hint without a time at stake: what a kernel takes on tensor cores, a trace cannot tell.
 
-    Source: the share of the kernels' time that torch_tb_profiler advises from; 10 % of it is this project's.
+    Source: the share of the kernels' time that torch_tb_profiler advises from; 10% of it is this project's.
     """
 
     kind: ClassVar[str] = "tensor_cores_eligible"
@@ -42,7 +42,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
             "kernels of convolutions, products of matrices and attention whose names say that they are not on"
             " tensor cores: a hint. In a run only where mixed precision or TF32 is on already"
         ),
-        levels="10 % of the kernels' time",
+        levels="10% of the kernels' time",
     )
     takes_time_there: ClassVar[bool] = False
     rests_on_time: ClassVar[bool] = False

@@ -7,15 +7,13 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
 from lightning_modelprof.report.model import Evidence, Finding, Status
+from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
-    THE_LOOP,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     lines_that_call,
@@ -29,8 +27,8 @@ from lightning_modelprof.units import milliseconds, percent
 class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Validation over the whole loop, and which part of it takes most.
 
-    Validation is work that somebody wants, so its bands are wider than those of overhead: 15 % and 50 % are
-    this package's own choice, and so are the 40 % from which on a part is named.
+    Validation is work that somebody wants, so its bands are wider than those of overhead: 15% and 50% are
+    this package's own choice, and so are the 40% from which on a part is named.
 
     Attributes:
         part: share of the validations from which on their largest part is named, with its line and its fix;
@@ -41,7 +39,7 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Validation takes much of the training"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "Validation. A part that takes at least 40 % of it (table Validation) is named, with what"
+            "Validation. A part that takes at least 40% of it (table Validation) is named, with what"
             " helps there; else only validating less helps. On a device the parts' times on the device"
             " decide, of Dataloader no more than on the host. With workers, what first batches are"
             " waited for longer counts as Dataloader init"
@@ -126,10 +124,6 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.30
     usual: int = 2
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as it is before all steps."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where it was not measured and no validation ran in the fit."""
         costs, setup, split = analysis.step_costs, analysis.setup, analysis.validation
@@ -152,7 +146,7 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
         evidence = [
             count("validation batches before training", setup.num_sanity_batches),
             duration(f"all of them, {whence}", took_ns),
-            ratio(f"of {THE_LOOP}", share),
+            ratio("of the loop", share),
         ]
         is_asked_for = setup.num_sanity_batches > self.usual
         if share is None or not is_asked_for or not self.is_found(share, cost_ns):
@@ -182,10 +176,7 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = "overhead_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("epoch_turn",)
     takes_time_there: ClassVar[bool] = False
-
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop, as it is in few steps only."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
+    is_of_loop: ClassVar[bool] = True
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where no epoch but the first began."""
@@ -205,7 +196,6 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
         batches = analysis.num_steps / (num_turns + 1)
         evidence = [
             duration("per step", cost_ns),
-            ratio(f"share of {THE_LOOP}", share),
             duration("per epoch", each_ns),
             count("epochs", num_turns + 1),
         ]
@@ -214,7 +204,7 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"Lightning's own turn of an epoch takes {milliseconds(each_ns)}, and an epoch has"
-                f" {_batches(batches)}: {milliseconds(cost_ns)} a step ({percent(share)} of {THE_LOOP}).",
+                f" {_batches(batches)}: {COST}.",
                 "Make epochs longer: more batches an epoch (smaller ones, or a sampler that repeats the data,"
                 " such as RandomSampler(data, replacement=True, num_samples=...)) with max_steps=... in place"
                 " of max_epochs. Smaller batches and such a sampler change the training. Fewer callbacks, and"

@@ -9,22 +9,19 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.lines import location_at, module_pace
 from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOT_A_FIT,
-    THE_LOOP,
     Rule,
     RuleHelp,
     ShareRule,
-    Whole,
     count,
     duration,
     lines_that_call,
     ratio,
-    usual_step,
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients, UnusedOutput
@@ -58,10 +55,6 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.05
     critical: float = 0.20
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """One finding for each module, clean, or not evaluated where no step was counted or timed."""
         costs, modules = analysis.step_costs, analysis.modules
@@ -92,8 +85,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
             found.append(
                 self.found(
                     f"{call.path} is called {call.calls} times in a step, {call.repeated} of them with"
-                    f" tensors that it had before: {milliseconds(cost_ns)} a step ({percent(share)} of"
-                    f" {THE_LOOP}).",
+                    f" tensors that it had before: {COST}.",
                     action,
                     self.severity(share),
                     title=f"{call.path} computes the same output again",
@@ -106,7 +98,6 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
                     ],
                     evidence=[
                         duration("computed again per step", cost_ns),
-                        ratio(f"share of {THE_LOOP}", share),
                         count("calls in a step", call.calls),
                         count("with tensors that it had before", call.repeated),
                     ],
@@ -165,10 +156,6 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.05
     critical: float = 0.20
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of the whole loop."""
-        return Whole(costs.loop.wall_ns, THE_LOOP)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where no step was counted or timed."""
         costs, modules = analysis.step_costs, analysis.modules
@@ -215,8 +202,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
         lines = dict.fromkeys(line for lines in (*began, *made) for line in lines)
         return (
             self.found(
-                f"A backward pass makes gradients of {names} that no optimizer uses:"
-                f" {milliseconds(cost_ns)} a step ({percent(share)} of {THE_LOOP}).",
+                f"A backward pass makes gradients of {names} that no optimizer uses: {COST}.",
                 action,
                 self.severity(share),
                 saving_ns=cost_ns,
@@ -226,7 +212,6 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
                 evidence=[
                     duration("of whole passes", beyond_ns),
                     duration("of weights alone", within_ns),
-                    ratio(f"share of {THE_LOOP}", share),
                 ],
             ),
         )
@@ -301,7 +286,7 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{names} and what is in it has no trainable parameter and nothing trainable before it, yet"
-                f" backward takes {milliseconds(cost_ns)} ({percent(share)} of a clean step) there.",
+                f" backward takes {COST} there.",
                 "Do not let the model's input require gradients (requires_grad), or run these layers under"
                 " torch.no_grad().",
                 self.severity(share),
@@ -315,7 +300,7 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
                     )
                     for _, one in worst
                 ],
-                evidence=[duration("backward per step", cost_ns), ratio("share of a clean step", share)],
+                evidence=[duration("backward per step", cost_ns)],
             ),
         )
 
@@ -376,8 +361,8 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
         step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
         return (
             self.found(
-                f"{names} has no trainable parameter, and {milliseconds(cost_ns)} a step ({percent(share)} of"
-                " a clean step) go to computing for the same samples what it computed in the epoch before.",
+                f"{names} has no trainable parameter, yet it takes"
+                f" {COST} to compute what it computed for the same samples in the epoch before.",
                 f"Run {names} over the data set once, before training, and let the data set return its output"
                 " with each sample. That is the same as long as it has no dropout and its BatchNorm is in"
                 " eval mode.",
@@ -387,7 +372,6 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
                 places=[] if step is None else [step],
                 evidence=[
                     duration("forward of frozen modules per step", cost_ns),
-                    ratio("share of a clean step", share),
                     count("samples compared", seen.num_compared),
                 ],
             ),
@@ -417,7 +401,7 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         (
             "forward and backward of the innermost modules, times the part of their rows (vectors of"
             " features for each place, else samples) whose gradient was 0 in the counted step, less"
-            " the samples that got none anywhere; from 30 % of a module's rows"
+            " the samples that got none anywhere; from 30% of a module's rows"
         ),
         of="of a clean step",
         where="the lines that call the module",
@@ -480,7 +464,7 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"The loss does not depend on {percent(part)} of what {called} computed in the counted step"
-                f" (the gradient there is 0): {milliseconds(cost_ns)} ({percent(share)} of a clean step).",
+                f" (the gradient there is 0): {COST}.",
                 action,
                 self.severity(share),
                 title=f"{percent(part)} of what {called} computes is not in the loss",
@@ -488,7 +472,6 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
                 places=_calls_of(outputs, name, worst[0]),
                 evidence=[
                     duration("for unused rows per step", cost_ns),
-                    ratio("share of a clean step", share),
                     count("rows", rows),
                     ratio("unused", part),
                 ],
@@ -583,8 +566,8 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         number = round(calls[worst.path])
         return (
             self.found(
-                f"A step calls {worst.path} {number:,} times, which takes {milliseconds(taken_ns)}"
-                f" ({percent(share)} of a clean step).",
+                f"A step calls {worst.path} {number:,} times, which takes"
+                f" {per_step(taken_ns, costs.step_ns)}.",
                 f"Put the inputs of all calls into one batch and call {worst.path} once (torch.cat or"
                 " torch.stack before, split after), if no call needs another one's result.",
                 Severity.WARNING,
@@ -593,7 +576,6 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
                 evidence=[
                     count("calls in a step", number),
                     duration("they take per step", taken_ns),
-                    ratio("share of a clean step", share),
                 ],
             ),
         )
@@ -673,8 +655,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             saving_ns = took_ns * (1 - 1 / number) if number > 1 else None
             found.append(
                 self.found(
-                    f"{paths[0]} ({type_name}, {told}){more} takes {milliseconds(took_ns)} per step"
-                    f" ({percent(share)} of a clean step).",
+                    f"{paths[0]} ({type_name}, {told}){more} takes {per_step(took_ns, costs.step_ns)}.",
                     f"Look for a cheaper module, or for cheaper arguments than {told}."
                     if saving_ns is None
                     else f"Try {_ITERATIONS}1, torch's default (currently {number}). That saves up to"
@@ -685,7 +666,6 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                     places=[Location(module=path) for path in paths[:3]],
                     evidence=[
                         duration("forward per step", took_ns),
-                        ratio("share of a clean step", share),
                         count("modules", len(paths)),
                     ],
                 )
@@ -812,10 +792,6 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
     most_used: float = 0.25
 
-    def whole(self, analysis: Analysis, costs: StepCosts) -> Whole:  # noqa: ARG002
-        """Of a usual clean step."""
-        return usual_step(costs, costs.typical)
-
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where no step was counted."""
         costs, modules = analysis.step_costs, analysis.modules
@@ -831,19 +807,18 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated("the parameters of the model are not known")
         tables = [one for one in analysis.cost.waste.tables if one.used <= self.most_used * one.rows]
         unused = sum((one.rows - one.used) * one.columns for one in tables)
-        phases = [costs.usual_ns(costs.typical, phase) or 0.0 for phase in self.phases]
-        wall_ns, whole = self.whole(analysis, costs)
         part = min(1.0, unused / modules.root.trainable)
-        cost_ns = part * sum(phases)
-        share = cost_ns / wall_ns if wall_ns else None
-        if share is None or not self.is_found(share, cost_ns):
+        usual_ns = part * sum(costs.usual_ns(costs.typical, phase) or 0.0 for phase in self.phases)
+        wall_ns, cost_ns = costs.usual_wall_ns(costs.typical), part * costs.in_step_ns(self.phases)
+        share = usual_ns / wall_ns if wall_ns else None
+        if share is None or not self.is_found(share, usual_ns):
             return self.clean("No embedding has many rows that its steps do not use.")
         first = max(tables, key=lambda one: one.rows * one.columns)
         return (
             self.found(
                 f"A step looks up at most {first.used:,} of the {first.rows:,} rows of {first.path}, and the"
-                f" optimizer changes all of them: {milliseconds(cost_ns)} a step ({percent(share)} of"
-                f" {whole}) are for rows that it did not use.",
+                f" optimizer changes all of them."
+                f" Unused rows take {COST}.",
                 "nn.Embedding(..., sparse=True) with torch.optim.SparseAdam (SGD and Adagrad take sparse"
                 " gradients as they are) changes the rows of the batch alone. Adam's averages of all other"
                 " rows stand still then, which changes the training a little: compare the validation loss.",
@@ -852,7 +827,6 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
                 places=lines_that_call(analysis.setup, "Embedding", "EmbeddingBag"),
                 evidence=[
                     duration("for unused rows per step", cost_ns),
-                    ratio(f"share of {whole}", share),
                     ratio("share of the parameters in unused rows", part),
                     count("rows of the largest table", first.rows),
                     count("looked up in a step", first.used),

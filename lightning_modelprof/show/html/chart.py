@@ -19,6 +19,7 @@ from lightning_modelprof.show.html.colors import color_classes, nameless_class
 from lightning_modelprof.units import (
     DASH,
     NS_PER,
+    UNIT_NAMES,
     choose_byte_unit,
     choose_time_unit,
     format_amount,
@@ -144,7 +145,11 @@ def _writer(chart: Chart, sums: Sequence[float]) -> tuple[Callable[[float | None
     values = [value for series in chart.series for value in series.values if value is not None]
     if chart.unit is Unit.DURATION_NS:
         unit = choose_time_unit(sums if chart.kind == "stacked" else values)
-        return (lambda value: format_cell(value, chart.unit, time_unit=unit)), unit, float(NS_PER[unit])
+        return (
+            (lambda value: format_cell(value, chart.unit, time_unit=unit)),
+            UNIT_NAMES[unit],
+            float(NS_PER[unit]),
+        )
     if chart.unit is Unit.RATIO:
         return (lambda value: format_cell(value, chart.unit)), "%", 0.01
     if chart.unit is Unit.BYTES:

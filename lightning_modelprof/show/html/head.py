@@ -19,7 +19,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import place_of, verdict_word
+from lightning_modelprof.show.findings import place_of, saving_text, verdict_word
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration
 
@@ -91,7 +91,6 @@ def found_views(
 
 def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str, Any]:
     severity, symbol, word = _SEVERITIES[finding.severity]
-    saving = finding.saving_ns_per_step
     return {
         "kind": one_line(finding.kind),
         "severity": severity,
@@ -100,7 +99,7 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
         "title": one_line(finding.title),
         "summary": one_line(finding.summary),
         "action": one_line(finding.action),
-        "saving": "" if saving is None else format_duration(saving),
+        "saving": saving_text(finding),
         "goto": next((_goto(slices) for slices in finding.slices if has_slices(slices)), None),
         "locations": [_location(location) for location in finding.locations],
         "evidence": [

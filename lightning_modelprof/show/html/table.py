@@ -22,7 +22,7 @@ from lightning_modelprof.show.html.columns import (
     sorted_place,
     spans,
 )
-from lightning_modelprof.units import DASH, format_cell
+from lightning_modelprof.units import DASH, UNIT_NAMES, format_cell
 
 MAX_ROWS: Final = 10_000
 """Rows of a table in the page, and below any one row; a browser gets slow with more."""
@@ -121,7 +121,7 @@ def table_view(table: Table) -> TableView:
     return TableView(
         id=table.id,
         title=one_line(table.title),
-        unit="" if grid.time_unit is None else f"time in {grid.time_unit}",
+        unit="" if grid.time_unit is None else f"time in {UNIT_NAMES[grid.time_unit]}",
         headers=tuple(replace(header, key=key) for header, key in zip(headers, keys, strict=True)),
         groups=spans(groups, hidden) if any(label for label, _ in groups) else (),
         hidden=hidden,

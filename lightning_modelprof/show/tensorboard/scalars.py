@@ -15,6 +15,7 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.grid import Block, build_grid, part_absent
+from lightning_modelprof.units import UNIT_NAMES
 
 TAG_PREFIX = "modelprof"
 
@@ -107,7 +108,7 @@ def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
         return "\n".join(lines).rstrip() + "\n"
     grid = build_grid(table, max_rows=max_rows)
     if grid.time_unit is not None:
-        lines += [f"Time unit: {grid.time_unit}", ""]
+        lines += [f"Time unit: {UNIT_NAMES[grid.time_unit]}", ""]
     names = [
         _INDENT * depth + escape_markdown(name)
         for name, depth in zip(grid.names.cells, grid.depths, strict=True)

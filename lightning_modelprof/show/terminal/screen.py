@@ -53,7 +53,7 @@ _WITHOUT_COLOUR: Final = {"bold cyan": "bold", "bold red": "bold", "cyan": ""} |
 
 PLAIN: Final = str.maketrans(
     {DASH: "-", ELLIPSIS: "...", "·": "-", "−": "-", "±": "+-", "→": "->", "│": "|", "─": "-"}
-    | {"■": "!!", "▲": "!", "●": "*", "○": "?"}
+    | {"µ": "u", "■": "!!", "▲": "!", "●": "*", "○": "?"}
     | dict.fromkeys("█▉▊▋▌▍▎▏", "#")
 )
 """What a console that cannot show a character gets in its place."""

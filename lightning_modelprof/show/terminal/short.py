@@ -9,19 +9,19 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import (
+    NOT_DONE,
     OTHER_TRACES,
     Finding,
     Location,
     Report,
     Severity,
     Status,
-    StepPart,
 )
-from lightning_modelprof.show.findings import place_of, speed_line, verdict_word
+from lightning_modelprof.show.findings import place_of, saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import ELLIPSIS, display_width, shorten
-from lightning_modelprof.show.step_card import merge_small
+from lightning_modelprof.show.step_numbers import StepNumbers, merge_small
 from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
-from lightning_modelprof.units import digits, format_duration, milliseconds, short_percent
+from lightning_modelprof.units import percent
 
 MAX_LINES: Final = 20
 """With the empty line above."""
@@ -30,7 +30,7 @@ _MAX_WIDTH: Final = 100
 _MIN_WIDTH: Final = 40
 _INDENT: Final = "    "
 _LEAST_ACCOUNTED: Final = 0.90
-"""Where more than that is in named phases, nobody asks where the rest is."""
+"""From this share on, what is attributed goes without saying."""
 
 _LEAST_GAIN: Final = 0.05
 """Share of the step that has to be at stake, so that a second bar shows what is left."""
@@ -38,8 +38,8 @@ _LEAST_GAIN: Final = 0.05
 _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 """Shares of the step below which a part of the bar is put with the others, in turn."""
 
-_SAID_AT_ONCE: Final = ("Warning", "Steps")
-"""Facts of traces."""
+_SAID_AT_ONCE: Final = ("Warning", "Steps", NOT_DONE)
+"""Facts on the first screen."""
 
 _MOST_SAID: Final = 4
 _MOST_OTHERS: Final = 4
@@ -57,6 +57,7 @@ _SYMBOLS: Final[dict[Severity | None, tuple[str, str, str]]] = {
 }
 """Of a finding: symbol, the same in ASCII, and style."""
 
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
@@ -109,7 +110,7 @@ class _Short:
         word, accounted = verdict_word(verdict), verdict.accounted_ratio
         text = f"{word}  {one_line(verdict.summary)}"
         if accounted is not None and accounted < _LEAST_ACCOUNTED:
-            text += f" Only {short_percent(accounted)} of the time is in a named phase."
+            text += f" Only {percent(accounted)} of the time is attributed."
         first, *rest = wrap(text, self._width)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
@@ -129,7 +130,7 @@ class _Short:
             asked = sum(one.status is Status.CLEAN for one in self._report.findings)
             silent = sum(one.status is Status.NOT_EVALUATED for one in self._report.findings)
             if asked or silent:
-                more = f", {silent} had nothing to look at" if silent else ""
+                more = f", {silent} not applicable" if silent else ""
                 yield from wrap(
                     f"No findings: {asked} check{'' if asked == 1 else 's'} passed{more}.", self._width
                 )
@@ -154,7 +155,7 @@ class _Short:
             yield f"{more} more trace{'s' if more > 1 else ''}; --brief prints a line for each"
         slowest = " · ".join(self._slowest())
         share = (self._report.sections.get("own_cost") or {}).get("share")
-        took = "" if share is None else f"this profiler took {short_percent(share)} of the time"
+        took = "" if share is None else f"profiler overhead {percent(share)}"
         texts = [text for text in (f"slowest modules: {slowest}" if slowest else "", took) if text]
         together = "   ".join(texts)
         for text in [together] if display_width(together) <= self._width else texts:
@@ -168,28 +169,34 @@ class _Short:
         card = self._report.step_card
         if card is None or card.wall_ns <= 0:
             return
+        numbers, total = StepNumbers(card), ""
         for small in _SMALL:  # so many parts as leave room for the bar itself
             parts = merge_small(card.host, small)
-            texts = [f" {part.label} {digits(part.ns / 1e6)}" for part in parts]
-            texts[-1] += " ms"
-            # A separator is two cells, and the last cell of a part may be a piece of one.
-            free = self._width - sum(map(display_width, texts)) - 3 * len(parts)
+            texts = [f"{part.label} {ms}" for part, ms in zip(parts, numbers.parts(parts), strict=True)]
+            total = f" = {numbers.step} ms"
+            # A separator is three cells, and the last cell of a part may be a piece of one.
+            free = self._width - sum(map(display_width, texts)) - 4 * len(parts) - len(total)
             if free >= self._width // 6:
                 break
+        is_below = free < self._width // 6
+        if is_below:  # the names have a line of their own
+            free = self._width - 2 * len(parts)
         # In both bars a cell is as long, so that they can be compared.
         scale = max(free, len(parts)) / card.wall_ns
-        yield self._bar(parts, texts, scale)
-        if 1 - card.better_ns / card.wall_ns >= _LEAST_GAIN:
-            label = f" {format_duration(card.better_ns)} at best, without what the findings cost"
+        bars = [
+            self._screen.paint(self._blocks(part.ns * scale), _STYLES.get(part.key, "dim")) for part in parts
+        ]
+        if is_below:
+            yield "│".join(bars)
+            names = " · ".join(text.replace(" ", _NO_BREAK) for text in texts)
+            lines = wrap(names + total.replace(" ", _NO_BREAK), self._width)
+            yield from (line.replace(_NO_BREAK, " ") for line in lines)
+        else:
+            yield " │".join(f"{bar} {text}" for bar, text in zip(bars, texts, strict=True)) + total
+        if card.saved_ns >= _LEAST_GAIN * card.wall_ns:
+            label = f" best case if all findings are fixed: {numbers.best} ms"
             room = self._width - display_width(label) - 1
             yield self._screen.paint(self._blocks(min(room, card.better_ns * scale)) + label, "dim")
-
-    def _bar(self, parts: Sequence[StepPart], texts: Sequence[str], scale: float) -> str:
-        drawn = [
-            self._screen.paint(self._blocks(part.ns * scale), _STYLES.get(part.key, "dim")) + text
-            for part, text in zip(parts, texts, strict=True)
-        ]
-        return " │".join(drawn)
 
     def _blocks(self, cells: float) -> str:
         """A bar of so many cells, the last of which may be a part of one."""
@@ -202,9 +209,8 @@ class _Short:
         """Head, place and what to do, in at most so many lines; empty where not even that fits."""
         symbol, plain, style = _SYMBOLS[finding.severity]
         head = f"{number} {plain if self._is_plain else symbol} {one_line(finding.title)}"
-        saving = finding.saving_ns_per_step
-        if saving is not None:
-            head += f"  −{milliseconds(saving)}/step"
+        if gain := saving_text(finding):
+            head += f"  {gain}"
         first, *more = wrap(head, self._width)
         lines = [self._screen.paint(first, style), *(_INDENT + line for line in more)]
         places = [text for text in map(self._place, finding.locations) if text[0]]
@@ -249,7 +255,7 @@ class _Short:
     def _slowest(self) -> list[str]:
         # The model's own row is called by its class: what runs in it outside of its modules.
         return [
-            f"{shorten(one_line(str(row[0])), 32)}{' itself' * (row[0] == row[1])} {short_percent(value)}"
+            f"{shorten(one_line(str(row[0])), 32)}{' itself' * (row[0] == row[1])} {percent(value)}"
             for table in self._report.tables
             if table.id == "slowest_modules"
             for row in table.rows

@@ -21,6 +21,7 @@ from lightning_modelprof.show.grid import (
     shorten,
 )
 from lightning_modelprof.show.terminal.screen import Screen, cut_line, wrap
+from lightning_modelprof.units import UNIT_NAMES
 
 _GAP: Final = "  "
 """Between two columns, and before what belongs to the line above."""
@@ -92,7 +93,7 @@ def _table(table: Table, screen: Screen, max_rows: int) -> Iterator[str]:
         yield from _notes(table.notes, screen)
         return
     grid = build_grid(table, max_rows=max_rows)
-    unit = "" if grid.time_unit is None else f"  time in {grid.time_unit}"
+    unit = "" if grid.time_unit is None else f"  time in {UNIT_NAMES[grid.time_unit]}"
     yield screen.paint(title, "bold") + screen.paint(unit, "dim")
     yield from _panels(grid, screen)
     yield from _notes(grid.notes, screen)

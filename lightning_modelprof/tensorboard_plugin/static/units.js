@@ -14,11 +14,11 @@ const DURATIONS = [
   [120n * 10n ** 9n, 60n * 10n ** 9n, "min"],
   [10n ** 9n, 10n ** 9n, "s"],
   [10n ** 6n, 10n ** 6n, "ms"],
-  [10n ** 3n, 10n ** 3n, "us"],
+  [10n ** 3n, 10n ** 3n, "µs"],
   [0n, 1n, "ns"],
 ];
 /** @type {[number, string][]} */
-const TIME_UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]];
+const TIME_UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 /** @type {[number, string][]} */
 const LARGE_COUNTS = [[18, "E"], [15, "P"], [12, "T"]];
@@ -59,13 +59,14 @@ export function formatCount(value) {
 }
 
 /**
- * A fraction of 1 as a percentage: "40.22 %".
+ * A fraction of 1 as a percentage without decimals from 10% on: "40%", "4.2%".
  * @param {number | null} share
  */
 export function formatRatio(share) {
   if (share === null || !Number.isFinite(share)) return DASH;
   const { up, down } = fraction(share);
-  return `${sign(share)}${measured({ up: up * 100n, down }, 2, 1)} %`;
+  const isWhole = up * 10_000n >= 995n * down; // from 9.95% on
+  return `${sign(share)}${measured({ up: up * 100n, down }, isWhole ? 0 : 1, 1)}%`;
 }
 
 /**

@@ -435,7 +435,7 @@ def test_edges_of_real_traces_hold_in_the_recording(name):
 
 
 def test_workers0_without_data_loading_is_about_workers4():
-    """The prediction is 7 % below the median step of the run with 4 workers, and 17 % below its mean.
+    """The prediction is 7% below the median step of the run with 4 workers, and 17% below its mean.
 
     Two steps of that run waited 40 and 60 ms longer, and its copies to the device took 7 ms longer.
     """

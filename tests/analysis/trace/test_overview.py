@@ -39,7 +39,7 @@ def times(types):
 
 
 def test_a_range_around_all_steps_is_none_of_them():
-    """It filled them by 100 %, with 0 calls."""
+    """It filled them by 100%, with 0 calls."""
     found = summarize(
         event("user_annotation", "whole job", 0, 500),
         step(0, 10, 100),
@@ -127,7 +127,7 @@ def test_clipped_to_the_steps_but_whole_too():
 
 
 def test_the_device_may_lag_behind_the_host():
-    """Steps of 10 on the host, but 30 until the device has done what they launched: still at most 100 %."""
+    """Steps of 10 on the host, but 30 until the device has done what they launched: still at most 100%."""
     found = summarize(
         step(0, 0, 10),
         event("cuda_runtime", "cudaLaunchKernel", 0, 1, correlation=1),

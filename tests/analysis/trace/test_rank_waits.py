@@ -345,7 +345,7 @@ def test_chance_is_not_called_a_straggler():
 
 
 def test_fair_ranks_are_rarely_called_stragglers():
-    """The level is 5 %: of 200 jobs with fair ranks no more than 10, and a few for the luck of the draw."""
+    """The level is 5%: of 200 jobs with fair ranks no more than 10, and a few for the luck of the draw."""
     draw = random.Random(7)
     found = 0
     for _ in range(200):

@@ -98,7 +98,7 @@ def check_idle(report, tables):
         assert idle_ns / card.wall_ns == pytest.approx(1 - sum(busy) / len(busy))
         assert sum(part.ns for part in card.device) == pytest.approx(card.wall_ns)
     if "The device is busy in" in report.verdict.summary and len(busy) == 1:
-        assert f"busy in {100 * busy[0]:.1f} %" in report.verdict.summary
+        assert f"busy in {100 * busy[0]:.0f}%" in report.verdict.summary
 
 
 BOUNDS = {rule.kind: rule.bound for rule in RULES}
