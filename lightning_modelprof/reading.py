@@ -1,4 +1,4 @@
-"""What is read of saved runs: the report of one, what is compared, the list of those below a folder."""
+"""Reads saved runs: one report, runs to compare, or a list of all runs in a folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from lightning_modelprof.show.progress import show_waiting, with_progress
 def read_report(
     path: str | os.PathLike[str], choose: Callable[[TableOptions], TableOptions] = lambda saved: saved
 ) -> Report:
-    """The report of a saved run, derived anew from what was measured.
+    """Read a saved run and return its report.
 
     Args:
-        path: the run's folder, its run.json, or the logger's folder, of which the newest run is taken.
-        choose: the options to show it with, from those it was recorded with.
+        path: The run's folder, its run.json, or a folder above it, of which the newest run is read.
+        choose: Function from the options the run was recorded with to those to show it with.
 
     Raises:
-        ArchiveError: when there is no saved run.
+        ArchiveError: If there's no saved run, or it can't be read.
     """
     path = given_path(path, ArchiveError)
     run, options = load_with_options(path)
@@ -59,7 +59,7 @@ def load_with_options(path: Path) -> tuple[Run, TableOptions]:
     try:
         return run, saved_options(run.info.config)
     except ValueError as error:
-        raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged: {error}") from None
+        raise ArchiveError(f"{find_run(path)}: the saved configuration is damaged. {error}") from None
 
 
 def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:
@@ -98,14 +98,13 @@ def list_runs(folder: Path) -> Iterator[str]:
         ArchiveError: when there is none, or the folder may not be read.
     """
     if not folder.is_dir():
-        got = "a file" if folder.exists() else "no such folder"
-        raise ArchiveError(f"{folder}: expected a folder with saved runs below it, got {got}.")
-    with show_waiting(f"looking for runs below {folder}"):
+        raise ArchiveError(f"not a folder: {folder}" if folder.exists() else f"no such folder: {folder}")
+    with show_waiting(f"looking for runs in {folder}"):
         files = runs_below(folder)
     if not files:
         raise ArchiveError(
-            f"{folder}: expected a folder with saved runs below it, got none. Train with"
-            " ModelProfCallback first, or: lightning-modelprof run train.py"
+            f"no saved runs in {folder}. Train with ModelProfCallback first, or run lightning-modelprof run"
+            " train.py."
         )
     for file in with_progress(files[::-1], "reading runs"):
         place = os.path.relpath(file.parent, folder)

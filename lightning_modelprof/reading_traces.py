@@ -33,26 +33,22 @@ def _check_step_range(trace: Trace, file: Path, step_range: re.Pattern[str] | No
     if step_range is None or steps_asked_for(trace, step_range) is not None:
         return
     names = nearest_ranges(trace, step_range)
-    known = f"The nearest: {', '.join(map(quoted, names))}." if names else "It has no ranges with names."
-    raise TraceError(
-        f"{file}: expected ranges whose names match the step range {quoted(step_range.pattern)}, got none."
-        f" {known}"
-    )
+    known = f"Closest names: {', '.join(map(quoted, names))}." if names else "The trace has no named ranges."
+    raise TraceError(f"{file}: no range matches {quoted(step_range.pattern)}. {known}")
 
 
 def analyze(*paths: str | os.PathLike[str], step_range: str | None = None) -> Report:
-    """The report of traces that anybody recorded with torch.profiler, such as a loop of Fabric's.
-
-    What ``lightning-modelprof analyze`` shows; ``print_report`` prints it.
+    """Analyze torch.profiler traces and return their report, as ``lightning-modelprof analyze`` shows it.
 
     Args:
-        paths: Chrome traces, packed or not, or folders with some; those of several ranks go together.
-        step_range: regular expression for the names of the ranges that are the steps; without it those of
-            ``profiler.step()``, else a guess, which the report tells of.
+        paths: Chrome traces, compressed or not, or folders that contain some. Ranks of one job are analyzed
+            together.
+        step_range: Regular expression for the names of the ranges to treat as steps. By default, the ranges
+            of ``profiler.step()``; if there are none, the report says which ranges it guessed.
 
     Raises:
-        ConfigError: when ``step_range`` is no regular expression.
-        TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
+        ConfigError: If ``step_range`` isn't a regular expression.
+        TraceError: If a file isn't a trace, is too large or has no such range, or a folder contains no trace.
     """
     try:
         wanted = None if step_range is None else parse_step_range(step_range)
@@ -102,8 +98,8 @@ def analyze_files(
                 with_traces.add(path)
                 if len(facts) > 1:
                     notes.append(
-                        f"{file.name} holds {len(facts)} processes. Each is read as one rank, with ids of its"
-                        " own."
+                        f"{file.name} contains {len(facts)} processes. Each is read as one rank, with its own"
+                        " ids."
                     )
             elif file == path:  # it was asked for by its name
                 raise facts
@@ -111,8 +107,7 @@ def analyze_files(
                 skipped.append(f"Skipped {facts}")
     for path in asked:
         if path not in with_traces:
-            what = "a folder" if path.is_dir() else "an archive"
-            raise TraceError(f"{path}: expected {what} with traces, got none. {' '.join(skipped)}")
+            raise TraceError(f"no traces in {path}. {' '.join(skipped)}")
     from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not for a helper
 
     return build_trace_report(traces, options, (*skipped, *notes))
@@ -241,8 +236,9 @@ def read_with_progress(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
         trace = read_trace(path, max_bytes, progress)
     if trace.is_of_another_tool:
         raise TraceError(
-            f"{path}: none of its {len(trace):,} events has a category of torch.profiler (cpu_op, kernel,"
-            " ...), so another tool recorded it; give a trace that torch.profiler or ModelProfCallback wrote."
+            f"{path} isn't a torch.profiler trace: none of its {len(trace):,} events has a torch.profiler"
+            " category, such as cpu_op or kernel. Give a trace written by torch.profiler or"
+            " ModelProfCallback."
         )
     return trace
 
@@ -267,12 +263,12 @@ def trace_files(path: Path) -> list[Path]:
         files = [member for file in _traces_below(path) for member in _members_or(file)]
     except OSError as error:
         raise TraceError(
-            f"{path}: expected a trace file or a folder, but it cannot be read: {error.strerror}."
+            f"can't read {path}: {error.strerror}. Check the path and the permissions."
         ) from None
     if not files:
         raise TraceError(
-            f"{path}: expected a folder with trace files (*.json or *.json.gz), got none. Give the file"
-            " itself, or the folder that torch.profiler wrote to."
+            f"no trace files (*.json or *.json.gz) in {path}. Give a trace file, or the folder torch.profiler"
+            " wrote to."
         )
     return files
 
@@ -313,7 +309,7 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
         if not path.exists():  # whoever packs traces did not come to this one
             path = path.with_suffix("")
         if path.exists() and not path.is_file():  # a pipe, say, which would keep us waiting
-            yield window, None, f"{window.trace_file} is no regular file"
+            yield window, None, f"{window.trace_file} isn't a regular file"
             continue
         try:
             # Under the name that it had when the run was live.

@@ -1,8 +1,8 @@
-"""What the command line does: one file per command, and what they share.
+"""The commands of the command line, one file each, and their shared code.
 
-A command's file has its ``HELP`` (a line), its ``DESCRIPTION``, ``add_arguments`` and ``run``. All of them
-are imported to show the help, so they import what takes time only when they run.
+Each command's file has ``HELP`` (one line), ``DESCRIPTION``, ``add_arguments`` and ``run``. Showing the help
+imports all of them, so slow imports happen only in ``run``.
 """
 
 COMMANDS = ("run", "report", "open", "list", "compare", "analyze", "tensorboard", "loader")
-"""Names of the commands, which are those of their files, in the order of the help."""
+"""Command names, the same as their file names, in the help's order."""

@@ -1,4 +1,4 @@
-"""``lightning-modelprof analyze``: the report of traces that anybody recorded."""
+"""``lightning-modelprof analyze``: the report of any torch.profiler traces."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lightning_modelprof.cli.arguments import (
 )
 from lightning_modelprof.report.options import parse_step_range
 
-HELP = "analyze trace files of torch.profiler"
+HELP = "Analyze torch.profiler traces"
 DESCRIPTION = (
-    "Analyzes traces recorded with torch.profiler, by this package or any other way: .json or .json.gz, or a"
-    " zip or tar archive of them. Traces of several ranks are analyzed together. Of several iterations, the"
-    " newest gets the report and the others a line each."
+    "Analyze any torch.profiler traces: .json or .json.gz files, or a zip or tar archive of them. Traces from"
+    " several ranks are analyzed together. If there are several iterations, the newest gets a full report and"
+    " the others one line each."
 )
-EPILOG = "exit status: 0 report; 1 error, or a trace is cut off or damaged; 2 wrong arguments."
+EPILOG = "Exit status: 0 on success, 1 on an error or a damaged trace, 2 on invalid arguments."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -33,15 +33,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="TRACE",
-        help="a trace file, a folder or an archive of them, or - for the standard input",
+        help="Trace file, or a folder or archive of traces. Use - for standard input.",
     )
     add_max_gib(command)
     command.add_argument(
         "--step-range",
         type=checked(parse_step_range),
         metavar="REGEX",
-        help="take ranges (record_function) whose names match as the steps, such as execute_model (default:"
-        " the ranges of profiler.step(), or a guess if there are none)",
+        help="Treat record_function ranges whose names match as steps, such as execute_model (default: the"
+        " ranges of profiler.step(), or a guess if there are none)",
     )
     add_output_options(command)
     add_table_options(command)

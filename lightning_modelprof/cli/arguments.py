@@ -25,6 +25,8 @@ from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 
 T = TypeVar("T")
 
+JSON_HELP: Final = "Write the report to FILE as JSON instead; - writes to standard output."
+
 _MAX_GIB: Final = 1_000_000
 
 _OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
@@ -34,10 +36,10 @@ _OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
 def add_output_options(command: argparse.ArgumentParser) -> None:
     """What is printed, and what is written to files instead."""
     group = command.add_mutually_exclusive_group()
-    group.add_argument("--full", action="store_true", help="print all tables instead of the short report")
-    group.add_argument("--brief", action="store_true", help="print one line")
-    command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
-    command.add_argument("--html", metavar="FILE", help="write a page for a browser instead")
+    group.add_argument("--full", action="store_true", help="Print all tables instead of the short report.")
+    group.add_argument("--brief", action="store_true", help="Print one line.")
+    command.add_argument("--json", metavar="FILE", help=JSON_HELP)
+    command.add_argument("--html", metavar="FILE", help="Write the report to FILE as an HTML page instead.")
 
 
 def add_max_gib(command: argparse.ArgumentParser) -> None:
@@ -47,62 +49,64 @@ def add_max_gib(command: argparse.ArgumentParser) -> None:
         type=checked(lambda text: parse_below(text, _MAX_GIB, "a number of GiB")),
         default=MAX_TRACE_BYTES / 2**30,
         metavar="N",
-        help="largest uncompressed trace to read (default: %(default)g)",
+        help="Largest uncompressed trace to read, in GiB (default: %(default)g)",
     )
 
 
 def add_module_options(command: argparse.ArgumentParser) -> None:
     """What of ``TableOptions`` is about the model; what is not given is ``None``."""
-    group = command.add_argument_group("what is shown of the model")
+    group = command.add_argument_group("model tables")
     group.add_argument(
         "--module-depth",
         type=checked(lambda text: parse_whole_number(text, 0)),
         metavar="N",
-        help="how deep the tree of modules goes; 0 is the model alone (default: all)",
+        help="Levels of the module tree to show; 0 is the model alone (default: all)",
     )
     group.add_argument(
         "--top-modules",
         type=checked(lambda text: parse_whole_number(text, 1)),
         metavar="N",
-        help=f"how many classes to name at each depth (default: {DEFAULT_OPTIONS.top_modules})",
+        help=f"Number of classes to name at each level (default: {DEFAULT_OPTIONS.top_modules})",
     )
 
 
 def add_table_options(command: argparse.ArgumentParser) -> None:
     """The arguments of ``TableOptions``; what is not given is ``None``, to be told from a default."""
-    group = command.add_argument_group("what is shown of a trace")
+    group = command.add_argument_group("trace tables")
     group.add_argument(
         "--views",
         type=checked(lambda text: parse_views(text.split(","))),
         metavar="NAME,...",
-        help=f"which tables: {', '.join(VIEWS)} (default: all)",
+        help=f"Tables to show: {', '.join(VIEWS)} (default: all)",
     )
     group.add_argument(
         "--sorted-by",
         type=checked(parse_sort_key),
         metavar="KEY",
-        help=f"order of operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_total where there"
-        " are device events, else cpu_total)",
+        help=f"Sort key for operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_total if the"
+        " trace has device events, else cpu_total)",
     )
     group.add_argument(
         "--time-unit",
         type=checked(parse_time_unit),
         metavar="UNIT",
-        help=f"unit of durations: {', '.join(TIME_UNITS)} (default: one that fits each table)",
+        help=f"Unit of durations: {', '.join(TIME_UNITS)} (default: one that fits each table)",
     )
     group.add_argument(
-        "--thread-sep", action=argparse.BooleanOptionalAction, help="show operators and ranges by host thread"
+        "--thread-sep",
+        action=argparse.BooleanOptionalAction,
+        help="Group operators and ranges by CPU thread.",
     )
     group.add_argument(
         "--op-detail",
         action=argparse.BooleanOptionalAction,
-        help="show what each operator calls and launches",
+        help="Show what each operator calls and launches.",
     )
     group.add_argument(
         "--row-limit",
         type=checked(parse_row_limit),
         metavar="N",
-        help="show at most N rows of a table, and below any one row; JSON has all"
+        help="Maximum number of rows per table, and below any one row; JSON output has all rows"
         f" (default: {DEFAULT_OPTIONS.row_limit})",
     )
 

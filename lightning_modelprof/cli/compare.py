@@ -7,22 +7,22 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from lightning_modelprof.cli.arguments import checked, parse_below
+from lightning_modelprof.cli.arguments import JSON_HELP, checked, parse_below
 from lightning_modelprof.errors import ArchiveError
 
 if TYPE_CHECKING:
     from lightning_modelprof.report.compare.compared_run import ComparedRun
     from lightning_modelprof.report.model import Report
 
-HELP = "tell whether a run is faster than another, and how sure that is"
+HELP = "Tell which run is faster, and how sure we are"
 DESCRIPTION = (
-    "Tells whether the runs AFTER are faster than the runs BEFORE, by how much, how sure that is, and where"
-    " the difference comes from. Several runs on each side tell you far more than one; run them alternately."
-    " Given three runs or more without --before and --after, prints a table of each against the first."
+    "Compare runs: is AFTER faster than BEFORE, by how much, how sure are we, and where does the difference"
+    " come from? Several interleaved runs per side tell you far more than one. Three or more runs without"
+    " --before and --after are compared to the first one in a table."
 )
 EPILOG = (
-    "exit status: 0 faster, the same, or a table; 3 slower than the tolerance allows; 4 cannot tell; 1 error;"
-    " 2 wrong arguments."
+    "Exit status: 0 if faster, the same, or a table; 3 if slower than the tolerance allows; 4 if too"
+    " uncertain to tell; 1 on an error; 2 on invalid arguments."
 )
 
 DEFAULT_TOLERANCE: Final = 0.05
@@ -33,19 +33,24 @@ USAGE = f"%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``compare``."""
-    a_run = "the run's folder or one above it, or its run.json or report.json"
-    command.add_argument("sides", nargs="*", metavar="RUN", help=f"two or more runs: {a_run}")
-    command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="one or more runs")
-    command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="one or more runs")
+    command.add_argument(
+        "sides",
+        nargs="*",
+        metavar="RUN",
+        help="Two or more runs. Give each run's folder or a folder above it, its run.json or its"
+        " report.json.",
+    )
+    command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="Runs before the change.")
+    command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="Runs after the change.")
     command.add_argument(
         "--tolerance",
-        type=checked(lambda text: parse_below(text, 1, "a fraction", ", such as 0.05 for 5 %")),
+        type=checked(lambda text: parse_below(text, 1, "a fraction", ", such as 0.05 for 5%")),
         default=DEFAULT_TOLERANCE,
         metavar="RATIO",
-        help="ignore changes of the time per step up to this fraction (default: %(default)g)",
+        help="Ignore step time changes up to this fraction (default: %(default)g)",
     )
-    command.add_argument("--json", metavar="FILE", help="write JSON instead; - for the standard output")
-    command.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
+    command.add_argument("--json", metavar="FILE", help=JSON_HELP)
+    command.add_argument("--markdown", action="store_true", help="Print Markdown, for a pull request.")
     command.set_defaults(full=True, check=_check)
 
 
@@ -87,11 +92,11 @@ def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]
         return [sides[0]], [sides[1]]
     if not sides and before and after:
         return before, after
-    got = [f"{len(sides)} without a name"] if sides else []
+    got = [f"{len(sides)} without an option"] if sides else []
     got += [f"{len(paths)} for {name}" for name, paths in (("--before", before), ("--after", after)) if paths]
     raise ValueError(
         f"compare: expected two runs, or runs for both --before and --after, got {', '.join(got) or 'none'}."
-        f" Write: lightning-modelprof compare BEFORE AFTER, or {COMPARE_REPEATS}"
+        f" Run lightning-modelprof compare BEFORE AFTER, or {COMPARE_REPEATS}"
     )
 
 
@@ -142,7 +147,7 @@ def _different_runs(paths: Sequence[str]) -> list[str]:
         file = os.path.realpath(newest_run(path)[0])  # also of a link to itself
         if file in seen:
             raise ArchiveError(
-                f"{path}: you gave the same run twice, first as {seen[file]}. Give each run once."
+                f"{path}: the same run is given twice, first as {seen[file]}. Give each run once."
             )
         seen[file] = path
     return list(seen.values())

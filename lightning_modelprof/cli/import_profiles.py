@@ -1,4 +1,4 @@
-"""Runs without TensorBoard, and traces that anybody recorded, brought into a log directory of TensorBoard."""
+"""Adds saved runs and any torch.profiler traces to a TensorBoard log directory."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
         str(logdir).encode()
     except UnicodeEncodeError:
         raise ArchiveError(
-            f"{quoted(str(logdir))}: expected a log directory whose name is UTF-8, which TensorBoard needs."
-            " Give another one."
+            f"{quoted(str(logdir))}: TensorBoard needs a log directory whose name is valid UTF-8. Choose"
+            " another one."
         ) from None
     written = []
     for path in paths:
@@ -71,8 +71,7 @@ def _runs(path: Path) -> list[Path]:
         return sorted(path.rglob(RUN_FILE)) if path.is_dir() else []
     except OSError as error:
         raise ArchiveError(
-            f"{path}: expected a folder with runs or traces, but it may not be read:"
-            f" {error.strerror or error}. Check the permissions."
+            f"can't read {path}: {error.strerror or error}. Check the path and the permissions."
         ) from None
 
 
@@ -151,7 +150,7 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Profi
         except TraceError as error:  # noqa: PERF203 - a file that is no trace is noted, and the others are read
             skipped.append(str(error))
     if not facts:
-        raise TraceError(f"{files[0].parent}: expected a folder with traces, got none. {' '.join(skipped)}")
+        raise TraceError(f"no traces in {files[0].parent}. {' '.join(skipped)}")
     folder = files[0].parent
     for number, group in enumerate(group_ranks(facts)):
         # Read once more and not kept: the traces of a folder may be larger than the memory.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "list the saved runs below a folder, one line each"
-DESCRIPTION = "Lists the saved runs below a folder, the newest first: when, model, speed, verdict, folder."
+HELP = "List saved runs, one per line"
+DESCRIPTION = (
+    "List the saved runs in a folder and its subfolders, newest first: time, model, speed, verdict, folder."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``list``."""
     command.add_argument(
-        "path", nargs="?", default=".", metavar="DIR", help="where to look (default: this folder)"
+        "path", nargs="?", default=".", metavar="DIR", help="Folder to search (default: the current folder)"
     )
 
 

@@ -1,4 +1,4 @@
-"""``lightning-modelprof loader``: what a DataLoader's batches take, without a model or a Trainer."""
+"""``lightning-modelprof loader``: profile a DataLoader without a model or a Trainer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from lightning_modelprof.errors import ConfigError, ModelProfError, nearest, quoted
 
-HELP = "profile a DataLoader without a training"
+HELP = "Profile a DataLoader without training"
 DESCRIPTION = (
-    "Takes batches from a DataLoader as a training would, and shows what each transform takes, at which lines"
-    " workers are, and how many workers are enough."
+    "Load batches as training would, then show the time per transform, the lines the workers run and how many"
+    " workers are enough."
 )
 EPILOG = "Example: lightning-modelprof loader train.py:make_loader --step-ms 40"
 
@@ -35,27 +35,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "factory",
         metavar="MODULE:FACTORY",
-        help="a module or a file, and what it has: a DataLoader, a DataModule, or a function or class that"
-        " gives one when it is called without arguments",
+        help="Module or file, and the name of a DataLoader or DataModule in it, or of a function or class"
+        " that returns one when called without arguments.",
     )
     command.add_argument(
         "--step-ms",
         type=float,
         default=0.0,
         metavar="MS",
-        help="what a step of the training takes without its batch; 0, the default, takes batches as fast as"
-        " they come",
+        help="Duration of a training step without data loading; 0 takes batches as fast as they come"
+        " (default: 0)",
     )
-    command.add_argument("--batches", type=int, metavar="N", help="take so many batches at most")
+    command.add_argument("--batches", type=int, metavar="N", help="Stop after N batches.")
     command.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="take batches for so long at most (20)"
+        "--seconds", type=float, default=20.0, metavar="S", help="Stop after S seconds (default: %(default)g)"
     )
-    command.add_argument("--full", action="store_true", help="print all tables")
+    command.add_argument("--full", action="store_true", help="Print all tables.")
     command.set_defaults(check=_check)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse numbers that cannot be meant.
+    """Refuse invalid numbers.
 
     Raises:
         ValueError: with what was expected.
@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
     loader = find_loader(options.factory)
     from lightning_modelprof.loop.loader_profile import profile_loader
 
-    if sys.stderr is not None and sys.stderr.isatty():  # nothing else is seen meanwhile
-        print(f"Taking batches for {options.seconds:g} s at most.", file=sys.stderr)
+    if sys.stderr is not None and sys.stderr.isatty():  # nothing else is printed until the end
+        print(f"Loading batches for up to {options.seconds:g} s.", file=sys.stderr)
     with _users(f"batches of {name}"):
         profile_loader(
             loader,
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _users(expected: str) -> Iterator[None]:
-    """Run what is the user's: of its error the user's lines are shown, then it is said what was expected.
+    """Run user code; on an error, print its traceback and say what was expected.
 
     Raises:
         ConfigError: instead of that error.
@@ -102,14 +102,12 @@ def _users(expected: str) -> Iterator[None]:
         while lines is not None and lines.tb_frame.f_code.co_filename.startswith(_NOT_USERS):
             lines = lines.tb_next
         traceback.print_exception(type(error), error, lines)
-        remedy = "Its last lines say what to mend."
+        remedy = "See the traceback above."
         if isinstance(error, SystemExit):
-            remedy = 'Put what a script does by itself behind if __name__ == "__main__".'
+            remedy = 'Move the code that runs on import under if __name__ == "__main__".'
         elif _is_of_dead_worker(error):
-            remedy = "A worker was killed, or ended itself: look for a lack of memory; try num_workers=0."
-        raise ConfigError(
-            f"loader: expected {expected}, got the {type(error).__name__} above. {remedy}"
-        ) from None
+            remedy = "A worker was killed or exited. Check whether memory ran out, or try num_workers=0."
+        raise ConfigError(f"loader: expected {expected}, got {type(error).__name__}. {remedy}") from None
 
 
 def _is_of_dead_worker(error: BaseException) -> bool:
@@ -129,22 +127,20 @@ def find_loader(text: str) -> Any:
     module_name, colon, name = text.rpartition(":")
     if not colon or not module_name or not name:
         raise ConfigError(
-            f"loader: expected MODULE:FACTORY, such as train.py:make_loader, got {quoted(text)}."
+            f"loader: expected MODULE:FACTORY, such as train.py:make_loader, got {quoted(text)}"
         )
     folder, file = os.getcwd(), None  # noqa: PTH109
     if module_name.endswith(".py"):
         file = Path(module_name)
         if not file.is_file():
-            raise ConfigError(
-                f"loader: expected a file, got {quoted(module_name)}, which is not there. Check the path."
-            )
+            raise ConfigError(f"loader: no such file: {module_name}")
         folder, module_name = str(file.resolve().parent), file.stem
     sys.path.insert(0, folder)
     found = _import(module_name, file)
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(
-                f"loader: expected something in {module_name}, got {quoted(name)}, which it does not have."
+                f"loader: {module_name} has no {quoted(name)}."
                 f"{nearest(part, [one for one in dir(found) if not one.startswith('_')])}"
             )
         found = getattr(found, part)
@@ -159,7 +155,7 @@ def find_loader(text: str) -> Any:
             found = found.train_dataloader()
     if not hasattr(found, "__iter__"):
         raise ConfigError(
-            f"loader: expected {quoted(text)} to give a DataLoader, got {quoted(found)}."
+            f"loader: expected {quoted(text)} to be or return a DataLoader, got {quoted(found)}."
             " Name a function that returns one."
         )
     return found
@@ -172,21 +168,21 @@ def _import(module_name: str, file: Path | None) -> Any:
         ConfigError: when it is not there, or cannot be imported.
     """
     what = module_name if file is None else str(file)
-    with _users(f"{quoted(what)} to be imported"):
+    with _users(f"to import {quoted(what)}"):
         try:
             found = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise ConfigError(
-                f"loader: expected a module, got {quoted(module_name)}, which is not there."
-                " Write its dotted name, or the path of its file with .py at the end."
+                f"loader: no module named {quoted(module_name)}. Give its dotted name, or the path of its .py"
+                " file."
             ) from None
     its = getattr(found, "__file__", None)
     if file is not None and (its is None or Path(its).resolve() != file.resolve()):
         raise ConfigError(
-            f"loader: expected {quoted(what)}, got the other module {module_name}"
-            f" ({quoted(its)}), which is imported already. Rename the file."
+            f"loader: can't import {quoted(what)}: another module named {module_name} ({quoted(its)}) is"
+            " already imported. Rename the file."
         )
     return found
 
@@ -205,6 +201,6 @@ def _check_arguments(factory: Any, text: str) -> None:
         signature.bind()
     except TypeError as error:
         raise ConfigError(
-            f"loader: expected {quoted(text)} to be called without arguments, got: {error}."
-            " Name a function without arguments that calls it with them."
+            f"loader: can't call {quoted(text)} without arguments: {error}. Name a function without arguments"
+            " that calls it."
         ) from None

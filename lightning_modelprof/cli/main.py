@@ -9,19 +9,19 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from lightning_modelprof import __version__
 from lightning_modelprof.cli import COMMANDS
 from lightning_modelprof.errors import ModelProfError, one_line
 
 _EXAMPLES: Final = """examples:
-  lightning-modelprof run train.py                     profile a script without changing it
-  lightning-modelprof report                           the newest report below this folder
-  lightning-modelprof open lightning_logs/version_0    its page in the browser
-  lightning-modelprof list                             all runs below this folder
-  lightning-modelprof compare before after             is it faster, and how sure is that
-  lightning-modelprof analyze trace.json.gz            a trace of torch.profiler
+  lightning-modelprof run train.py                     Profile a script without changing it
+  lightning-modelprof report                           Show the newest run in this folder
+  lightning-modelprof open lightning_logs/version_0    Open a run's page in the browser
+  lightning-modelprof list                             List all runs in this folder
+  lightning-modelprof compare before after             Is "after" faster, and how sure are we?
+  lightning-modelprof analyze trace.json.gz            Analyze a torch.profiler trace
 """
 
 
@@ -30,7 +30,11 @@ _SIGPIPE: Final = 13
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages quote what it was given, without what a terminal would obey."""
+    """A parser with capitalized help, whose errors are safe to print in a terminal."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, add_help=False)
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
 
     def error(self, message: str) -> NoReturn:
         super().error(one_line(message))
@@ -48,8 +52,13 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"lightning-modelprof {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"lightning-modelprof {__version__}",
+        help="Show the version and exit.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name in names:
         command = import_module(f"lightning_modelprof.cli.{name}")
         its = commands.add_parser(

@@ -7,8 +7,8 @@ import argparse
 from lightning_modelprof.cli.report import PATH_HELP
 from lightning_modelprof.errors import one_line
 
-HELP = "open the page of a saved run in the browser"
-DESCRIPTION = "Opens report.html of a saved run. If a folder holds several runs, opens the newest one's."
+HELP = "Open a saved run's page in the browser"
+DESCRIPTION = "Open a saved run's report.html in the browser. If a folder has several runs, open the newest."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -17,13 +17,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Open the page; it is made anew where the run has none."""
+    """Open the page, writing it first if the run has none."""
     import webbrowser
 
     from lightning_modelprof.run.finding import newest_run
     from lightning_modelprof.show.progress import show_waiting
 
-    with show_waiting(f"looking for runs below {options.path}"):
+    with show_waiting(f"looking for runs in {options.path}"):
         file, choice = newest_run(options.path)
     page = file.with_name("report.html").absolute()
     if not page.is_file():
@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
         is_open = webbrowser.open(page.as_uri())
     except (webbrowser.Error, OSError):
         is_open = False
-    print(one_line(str(page) if is_open else f"No browser was found. The page is {page}"))
+    print(one_line(str(page) if is_open else f"No browser found. Open this page: {page}"))
     return 0

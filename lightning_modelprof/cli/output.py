@@ -54,9 +54,9 @@ def write_file(path: str, data: bytes) -> None:
     """
     target = given_path(path, ArchiveError)
     if not target.parent.is_dir():  # a slip of the hand is not to make folders
-        raise ArchiveError(f"{target}: expected a file in a folder that exists. Make it first.")
+        raise ArchiveError(f"can't write {target}: no such folder: {target.parent}")
     try:
         write_atomically(target, data)
     except OSError as error:
-        raise ArchiveError(f"could not write {target}: {error.strerror}") from None
+        raise ArchiveError(f"can't write {target}: {error.strerror}") from None
     print(one_line(f"wrote {target}"), file=sys.stderr)

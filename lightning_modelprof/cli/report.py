@@ -13,12 +13,12 @@ from lightning_modelprof.cli.arguments import (
     table_options,
 )
 
-HELP = "show the report of a saved run"
+HELP = "Show a saved run's report"
 DESCRIPTION = (
-    "Shows the report of a saved run, computed again from what was measured. If a folder holds several runs,"
-    " shows the newest."
+    "Show a saved run's report, recomputed from its measurements. If a folder has several runs, show the"
+    " newest."
 )
-PATH_HELP = "the run's folder or one above it, such as lightning_logs (default: this folder)"
+PATH_HELP = "Run folder, or a folder above it such as lightning_logs (default: the current folder)"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from lightning_modelprof.run.finding import newest_run
     from lightning_modelprof.show.progress import show_waiting
 
-    with show_waiting(f"looking for runs below {options.path}"):
+    with show_waiting(f"looking for runs in {options.path}"):
         file, choice = newest_run(options.path)  # what is not there is told before the rest is imported
     from lightning_modelprof.cli.output import put_out
     from lightning_modelprof.errors import one_line

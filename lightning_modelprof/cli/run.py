@@ -1,4 +1,4 @@
-"""``lightning-modelprof run``: profile a script as it is."""
+"""``lightning-modelprof run``: profile an unchanged script."""
 
 from __future__ import annotations
 
@@ -11,51 +11,64 @@ import tempfile
 from dataclasses import fields
 from pathlib import Path
 
-from lightning_modelprof.config.options import FIELDS, GROUPS, SWITCH
-from lightning_modelprof.errors import ConfigError, one_line, quoted
+from lightning_modelprof.cli.option_help import option_help
+from lightning_modelprof.config.options import GROUPS, SWITCH, ProfileConfig
+from lightning_modelprof.errors import ConfigError, one_line
 from lightning_modelprof.lightning.from_environment import SEEN
 
-HELP = "profile a script without changing it"
+HELP = "Profile a script without changing it"
 DESCRIPTION = (
-    "Runs a Python script, or a module with -m, with a ModelProfCallback in each of its Trainers. Options"
-    " stand before the script; what follows it is the script's own."
+    "Run a Python script, or a module with -m, and add a ModelProfCallback to each of its Trainers. Put"
+    " options before the script; everything after it is passed to the script."
 )
 EPILOG = (
-    "Each argument of ModelProfCallback is an option, such as --active 10 or --report.terminal full."
-    " docs/usage.md and help(lightning_modelprof.ModelProfCallback) say what they do."
+    "Example: lightning-modelprof run --active 10 --report.terminal full train.py. For details, see"
+    " docs/usage.md or help(lightning_modelprof.ModelProfCallback)."
 )
 USAGE = "%(prog)s [options] SCRIPT [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
 
 _FROM_PYTHON = ("samples_fn", "inspect.flop_formulas")
-"""Functions, which no command line can give."""
+"""Functions, which can't be written on a command line."""
+
+_METAVARS = {"bool": "BOOL", "bool | None": "BOOL", "int": "N", "int | None": "N"}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``run``: one option for each argument of the callback."""
-    group = command.add_argument_group("arguments of ModelProfCallback, in YAML's notation")
-    for name in option_names():
-        group.add_argument(f"--{name}", metavar="VALUE", dest=f"set {name}")
+    group = command.add_argument_group("ModelProfCallback arguments, as YAML values")
+    described = option_help()
+    for name, kind in _option_types().items():
+        text = described.get(name, "").replace("%", "%%")
+        group.add_argument(f"--{name}", metavar=_METAVARS.get(kind, "VALUE"), dest=f"set {name}", help=text)
     command.add_argument(
         "-m",
         dest="module",
         nargs=argparse.REMAINDER,
         default=[],
         metavar="MODULE",
-        help="run a module, as python -m does",
+        help="Run a module, as python -m does.",
     )
     command.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments"
+        "rest", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Script to run, and its arguments."
     )
     command.set_defaults(check=_check)
 
 
 def option_names() -> list[str]:
     """Each argument by its name, those of groups as ``report.terminal``."""
-    names = []
-    for name in FIELDS:
-        members = [f"{name}.{field.name}" for field in fields(GROUPS[name])] if name in GROUPS else [name]
-        names += [one for one in members if one not in _FROM_PYTHON]
-    return names
+    return list(_option_types())
+
+
+def _option_types() -> dict[str, str]:
+    """Option → its type, as written in the configuration."""
+    types: dict[str, str] = {}
+    for field in fields(ProfileConfig):
+        if field.name in GROUPS:
+            its = {f"{field.name}.{one.name}": str(one.type) for one in fields(GROUPS[field.name])}
+        else:
+            its = {field.name: str(field.type)}
+        types |= {name: kind for name, kind in its.items() if name not in _FROM_PYTHON}
+    return types
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -65,14 +78,14 @@ def _check(options: argparse.Namespace) -> None:
         ValueError: with what to write.
     """
     if not options.module and not options.rest:
-        raise ValueError("run: expected a script or -m MODULE. Write: lightning-modelprof run train.py")
+        raise ValueError("run: expected a script or -m MODULE, such as: lightning-modelprof run train.py")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; returns its exit code."""
     what = (options.module or options.rest)[0]
     if not options.module and not Path(what).is_file():
-        raise ConfigError(f"{quoted(what)}: expected a Python script, got no such file. Check the path.")
+        raise ConfigError(f"no such script: {what}")
     given = {name: getattr(options, f"set {name}") for name in option_names()}
     asked = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
     if asked:
@@ -85,8 +98,9 @@ def run(options: argparse.Namespace) -> int:
         code = _run(program, {**os.environ, SWITCH: asked or "1", SEEN: str(seen)})
         if not seen.exists():
             line = (
-                f"lightning-modelprof: {what} made no Lightning Trainer, so nothing was measured. Record a"
-                " loop of your own with torch.profiler, and give the trace to lightning-modelprof analyze."
+                f"lightning-modelprof: {what} created no Lightning Trainer, so nothing was measured. To"
+                " profile a loop of your own, use LoopProfiler, or analyze a torch.profiler trace with"
+                " lightning-modelprof analyze."
             )
             print(one_line(line), file=sys.stderr)
     return code

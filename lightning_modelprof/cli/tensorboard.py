@@ -8,30 +8,29 @@ import shlex
 from lightning_modelprof.cli.arguments import add_max_gib
 from lightning_modelprof.errors import ArchiveError, given_path, one_line
 
-HELP = "add saved runs or traces to TensorBoard"
+HELP = "Add saved runs or traces to TensorBoard"
 DESCRIPTION = (
-    "Adds saved runs and traces to TensorBoard's tab Model Profile: runs that were saved without TensorBoard,"
-    " and traces of torch.profiler, such as those made for torch_tb_profiler. A run that logs to TensorBoard"
-    " is in the tab already."
+    "Add saved runs and torch.profiler traces to TensorBoard's Model Profile tab, including traces recorded"
+    " for torch_tb_profiler. Runs that log to TensorBoard are already there."
 )
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``tensorboard``."""
     command.add_argument(
-        "paths", nargs="+", metavar="PATH", help="folder of a saved run, a trace file, or a folder of either"
+        "paths", nargs="+", metavar="PATH", help="Run folder, trace file, or a folder of either."
     )
     command.add_argument(
         "--logdir",
         required=True,
         metavar="DIR",
-        help="the --logdir that you start TensorBoard with",
+        help="Log directory to start TensorBoard with.",
     )
     add_max_gib(command)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Bring runs and traces into the log directory, and say how to look at them."""
+    """Add runs and traces to the log directory, and say where to see them."""
     from lightning_modelprof.cli.import_profiles import import_into
     from lightning_modelprof.run.finding import told_choice
 
@@ -41,7 +40,5 @@ def run(options: argparse.Namespace) -> int:
         print(one_line(choice))
     for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
         print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
-    print(
-        one_line(f"Look at them in the tab Model Profile of: tensorboard --logdir {shlex.quote(str(logdir))}")
-    )
+    print(one_line(f"Open the Model Profile tab: tensorboard --logdir {shlex.quote(str(logdir))}"))
     return 0

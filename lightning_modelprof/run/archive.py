@@ -79,7 +79,7 @@ def check_same_run(path: Path, created: str) -> None:
     except FileNotFoundError:
         return
     if found != begin:
-        raise FileExistsError(errno.EEXIST, "another run is saved there now", str(path))
+        raise FileExistsError(errno.EEXIST, "another run has been saved there", str(path))
 
 
 def encode_record(record: Any) -> bytes:
@@ -138,15 +138,14 @@ def load_run(path: str | Path) -> Run:
         version = msgspec.json.decode(raw, type=_VersionedRun).schema_version
         if version > RUN_SCHEMA_VERSION:
             raise ArchiveError(
-                f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}."
-                " It was saved by a newer lightning-modelprof: update this one."
+                f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}, from a newer"
+                " lightning-modelprof. Upgrade lightning-modelprof to read it."
             )
         run = decode_record(raw, Run)
         check_run(run)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ArchiveError(
-            f"{file}: expected a run saved by this package, got: {error}."
-            f" Give the folder that holds {RUN_FILE}."
+            f"{file} isn't a saved run, or is damaged: {error}. Give the folder that contains {RUN_FILE}."
         ) from error
     return run
 
@@ -248,7 +247,7 @@ def _phase_columns(name: str, saved: dict[str, list[int]], num_rows: int, unused
     matrix: NDArray[np.int64] = np.full((num_rows, len(PHASES)), unused, np.int64)
     for key, values in saved.items():
         if key not in PHASE_INDEX:
-            raise ValueError(f"the unknown phase {key!r}")
+            raise ValueError(f"unknown phase {key!r}")
         matrix[:, PHASE_INDEX[key]] = _column(f"{name} of {key}", values, num_rows)
     return matrix
 
@@ -279,7 +278,7 @@ def check_run(run: Run) -> None:
         ValueError: with the first thing that cannot be.
     """
     if not run.ranks:
-        raise ValueError("a run without any rank")
+        raise ValueError("no rank")
     _check_distinct("rank", [record.rank for record in run.ranks])
     _check_distinct("rank", [steps.rank for steps in run.rank_steps])
     _check_configuration(run.info.config)
@@ -295,10 +294,10 @@ def _check_record(record: RankRecord) -> None:
     if record.totals is not None:
         _check_totals(record.totals)
         if len(record.totals) < len(record.steps):
-            raise ValueError(f"{len(record.steps)} steps of {len(record.totals)}")
+            raise ValueError(f"{len(record.steps)} steps kept out of {len(record.totals)}")
     _check_phases("outside_ns", record.outside_ns)
     if len(record.windows) > MAX_WINDOWS:
-        raise ValueError(f"{len(record.windows):,} profiler windows")
+        raise ValueError(f"too many profiler windows ({len(record.windows):,})")
     _check_ascending("windows", [window.index for window in record.windows])
     for window in record.windows:
         _check_window(window)
@@ -311,7 +310,7 @@ def _check_record(record: RankRecord) -> None:
     for slow in () if record.slow is None else record.slow.worst:
         _check_phases("phases_ns of a slow step", slow.phases_ns)
         if slow.first_watched > slow.last_watched:
-            raise ValueError("a slow step that was watched backwards")
+            raise ValueError("a slow step whose watch ends before it starts")
 
 
 def _check_steps(steps: StepTimings) -> None:
@@ -319,9 +318,9 @@ def _check_steps(steps: StepTimings) -> None:
     if len(steps) == 0:
         return
     if steps.step[0] < 0 or (np.diff(steps.step) <= 0).any():
-        raise ValueError("numbers of steps that do not ascend")
+        raise ValueError("step numbers that don't increase")
     if steps.step[-1] > LARGEST:
-        raise ValueError("a step beyond all numbers")
+        raise ValueError("a step number that is too large")
     _check_tags(steps.tags)
     for name, column in steps.columns().items():
         if name != "step":
@@ -330,7 +329,7 @@ def _check_steps(steps: StepTimings) -> None:
         raise ValueError("a negative number of samples")
     sums = np.where(steps.phases_ns == NOT_MEASURED, 0, steps.phases_ns).sum(axis=1)
     if (sums != steps.duration_ns).any():
-        raise ValueError("phases that do not sum to the duration of their step")
+        raise ValueError("phases that don't add up to their step's duration")
 
 
 def _check_totals(totals: StepTotals) -> None:
@@ -340,34 +339,34 @@ def _check_totals(totals: StepTotals) -> None:
         _check_sum(name, column)
     counts = totals.num_steps
     if (counts <= 0).any():
-        raise ValueError("a sum over no steps")
+        raise ValueError("a total over no steps")
     for name in ("num_counted", "num_in_phase", "num_measured", "num_on_device"):
         column = getattr(totals, name)
         most = counts if column.ndim == 1 else counts[:, None]
         if (column < 0).any() or (column > most).any():
-            raise ValueError(f"{name} beyond the number of steps")
+            raise ValueError(f"{name} larger than the number of steps")
 
 
 def _check_tags(tags: NDArray[np.int64]) -> None:
     if (tags < 0).any() or (tags > _TAGS).any():
-        raise ValueError("tags that there are not")
+        raise ValueError("unknown step tags")
 
 
 def _check_sum(name: str, column: NDArray[np.int64]) -> None:
     """Floats, because whole numbers would go round."""
     if np.abs(column.astype(np.float64)).sum() > 1.5 * LARGEST:
-        raise ValueError(f"values of {name} that are too large to be added up")
+        raise ValueError(f"{name} values that are too large to add up")
 
 
 def _check_window(window: Window) -> None:
     steps = window.recorded_steps
     if window.first_step > window.last_step:
-        raise ValueError(f"window {window.index}, which ends before it begins")
+        raise ValueError(f"window {window.index} ends before it starts")
     _check_ascending("recorded steps", steps)
     if steps and not (window.first_step <= steps[0] and steps[-1] <= window.last_step):
-        raise ValueError(f"window {window.index} with steps outside of it")
+        raise ValueError(f"window {window.index} has steps outside its range")
     if window.trace_file is not None and not _is_inside(window.trace_file):
-        raise ValueError(f"window {window.index} with a trace outside of the run's folder")
+        raise ValueError(f"window {window.index} has a trace outside the run's folder")
 
 
 def _is_inside(name: str) -> bool:
@@ -381,41 +380,41 @@ def _is_inside(name: str) -> bool:
 def _check_stacks(stacks: StackSamples) -> None:
     num_frames = len(stacks.frames)
     if any(number >= num_frames for number in stacks.hook_calls):
-        raise ValueError("stacks: a call of a hook is none of the frames")
+        raise ValueError("a hook call that refers to a missing frame")
     for stack in stacks.stacks:
         _check_phases("stacks", (stack.phase,))
         if any(frame >= num_frames for frame in stack.frames):
-            raise ValueError("a sampled stack with a frame that there is not")
+            raise ValueError("a sampled stack that refers to a missing frame")
 
 
 def _check_modules(paths: Sequence[str]) -> None:
     """Each is there once, before those inside of it; the first is the model, whose path is empty."""
     _check_distinct("module", paths)
     if paths and paths[0]:
-        raise ValueError("modules without the model that they are in")
+        raise ValueError("modules without their model")
     places = {path: place for place, path in enumerate(paths)}
     for place, path in enumerate(paths):
         outer = path.rpartition(".")[0]
         if path and places.get(outer, -1) > place:
-            raise ValueError(f"the module {path!r} before the one that it is in")
+            raise ValueError(f"module {path!r} comes before its parent")
 
 
 def _check_phases(name: str, keys: Iterable[str]) -> None:
     unknown = [key for key in keys if key not in PHASE_INDEX]
     if unknown:
-        raise ValueError(f"the unknown phase {unknown[0]!r} in {name}")
+        raise ValueError(f"unknown phase {unknown[0]!r} in {name}")
 
 
 def _check_configuration(config: dict[str, Any]) -> None:
     """Arguments of the callback: few of them, lists and mappings within each other a few deep."""
     for found, (depth, _) in enumerate(_values(config)):
         if depth > _MAX_DEPTH or found > _MAX_SETTINGS:
-            raise ValueError("a configuration that is nested too deeply or too long")
+            raise ValueError("a configuration that is too deeply nested or too long")
     if not isinstance(config.get("rules"), dict | None):
-        raise ValueError("a configuration whose rules are no mapping")
+        raise ValueError("a configuration whose rules aren't a mapping")
     ignored = config.get("ignore_modules")
     if not (ignored is None or (isinstance(ignored, list) and all(isinstance(one, str) for one in ignored))):
-        raise ValueError("a configuration whose ignore_modules is no list of names")
+        raise ValueError("a configuration whose ignore_modules isn't a list of names")
 
 
 def _values(config: Any) -> Iterator[tuple[int, Any]]:
@@ -431,9 +430,9 @@ def _values(config: Any) -> Iterator[tuple[int, Any]]:
 
 def _check_ascending(name: str, numbers: Sequence[int]) -> None:
     if any(one >= other for one, other in pairwise(numbers)):
-        raise ValueError(f"{name} that do not ascend")
+        raise ValueError(f"{name} that don't increase")
 
 
 def _check_distinct(name: str, numbers: Sequence[int | str]) -> None:
     if len(set(numbers)) < len(numbers):
-        raise ValueError(f"a {name} that is there twice")
+        raise ValueError(f"a duplicate {name}")

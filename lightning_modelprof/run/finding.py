@@ -48,8 +48,8 @@ def told_choice(path: str | Path) -> str:
     if len(runs) < 2:
         return ""
     return (
-        f"{path} holds {len(runs)} runs; this is the newest, {runs[-1].parent.name}. Give the folder of"
-        " another one to see it."
+        f"This is {runs[-1].parent}, the newest of {len(runs)} runs in {path}. To see another one, give its"
+        " folder."
     )
 
 
@@ -73,19 +73,19 @@ def newest_run(path: Any) -> tuple[Path, str]:
             return file, choice
         newest = max(file, *repeats, key=lambda one: (_began(one), one))
         return newest, (
-            f"This is {newest.parent}, the newest of {len(repeats) + 1} runs in {file.parent}. Give the"
-            f" {RUN_FILE} of another one to see it."
+            f"This is {newest.parent}, the newest of {len(repeats) + 1} runs in {file.parent}. To see another"
+            f" one, give its {RUN_FILE}."
         )
     files = runs_below(given) if given.is_dir() else []
     if not files:
         raise no_run(file, given, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     newest = files[-1]
-    where = "this folder" if given == Path() else str(given)
+    where = "the current folder" if given == Path() else str(given)
     if len(files) == 1:
-        return newest, f"This is {newest.parent}, the only run below {where}."
+        return newest, f"This is {newest.parent}, the only run in {where}."
     return newest, (
-        f"This is {newest.parent}, the newest of {len(files)} runs below {where}; lightning-modelprof list"
-        " shows all."
+        f"This is {newest.parent}, the newest of {len(files)} runs in {where}. To see them all, run"
+        " lightning-modelprof list."
     )
 
 
@@ -102,10 +102,7 @@ def runs_below(folder: Path) -> list[Path]:
 
     def refuse(error: OSError) -> None:
         if error.filename == str(folder):
-            raise ArchiveError(
-                f"{folder}: expected a folder with saved runs, but it may not be read:"
-                f" {error.strerror or error}. Check the permissions."
-            )
+            raise _unreadable(folder, error)
 
     for place, folders, files in os.walk(folder, onerror=refuse):
         if RUN_FILE in files:
@@ -145,11 +142,14 @@ def _runs_of_a_logger(folder: Path) -> list[Path]:
             if (match := _NUMBERED.fullmatch(file.parent.name)) and file.is_file()
         ]
     except OSError as error:
-        raise ArchiveError(
-            f"{folder}: expected the folder of a saved run, but it may not be read:"
-            f" {error.strerror or error}. Check the permissions."
-        ) from None
+        raise _unreadable(folder, error) from None
     return [file for _, _, file in sorted(found)]
+
+
+def _unreadable(folder: Path, error: OSError) -> ArchiveError:
+    if isinstance(error, FileNotFoundError):
+        return ArchiveError(f"no such folder: {folder}")
+    return ArchiveError(f"can't read {folder}: {error.strerror or error}. Check the path and permissions.")
 
 
 def _began(file: Path) -> float:
@@ -170,19 +170,21 @@ def _examples(path: Path) -> str:
     except (OSError, ValueError):
         found = []
     if not found:
-        return "for example lightning_logs/version_0/modelprof"
+        return "such as lightning_logs/version_0/modelprof"
     return f"such as {', '.join(str(file.parent) for file in newest)} ({len(found)} found here, newest first)"
 
 
 def no_run(file: Path, given: Path, error: Exception) -> ArchiveError:
-    """What to tell where no run can be read, with those that are near.
+    """The error for a run that can't be read, with examples of runs nearby.
 
     Args:
-        file: that was looked for.
-        given: what was asked for.
-        error: that came.
+        file: The file that was looked for.
+        given: The path the user gave.
+        error: What went wrong.
     """
-    return ArchiveError(
-        f"{file}: expected a run saved by this package, got {getattr(error, 'strerror', None) or error}."
-        f" Give the folder that holds {RUN_FILE}, {_examples(given)}."
-    )
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        folder = given if given.is_dir() or given.name not in {RUN_FILE, "report.json"} else given.parent
+        problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or folder: {given}"
+    else:
+        problem = f"can't read {file}: {getattr(error, 'strerror', None) or error}"
+    return ArchiveError(f"{problem}. Give the folder that contains {RUN_FILE}, {_examples(given)}.")

@@ -29,7 +29,7 @@ class Loop(Record, frozen=True, kw_only=True):
     trainer_attribute: str
     step: str = "batch"
     steps: str = "batches"
-    more: str = "give the loop more batches"
+    more: str = "use more batches"
 
     @property
     def is_fit(self) -> bool:

@@ -45,7 +45,7 @@ def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -62,7 +62,7 @@ def read_archive(path: Path) -> bytes:
     with open_regular(path) as file:
         raw = file.read(MAX_ARCHIVE_BYTES + 1)
     if len(raw) > MAX_ARCHIVE_BYTES:
-        raise OSError(errno.EFBIG, f"more than {MAX_ARCHIVE_BYTES // 2**20} MiB", str(path))
+        raise OSError(errno.EFBIG, f"larger than {MAX_ARCHIVE_BYTES // 2**20} MiB", str(path))
     return raw
 
 

@@ -41,7 +41,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "dataloader",
         "Dataloader",
-        "the loop waits for its next batch; with workers this is the wait, not the work",
+        "waiting for the next batch; with workers this is the wait, not the workers' time",
         "own",
         is_core=True,
     ),
@@ -56,8 +56,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "forward",
         "Forward",
         (
-            "`training_step` (`validation_step`, `test_step`, `predict_step`) without what is"
-            " listed below: the model and the loss"
+            "the model and the loss in `training_step` (`validation_step`, `test_step`, `predict_step`),"
+            " without the phases below"
         ),
         "may_wait",
         is_core=True,
@@ -67,8 +67,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "backward",
         "Backward",
         (
-            "`loss.backward()` as Lightning calls it, with gradient communication; under"
-            " manual optimization `manual_backward`"
+            "`loss.backward()` as Lightning calls it, including gradient communication;"
+            " `manual_backward` in manual optimization"
         ),
         "meets",
         is_core=True,
@@ -78,8 +78,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "optimizer",
         "Optimization",
         (
-            "the optimizer's step without the forward and backward of its closure; with"
-            " 16-bit precision also unscaling"
+            "the optimizer step, without the forward and backward in its closure; includes"
+            " unscaling in 16-bit precision"
         ),
         "may_wait",
         is_core=True,
@@ -88,23 +88,23 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "zero_grad",
         "Zero grad",
-        "clearing the gradients; under manual optimization it is part of forward",
+        "clearing the gradients; part of forward in manual optimization",
         "own",
         on_device=True,
     ),
     Phase(
         "clip",
         "Gradient clipping",
-        ("`configure_gradient_clipping`, which Lightning calls even when there is nothing to clip"),
+        ("`configure_gradient_clipping`, which Lightning calls even if nothing is clipped"),
         "may_wait",
         on_device=True,
     ),
     Phase("lr_scheduler", "LR scheduler", "stepping learning-rate schedulers", "own", every_step=False),
-    Phase("callbacks", "Callbacks", "hooks of the other callbacks", "own", every_step=False),
+    Phase("callbacks", "Callbacks", "other callbacks' hooks", "own", every_step=False),
     Phase(
         "module_hooks",
         "Module hooks",
-        "hooks of the LightningModule, DataModule and Strategy that somebody overrides",
+        "hooks that you override in the LightningModule, DataModule or Strategy",
         "own",
         every_step=False,
     ),
@@ -119,8 +119,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "predictions",
         "Predictions",
         (
-            "`predict` only: from the end of the batch to the next fetch. Lightning moves the"
-            " predictions to the CPU, which waits for the device, and keeps them"
+            "`predict` only: from the end of the batch to the next fetch. Lightning waits for the"
+            " device, moves the predictions to the CPU and keeps them"
         ),
         "own",
     ),
@@ -128,8 +128,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "validation",
         "Validation",
         (
-            "a validation loop inside the step, without callbacks and checkpoints; the table"
-            " Validation has its parts"
+            "validation during the step, without callbacks and checkpoints; the Validation"
+            " table shows its parts"
         ),
         "may_wait",
         every_step=False,
@@ -138,35 +138,34 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "dataloader_init",
         "Dataloader init",
-        "at an epoch's start: old workers shut down, new ones start",
+        "shutting down old workers and starting new ones at an epoch's start",
         "own",
         every_step=False,
     ),
-    Phase("profiler", "Profiler", "our own work at step boundaries", "not_counted"),
-    Phase("other", "Loop", "Lightning's loop between the above", "may_wait"),
+    Phase("profiler", "Profiler", "the profiler's work between steps", "not_counted"),
+    Phase("other", "Loop", "Lightning's loop between the phases above", "may_wait"),
     Phase(
         "rank_wait",
         "Rank wait",
         (
-            "several ranks: the wait until Lightning (since 2.5.2) has told all of them"
-            " whether a signal came, at the begin of each step. It reads a value from the"
-            " device, so on a GPU it holds the wait for the rank's own device as well"
+            "with several ranks, the wait at each step's start until Lightning (2.5.2 and later) has"
+            " told all of them whether a signal arrived. It reads a value from the device, so on a GPU"
+            " it also includes the wait for the rank's own device"
         ),
         "meets",
     ),
     Phase(
         "user_profiler",
         "Your profiler",
-        "all that the profiler given to the Trainer (`Trainer(profiler=...)`) does",
+        "the Trainer's own profiler (`Trainer(profiler=...)`)",
         "own",
     ),
     Phase(
         "epoch_turn",
         "Epoch turn",
         (
-            "between the batches of two epochs what belongs to no other phase: Lightning's"
-            " own work, metrics of the epoch, and loggers at its end. It is in the step that"
-            " begins the next epoch"
+            "work between two epochs' batches that belongs to no other phase: Lightning's own work,"
+            " epoch metrics and loggers. It counts toward the next epoch's first step"
         ),
         "may_wait",
         every_step=False,
@@ -198,46 +197,45 @@ PARTS: Final[tuple[Phase, ...]] = (
     _as_in_a_step(
         "dataloader",
         (
-            "the loop waits for its next validation batch. Of a second dataloader the first"
-            " fetch holds the start of its workers"
+            "waiting for the next validation batch. A second dataloader's first fetch includes"
+            " starting its workers"
         ),
     ),
     _as_in_a_step("transfer", "moving the batch to the device, with the batch-transfer hooks"),
-    _as_in_a_step("forward", "`validation_step`, with all `self.log` calls and updates of metrics in it"),
+    _as_in_a_step("forward", "`validation_step`, including its `self.log` calls and metric updates"),
     _as_in_a_step(
         "module_hooks",
         (
-            "`on_validation_...` hooks of the LightningModule and the Strategy that somebody"
-            " overrides, but for `on_validation_epoch_end`"
+            "`on_validation_...` hooks that you override in the LightningModule or Strategy, except"
+            " `on_validation_epoch_end`"
         ),
     ),
     Phase(
         "epoch_end",
         "Metrics and epoch end",
         (
-            "Lightning computes the metrics that were logged, of each dataloader after its"
-            " last batch; `on_validation_epoch_end` of the module. With several ranks also"
-            " what they wait for each other there"
+            "computing the logged metrics after each dataloader's last batch, and the module's"
+            " `on_validation_epoch_end`. With several ranks, includes the wait for each other"
         ),
         "may_wait",
     ),
     _as_in_a_step(
         "logging",
         (
-            "after each batch until the next fetch, and what goes to the loggers at the end:"
-            " metrics, loggers, progress counters"
+            "from the end of each batch to the next fetch, and logging at the end: metrics, loggers,"
+            " progress counters"
         ),
     ),
     _as_in_a_step(
         "dataloader_init",
         (
-            "before the first batch: `val_dataloader` if it is asked again, the iterator of"
-            " the first dataloader, its workers' start; of an iterable data set without a"
-            " length also the fetch of its first batch. While gradients accumulate also what"
-            " follows the training batch, as Lightning fires nothing in between"
+            "before the first batch: calling `val_dataloader` again, creating the first dataloader's"
+            " iterator and starting its workers. For an iterable dataset without a length, includes the"
+            " first fetch. During gradient accumulation, includes the end of the training batch, as"
+            " Lightning calls no hook in between"
         ),
     ),
-    _as_in_a_step("other", "Lightning's loop between the above"),
+    _as_in_a_step("other", "Lightning's loop between the phases above"),
 )
 """The parts of the phase ``validation``: they share its time, each nanosecond in one of them."""
 

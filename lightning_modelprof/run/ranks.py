@@ -55,7 +55,7 @@ def unpack_rank_steps(message: bytes) -> RankSteps:
     try:
         return decode_record(zlib.decompress(message), RankSteps)
     except (zlib.error, ValueError) as error:
-        raise ArchiveError(f"expected what a rank says of its steps, got something else: {error}") from None
+        raise ArchiveError(f"expected a rank's step record, got something else: {error}") from None
 
 
 def side_by_side(run: Run, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> Run:

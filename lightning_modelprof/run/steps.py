@@ -199,7 +199,7 @@ def few(step: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
     return mask
 
 
-_OLDER: Final = "not looked for (the run was saved by an older version)"
+_OLDER: Final = "not recorded (an older version saved this run)"
 
 
 class SlowStep(Record, frozen=True, kw_only=True):

@@ -777,9 +777,9 @@ def test_wrong_tolerance(text, capsys):
 def test_errors_are_one_line(saved, tmp_path, capsys):
     fit, validation = saved("a", noisy(5, 0)), saved("b", noisy(5, 1), loop="validate")
     for arguments, message in (
-        ([fit, str(tmp_path / "none")], "expected a run saved by this package"),
-        ([fit, fit], "you gave the same run twice, first as"),
-        ([fit, f"{fit}/modelprof/run.json"], "you gave the same run twice, first as"),
+        ([fit, str(tmp_path / "none")], "no such file or folder"),
+        ([fit, fit], "the same run is given twice, first as"),
+        ([fit, f"{fit}/modelprof/run.json"], "the same run is given twice, first as"),
         ([fit, validation], "expected a run of trainer.fit as"),
     ):
         assert main(["compare", *arguments]) == 1
@@ -794,7 +794,7 @@ def test_the_help_tells_the_exit_codes(capsys):
         main(["compare", "--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert (
-        "exit status: 0 faster, the same, or a table; 3 slower than the tolerance allows; 4 cannot tell"
+        "Exit status: 0 if faster, the same, or a table; 3 if slower than the tolerance allows; 4 if too"
         in out
     )
     assert "BEFORE AFTER" in out

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_modelprof import ModelProfCallback
 from lightning_modelprof import cli as commands
 from lightning_modelprof.cli import run as run_command
 from lightning_modelprof.cli.main import main, make_parser
+from lightning_modelprof.cli.option_help import option_help
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from tests.support.fits import ROOT, run_fit
 
@@ -111,8 +113,38 @@ def test_every_command_is_described(name, capsys):
     assert len(out.partition("\n\n")[2].partition("\n\n")[0]) > 50, "a sentence below the usage"
 
 
+@pytest.mark.parametrize("name", ["", *commands.COMMANDS])
+def test_every_option_has_a_sentence_of_help(name):
+    parser = make_parser()
+    if name:
+        parser = next(one for one in parser._actions if isinstance(one.choices, dict)).choices[name]
+    for action in parser._actions:
+        words = " ".join(action.option_strings or [action.dest])
+        if action.choices and not action.option_strings:
+            for one in action._choices_actions:
+                assert re.match(r"[A-Z]\w+ \w+", one.help), one.dest
+            continue
+        assert re.match(r"[A-Z][\w.-]+ \S+", action.help or ""), f"{words}: {action.help}"
+        assert re.search(r"(\.|\(default: .+\))$", action.help), f"{words}: {action.help}"
+
+
+def test_help_of_run_is_the_callbacks_docstring(capsys):
+    """It is read from the source, without importing it; one that isn't found would leave options bare."""
+    described = option_help()
+    assert set(described) >= set(run_command.option_names())
+    text = " ".join((ModelProfCallback.__doc__ or "").split())
+    for name in ("active", "dirpath", "unit"):
+        first = described[name].partition(" (default")[0].partition(". ")[0]
+        assert first in text, name
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--wait N Steps to wait before each window's warm-up (default: 1)" in out
+    assert "less than 5% of the loop's time" in out
+
+
 def test_every_file_of_a_command_is_one():
-    shared = {"__init__", "main", "arguments", "output", "import_profiles"}
+    shared = {"__init__", "main", "arguments", "option_help", "output", "import_profiles"}
     files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")} - shared
     assert files == set(commands.COMMANDS)
 
@@ -124,7 +156,7 @@ def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch)
     monkeypatch.chdir(runs)
     assert main(["report"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"This is {Path('c/modelprof')}, the newest of 4 runs below this folder;" in out
+    assert f"This is {Path('c/modelprof')}, the newest of 4 runs in the current folder." in out
 
 
 @pytest.fixture
@@ -159,7 +191,7 @@ def test_report_and_compare_take_the_newest_fit_at_or_below(folds, runs, capsys)
         assert main(["compare", first, str(folder)]) in (0, 3, 4)
         assert f"This is {newest}, the newest of 3 runs" in " ".join(capsys.readouterr().out.split())
     assert main(["compare", str(newest), str(folds)]) == 1
-    assert "the same run twice" in capsys.readouterr().err
+    assert "the same run is given twice" in capsys.readouterr().err
 
 
 def test_the_command_for_all_tables_shows_the_same_run(folds, capsys):
@@ -170,12 +202,9 @@ def test_the_command_for_all_tables_shows_the_same_run(folds, capsys):
 
 def test_list_says_what_is_wrong_with_the_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    for name, got in (("nope", "no such folder"), ("file", "a file")):
+    for name, problem in (("nope", "no such folder"), ("file", "not a folder")):
         assert main(["list", str(tmp_path / name)]) == 1
-        assert (
-            f"{tmp_path / name}: expected a folder with saved runs below it, got {got}."
-            in capsys.readouterr().err
-        )
+        assert f"lightning-modelprof: {problem}: {tmp_path / name}\n" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("report", "a", "--full"), ("report", "a", "--json", "-"), ("list",)])
@@ -256,7 +285,7 @@ def test_what_takes_long_says_what_it_does(tmp_path, monkeypatch, command):
 
     monkeypatch.setattr("os.walk", walk)
     assert main([command, str(tmp_path)]) == 1
-    assert shown.getvalue().startswith(f"looking for runs below {tmp_path} ...\n")
+    assert shown.getvalue().startswith(f"looking for runs in {tmp_path} ...\n")
 
 
 # Output
@@ -293,7 +322,7 @@ def test_open(runs, tmp_path, capsys, monkeypatch):
     assert str(page) in capsys.readouterr().out
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     assert main(["open", str(tmp_path)]) == 0
-    assert f"No browser was found. The page is {page}" in capsys.readouterr().out
+    assert f"No browser found. Open this page: {page}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -333,7 +362,7 @@ def test_stages_are_each_against_the_first(runs, capsys):
 
 def test_stages_are_different_runs_of_one_loop(runs, capsys):
     assert main(["compare", *(str(runs / name) for name in "aba")]) == 1
-    assert "you gave the same run twice" in capsys.readouterr().err
+    assert "the same run is given twice" in capsys.readouterr().err
 
 
 def test_markdown_for_a_pull_request(runs, capsys):
@@ -402,13 +431,13 @@ def test_a_script_without_a_trainer_is_told_so(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     result = run_in(tmp_path, "train.py", "none")
     assert result.returncode == 7
-    assert "train.py made no Lightning Trainer, so nothing was measured" in result.stderr.splitlines()[-1]
+    assert "train.py created no Lightning Trainer, so nothing was measured" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["no_such.py"], 1, "expected a Python script, got no such file"),
+        (["no_such.py"], 1, "no such script: no_such.py"),
         (["--active", "-1", "train.py"], 1, "active: expected an integer of at least 0, or None, got -1"),
         (["--report.views", "[devcie]", "train.py"], 1, "Did you mean 'device'?"),
         ([], 2, "expected a script or -m MODULE"),
@@ -484,7 +513,7 @@ def test_commands_that_are_printed_can_be_pasted(tmp_path, capsys, monkeypatch):
     assert main(["tensorboard", str(folder / "run"), "--logdir", str(folder / "logs")]) == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [line.partition(": ")[2] for line in lines if line.startswith(("all tables: ", "dashboard: "))]
-    commands += [line.partition("Profile of: ")[2] for line in lines if line.startswith("Look at them")]
+    commands += [line.partition("tab: ")[2] for line in lines if line.startswith("Open the Model Profile")]
     assert [shlex.split(one) for one in commands] == [
         ["lightning-modelprof", "report", f"{HARD_TO_TYPE}/run", "--full"],
         ["tensorboard", "--logdir", HARD_TO_TYPE],

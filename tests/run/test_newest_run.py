@@ -69,7 +69,7 @@ def test_every_command_takes_the_newest_and_says_so(saved, tmp_path, capsys):
     for name, created in (("modelprof", MIDDLE), ("modelprof_1", LATE), ("modelprof_2", EARLY)):
         make_run(saved, logger / name, created)
     make_run(saved, other, EARLY)
-    said = f"{logger} holds 3 runs; this is the newest, modelprof_1."
+    said = f"This is {logger / 'modelprof_1'}, the newest of 3 runs in {logger}."
     report = read_report(logger)
     assert report.sections["run"]["created"] == LATE
     assert report.notes[0].startswith(said)

@@ -161,7 +161,7 @@ REFUSED = {
 def test_what_nobody_measured_is_refused(good, show, spoil):
     content = json.loads(json.dumps(good))
     spoil(content)
-    with pytest.raises(ArchiveError, match=r"damaged|expected a run saved by this package"):
+    with pytest.raises(ArchiveError, match="damaged"):
         show(content)
 
 
@@ -179,7 +179,7 @@ def test_no_archive_at_all_is_refused(show, raw):
 
 def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path, good):
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(ArchiveError, match="no regular file"):
+    with pytest.raises(ArchiveError, match="not a regular file"):
         load_run(tmp_path)
     folder = tmp_path / "run"
     (folder / "traces").mkdir(parents=True)
@@ -191,16 +191,16 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path, good):
         os.mkfifo(folder / window["trace_file"])
     text = render_text(read_report(folder))
     assert "Perf Summary" in text
-    assert "no regular file" in text
+    assert "isn't a regular file" in text
 
 
 @pytest.mark.skipif(not stat.S_ISCHR(Path("/dev/zero").stat().st_mode), reason="no /dev/zero")
 def test_a_device_without_end_is_refused(tmp_path):
     (tmp_path / "run.json").symlink_to("/dev/zero")
-    with pytest.raises(ArchiveError, match="no regular file"):
+    with pytest.raises(ArchiveError, match="not a regular file"):
         load_run(tmp_path)
     (tmp_path / "trace.json").symlink_to("/dev/zero")
-    with pytest.raises(TraceError, match="no regular file"):
+    with pytest.raises(TraceError, match="not a regular file"):
         analyze(tmp_path / "trace.json")
 
 
@@ -208,7 +208,7 @@ def test_a_file_beyond_all_archives_is_refused(tmp_path, monkeypatch):
     with (tmp_path / "run.json").open("wb") as file:
         file.truncate(2**40)  # it has holes and takes no room
     monkeypatch.setattr(opening, "MAX_ARCHIVE_BYTES", 2**20)
-    with pytest.raises(ArchiveError, match="more than 1 MiB"):
+    with pytest.raises(ArchiveError, match="larger than 1 MiB"):
         load_run(tmp_path)
 
 
@@ -276,8 +276,8 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_so(tmp_path, monkeypatch, c
     _Forbidden(monkeypatch, folder)
     assert main([command[0], str(folder), *command[1:]]) != 0
     told = capsys.readouterr().err
-    assert "may not be read: Permission denied" in told
-    assert "could not write" not in told
+    assert ": Permission denied. Check the path and" in told
+    assert "can't write" not in told
 
 
 # What the dashboard reads
