@@ -44,21 +44,20 @@ def whole(default: int | None, *, least: int = 0, hint: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """What is looked at beside the clock.
+    """What to record in addition to timing.
 
     Attributes:
-        sampling: look every few milliseconds, and ever less often, at the line that the training thread is at
-            and at the memory in use, from a thread of its own.
-        workers: look into the workers of DataLoaders: what each transform takes, and at which statements they
-            are.
-        device_timing: on CUDA, XPU and MPS, record events at phase boundaries for device time by phase.
-        fvcore: count the forward with fvcore too, and say where the two counts differ. For this,
-            training_step is called once more, on a copy of the module.
-        flop_formulas: formulas for operators that have none, or better ones: operator, or its name such as
-            "mylib::mm", → formula(*args, **kwargs, out_val=result), which returns FLOPs.
-        peak_flops_per_s: what the device can do, in FLOP/s, or such by dtype; None means the published
-            dense peak of the device, if it is known.
-        ignore_modules: names of classes or paths of modules that are in no figure of the module tables.
+        sampling: Sample the training thread's current line and the memory use from a separate thread. Samples
+            every few milliseconds at first, and less often in long loops.
+        workers: Time each transform in DataLoader workers and sample the lines they run.
+        device_timing: Time each phase on the device, on CUDA, XPU and MPS.
+        fvcore: Also count the forward pass with fvcore and show where the two counts differ. This calls
+            training_step once more, on a copy of the module.
+        flop_formulas: FLOP formulas for operators that have none, or better ones. Maps an operator, or its
+            name such as "mylib::mm", to formula(*args, **kwargs, out_val=result), which returns FLOPs.
+        peak_flops_per_s: Device peak in FLOP/s, as a number or by dtype. By default, the device's published
+            dense peak, if known.
+        ignore_modules: Class names or module paths to leave out of the module tables. By default, none.
     """
 
     sampling: bool = True
@@ -72,27 +71,27 @@ class InspectOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Where the report is shown, and how.
+    """Where and how to show the report.
 
     Attributes:
-        terminal: print the report when the loop ends: True in at most 20 lines, "full" with all tables.
-        colours: print it in colour; None means where a terminal shows colours and NO_COLOR is unset.
-        progress_bar: show ips and the reader's share in the progress bar.
-        tensorboard: write the report's tables to the run's TensorBoard as text.
-        files: write the report, the archive and the traces to a folder; in a fast_dev_run only with dirpath.
-        views: which tables of the traces the report has, out of device, overview, model, distributed,
-            operator, kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch,
-            dataloader and critical_path; None means all. Here and in sorted_by, Paddle's names mean the same:
-            KernelView.
-        sorted_by: order of operators, kernels and ranges: cpu_ or gpu_ with total, self, avg, max, min,
-            memory or self_memory, or calls; None means GPU total where there are device events, else CPU
-            total.
-        time_unit: unit of the durations in text: s, ms, us or ns; None means one that fits each table.
-        thread_sep: show operators and ranges by host thread.
-        op_detail: show below each operator what it calls and launches.
-        row_limit: most rows of a table in text, and most below any one row; report.json has all.
-        module_depth: deepest modules in the module tree, 0 being the model; None means all.
-        top_modules: classes that are named for each depth of the module tree.
+        terminal: Print the report when the loop ends: True prints at most 20 lines, "full" all tables.
+        colours: Print in color. By default, only if the terminal supports it and NO_COLOR is unset.
+        progress_bar: Show ips and the data loading share in the progress bar.
+        tensorboard: Write the report's tables to the run's TensorBoard as text.
+        files: Save the report, the run and its traces to a folder. A fast_dev_run saves them only with
+            dirpath.
+        views: Trace tables to show, out of device, overview, model, distributed, operator, kernel,
+            memory_manipulation, userdefined, memory, step_breakdown, idle, launch, dataloader and
+            critical_path. By default, all. Paddle's names, such as KernelView, work here and in sorted_by.
+        sorted_by: Sort key for operators, kernels and ranges: cpu_ or gpu_ with total, self, avg, max, min,
+            memory or self_memory; or calls. By default, gpu_total if the trace has device events, else
+            cpu_total.
+        time_unit: Unit of durations in text: s, ms, us or ns. By default, one that fits each table.
+        thread_sep: Group operators and ranges by CPU thread.
+        op_detail: Show what each operator calls and launches.
+        row_limit: Maximum number of rows per table in text, and below any one row. report.json has all rows.
+        module_depth: Levels of the module tree to show, 0 being the model alone. By default, all.
+        top_modules: Number of classes to name at each level of the module tree.
     """
 
     terminal: bool | Literal["full"] = True
@@ -112,20 +111,18 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What the profiler may take at most: of disk, of time, of ranks.
+    """Limits on disk space, overhead and ranks.
 
     Attributes:
-        max_trace_mb: end a window early when another step would make its trace larger than this, in MB of
-            JSON before it is packed, as estimated from memory after each recorded step; None sets no limit.
-        keep_windows: traces that stay on disk, for each rank: the newest so many, and the first, to compare
-            them with; None keeps all.
-        max_overhead: share of the loop's time that this profiler may take, such as 0.01: a window, but the
-            first, that would take it beyond that is left out. None sets no limit; the report says what was
-            taken.
-        ranks: which ranks record windows, such as [0]; every rank measures time all the same. All by default:
-            a rank that records is slower, so one that does so alone keeps the others waiting and sees none of
-            its own waits for them; and a comparison of ranks needs the trace of each. The steps of a window
-            are left out of the benchmark on every rank.
+        max_trace_mb: Largest trace in MB of uncompressed JSON; a window that would exceed it ends early. The
+            size is estimated from memory after each recorded step. None sets no limit.
+        keep_windows: Number of newest traces each rank keeps on disk, in addition to its first. None keeps
+            all.
+        max_overhead: Largest share of the loop's time the profiler may take, such as 0.01. Windows after the
+            first are skipped if they would exceed it. By default, no limit; the report shows the overhead.
+        ranks: Ranks that record windows, such as [0]; all ranks measure time. Recording slows a rank down, so
+            the others wait for a rank that records alone, and comparing ranks needs the trace of each. All
+            ranks leave a window's steps out of the benchmark.
     """
 
     max_trace_mb: float | None = 500

@@ -17,58 +17,55 @@ from lightning_modelprof.lightning.saved import Saved, know_lightning
 
 
 class ModelProfCallback(Saved, ProfilingHooks, Callback):
-    """Shows where the time of a training run goes, for some tens of microseconds a step.
+    """Shows where training time goes, at tens of microseconds per step.
 
-    ``trainer.validate``, ``test`` and ``predict`` get a report of their own, in which every batch is a step.
-    Loops of fewer than 20 batches, and fits of fewer than 5 steps, get none unless ``steps``, ``active`` or
-    ``flops`` ask for it: they are summed up in one archive, and in one line when the program ends.
+    ``trainer.validate``, ``test`` and ``predict`` get their own report, in which every batch is a step. Loops
+    under 20 batches, and fits under 5 steps, get no report unless ``steps``, ``active`` or ``flops`` asks for
+    one. Instead they share one saved run and one line of output when the program ends.
 
     Args:
-        active: steps that each torch.profiler window records; 0 means timing only. None means 10, once a
-            window takes less than 5 % of the time that the loop has run so far.
-        wait: steps before each window's warm-up, in which nothing is recorded.
-        warmup: steps before each window in which torch.profiler runs and its results are thrown away.
-        repeat: number of windows; 0 means windows until training ends.
-        skip_first: steps at the start that the benchmark leaves out, and after which the first wait begins.
-            Left at 10, the benchmark leaves out no more than a sixth of a loop whose length is known.
-        steps: record steps start to end-1 of a half-open (start, end), instead of active, wait, warmup and
-            repeat; skip_first then is the benchmark's alone.
-        stop_after_profile: end training with the step in which the last window closes (the first one after
-            it), as early stopping would: after the Trainer's min_steps and min_epochs, and with a validation.
-            Only a fit is ended, and of several ranks only if all have this callback with the same windows.
-        activities: what torch.profiler records, out of cpu, cuda and xpu; None means all there are.
-        record_shapes: record the shapes of operators' inputs.
-        with_stack: record Python stacks; slows the window down much.
-        profile_memory: record allocations.
-        flops: count the FLOPs of one step while it runs and time the modules in three more, all of which the
-            benchmark leaves out. A compiled model is counted on a copy without data. None means that as well,
-            once it takes less than 5 % of the time that the loop has run so far, or 0.1 s in all.
-        inspect: what is looked at beside the clock, as InspectOptions or a dict of its values: sampling,
-            workers, device_timing, fvcore, flop_formulas, peak_flops_per_s, ignore_modules.
-        samples_fn: counts the samples (or tokens, ...) of a batch; None means the one number that all
-            parts of the batch allow, mostly the first dimension of its tensors.
-            It is called every step and must return an int without waiting for the device.
-        unit: what samples_fn counts, for example tokens.
-        log_every_n_steps: steps between two points of the logged scalars; None means the Trainer's own, or
-            more where logging takes over 5 % of the time; 0 logs none. Only a fit logs.
-        dirpath: folder for the report, the archive and the traces; None means the folder modelprof beside the
-            logger's files, or in the Trainer's default_root_dir. A folder that holds an earlier run is not
-            touched: _1, _2, ... is appended.
-        report: where the report is shown, and how, as ReportOptions or a dict of its values: terminal,
-            colours, progress_bar, tensorboard, files, views, sorted_by, time_unit, thread_sep, op_detail,
-            row_limit, module_depth, top_modules.
-        bounds: what the profiler may take at most, as Bounds or a dict of its values: max_trace_mb,
-            keep_windows, max_overhead, ranks.
-        rules: thresholds of the rules behind the findings: rule → {threshold: value}, or rule → False to
-            switch it off; docs/report.md lists them.
+        active: Steps to record in each torch.profiler window; 0 records none. By default 10, as soon as a
+            window takes less than 5% of the loop's time so far.
+        wait: Steps to wait before each window's warm-up.
+        warmup: Steps to run torch.profiler before each window; their results are discarded.
+        repeat: Number of windows; 0 opens windows until training ends.
+        skip_first: Steps to leave out of the benchmark at the start, before the first wait. In a loop of
+            known length, the default leaves out at most a sixth of the steps.
+        steps: Steps to record, as [start, end] with end excluded. By default, active, wait, warmup and repeat
+            choose them. With steps, skip_first affects the benchmark only.
+        stop_after_profile: End training with the first step after the last window. Like early stopping, this
+            respects min_steps and min_epochs and runs a validation. It ends fits only, and with several ranks
+            only if all have this callback with the same windows.
+        activities: What torch.profiler records, as a list of cpu, cuda and xpu. By default, all the machine
+            has.
+        record_shapes: Record operator input shapes in windows.
+        with_stack: Record Python stacks in windows, which makes them much slower.
+        profile_memory: Record allocations in windows.
+        flops: Count FLOPs in one step and time modules in three more. By default, only once this takes less
+            than 5% of the loop's time so far, or 0.1 s in total. The benchmark leaves these steps out. A
+            compiled model is counted on a copy without data.
+        inspect: What to record in addition to timing: InspectOptions, or a dict of its values.
+        samples_fn: Function that counts a batch's samples (or tokens, ...). It runs every step and must
+            return an int without waiting for the device. By default, the count comes from the batch itself,
+            usually from the first dimension of its tensors.
+        unit: Name of what samples_fn counts, such as tokens.
+        log_every_n_steps: Steps between points of the logged scalars; 0 logs none. By default, the Trainer's
+            value, or less often if logging takes over 5% of the time. Only fits log.
+        dirpath: Folder for the report, the run and its traces. By default, modelprof next to the logger's
+            files, or in the Trainer's default_root_dir. Earlier runs are never overwritten: the folder's name
+            gets _1, _2, ... appended.
+        report: Where and how to show the report: ReportOptions, or a dict of its values.
+        bounds: Limits on disk space, overhead and ranks: Bounds, or a dict of its values.
+        rules: Thresholds behind the findings, as rule → {threshold: value}; rule → False turns a rule off. By
+            default, those listed in docs/report.md.
 
     Attributes:
-        report: the newest report; ``None`` before the first.
-        run: the measured facts behind it; ``None`` before the first.
+        report: The newest report; ``None`` before the first.
+        run: The measurements behind it; ``None`` before the first.
 
     Raises:
-        ConfigError: at once, for anything that cannot be meant; in ``setup`` for what the Trainer, the model
-            or the machine does not allow.
+        ConfigError: Immediately, on invalid arguments; in ``setup``, if the Trainer, the model or the machine
+            doesn't support them.
     """
 
     # A plain attribute: Lightning reads it at every hook, and its own property is slower.
@@ -106,25 +103,24 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:
-        """A callback with the arguments in a YAML file.
+        """Make a callback from the arguments in a YAML file.
 
         Args:
-            path: a file with one mapping, argument → value, such as ``configs/default.yaml``.
+            path: A file with one mapping, argument → value, such as ``configs/default.yaml``.
 
         Raises:
-            ConfigError: when the file cannot be read, or holds an argument that is unknown, given twice, or
-                cannot be meant.
+            ConfigError: If the file can't be read, or an argument is unknown, repeated or invalid.
         """
         return cls(**read_yaml(path))
 
     def step_info(self, unit: str | None = None) -> str:
-        """Averages over the steps since the last call, as one line in Paddle's words.
+        """Average over the steps since the last call, as one line in Paddle's format.
 
         Args:
-            unit: what the samples are called; by default the callback's ``unit``.
+            unit: Name of the samples; the callback's ``unit`` by default.
 
         Returns:
-            Such as `` reader_cost: 0.02830 s batch_cost: 0.24812 s ips: 128.968 images/s``; ``""`` when no
-            step ended since the last call, or no loop is running.
+            For example `` reader_cost: 0.02830 s batch_cost: 0.24812 s ips: 128.968 images/s``. Empty if no
+            step has ended since the last call or no loop is running.
         """
         return "" if self._session is None else self._session.live.step_info(unit)

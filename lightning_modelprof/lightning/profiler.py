@@ -17,18 +17,18 @@ from lightning_modelprof.run.records import Run
 
 
 class ModelProfiler(Profiler):
-    """Brings a ModelProfCallback to the Trainer, which measures; it need not be among the callbacks.
+    """Adds a ModelProfCallback to the Trainer: ``Trainer(profiler=ModelProfiler(active=10))``.
 
-    It hears of all that Lightning does before the callback is set up, and after its loop is over.
+    Unlike the callback alone, it also times Lightning's work before callbacks are set up and after the loop.
 
     Args:
-        **arguments: as of ModelProfCallback.
+        **arguments: Arguments of ModelProfCallback.
 
     Attributes:
-        callback: that measures.
+        callback: The ModelProfCallback that measures.
 
     Raises:
-        ConfigError: as of ModelProfCallback.
+        ConfigError: Immediately, on invalid arguments.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -44,11 +44,11 @@ class ModelProfiler(Profiler):
 
     @property
     def run(self) -> Run | None:
-        """The measured facts behind it; ``None`` before the first."""
+        """The measurements behind the newest report; ``None`` before the first."""
         return self.callback.run
 
     def start(self, action_name: str) -> None:
-        """An action outside of the loop begins; in it the callback's delegate is in this one's place."""
+        """Start timing an action outside the loop."""
         if action_name.endswith(".configure_callbacks"):  # the first of all
             self._around = AroundClock(self.callback._clock)
         elif action_name == f"[Callback]{self.callback.state_key}.on_exception":
@@ -56,11 +56,11 @@ class ModelProfiler(Profiler):
         self._guard(AroundClock.begin, action_name)
 
     def stop(self, action_name: str) -> None:
-        """It ends."""
+        """Stop timing an action outside the loop."""
         self._guard(AroundClock.end, action_name)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """A loop is set up, and the callbacks are not yet: bring ours."""
+        """Add the callback to the Trainer before callbacks are set up."""
         super().setup(stage, local_rank, log_dir)
         if is_switched_off():
             self._around = None
@@ -71,14 +71,14 @@ class ModelProfiler(Profiler):
             trainer.callbacks.append(self.callback)
 
     def teardown(self, stage: str | None) -> None:
-        """Nothing is open."""
+        """Do nothing: no files are open."""
 
     def summary(self) -> str:
-        """The report as text; empty before the first."""
+        """Return the report as text; empty before the first."""
         return "" if self.report is None else str(self.report)
 
     def describe(self) -> None:
-        """All is over; the report was printed when the loop ended, and the files get what came after."""
+        """Finish timing and add what happened after the loop to the files."""
         self._guard(AroundClock.finish)
         self._around = None
 

@@ -31,13 +31,13 @@ _UNTIL_A_STEP_IS_GIVEN: Final = (
 
 
 class LoaderProfile(NamedTuple):
-    """What ``profile_loader`` returns.
+    """The result of ``profile_loader``.
 
     Attributes:
-        batches_per_s: over the batches after the first ones; ``None`` where there were none.
-        samples_per_s: the same for samples; ``None`` where they could not be counted.
-        report: all of it.
-        run: the measured facts behind it.
+        batches_per_s: Batches per second after the first ones; ``None`` if there were none.
+        samples_per_s: Samples per second after the first batches; ``None`` if they couldn't be counted.
+        report: The full report.
+        run: The measurements behind it.
     """
 
     batches_per_s: float | None
@@ -59,21 +59,22 @@ def profile_loader(
     print_profile: bool = True,
     full: bool = False,
 ) -> LoaderProfile:
-    """Show what a loader's batches take: transforms, statements, workers, and how many workers are enough.
+    """Profile a DataLoader: time per transform, lines the workers run, and how many workers are enough.
 
-    Batches are taken as a training would, epoch after epoch, and let go. Nothing is written to files.
+    Takes batches as training would, epoch after epoch, and discards them. Writes no files.
 
     Args:
-        loader: a DataLoader; of anything else that gives batches only the waiting is seen.
-        step_s: what a step of the training takes without its batch, in seconds: slept after each batch. 0
-            asks for batches as fast as they come.
-        max_batches: batches to take; ``None`` sets no limit.
-        max_s: seconds after which no further batch is taken; ``None`` sets no limit but one epoch's end.
-        print_profile: whether the report is printed; in a notebook a card is shown.
-        full: whether it is printed with all tables.
+        loader: A DataLoader. For any other iterable of batches, only the waiting time is measured.
+        step_s: Seconds a training step takes without loading its batch; slept after each batch. 0 takes
+            batches as fast as they come.
+        max_batches: Number of batches to take at most; ``None`` sets no limit.
+        max_s: Seconds after which to stop; ``None`` sets no limit. Without either limit, stops after one
+            epoch.
+        print_profile: Print the report; in a notebook, show a card.
+        full: Print all tables.
 
     Raises:
-        ModelProfError: when an argument cannot be meant, or there was no batch at all.
+        ModelProfError: If an argument is invalid or the loader yields no batch.
     """
     _check(loader, step_s, max_batches, max_s)
     profiler = LoopProfiler(

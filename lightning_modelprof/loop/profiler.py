@@ -170,7 +170,7 @@ class PlainHost(Host):
 
 
 class LoopProfiler:
-    """Measures a training loop that you have written yourself, as ModelProfCallback does one of Lightning's.
+    """Profiles a training loop you wrote yourself.
 
         with LoopProfiler(model, optimizers=[optimizer]) as profiler:
             for batch in profiler.fetch(loader):
@@ -181,27 +181,29 @@ class LoopProfiler:
                     optimizer.step()
                 profiler.step()
 
-    Without ``with``: ``start()``, and ``stop()`` in the end. Without ``fetch``: ``step()`` at the end of each
-    batch, as with torch.profiler; what the loop waits for batches is not measured then. Time in no phase is
-    shown as Loop. An error of ours warns once and ends the measurement; the loop goes on.
+    Without ``with``, call ``start()`` first and ``stop()`` when done. Without ``fetch``, call ``step()`` at
+    the end of each batch, as with torch.profiler; the wait for data isn't measured then. Time outside all
+    phases shows as Loop. If the profiler fails, it warns once and the loop continues.
 
     Args:
-        model: that is trained: counted, timed by module and looked into. None leaves that out.
-        optimizers: that step it; for the sizes of their states and what findings say of them.
-        num_steps: how many steps there will be, if you know.
-        schedule: step number → torch.profiler.ProfilerAction, as torch.profiler.schedule makes them, in the
-            place of active, wait, warmup, repeat, skip_first and steps. Its windows must come in cycles.
-        on_trace_ready: called between two later steps, or at the end, once a window's trace was analyzed:
-            with its path (None where no files are written) and the report of the window.
-        loggers: Lightning's, such as TensorBoardLogger: they get what the callback would give them.
-        **arguments: as of ModelProfCallback; log_every_n_steps is 50 by default, dirpath ``modelprof``.
+        model: Model being trained; used for FLOPs and per-module timing. ``None`` skips these.
+        optimizers: The model's optimizers, for the size of their state and for findings about them.
+        num_steps: Total number of steps, if you know it.
+        schedule: Which steps to record, as made by torch.profiler.schedule. Replaces active, wait, warmup,
+            repeat, skip_first and steps. Its windows must repeat at equal distances.
+        on_trace_ready: Called with the path of each window's trace (``None`` if no files are written) and the
+            window's report. The call comes between two later steps or at the end, after the trace has been
+            analyzed.
+        loggers: Lightning loggers, such as TensorBoardLogger, to log the scalars and tables to.
+        **arguments: Arguments of ModelProfCallback. log_every_n_steps defaults to 50 and dirpath to
+            ``modelprof``.
 
     Attributes:
-        report: the newest report; ``None`` before the first.
-        run: the measured facts behind it; ``None`` before the first.
+        report: The newest report; ``None`` before the first.
+        run: The measurements behind it; ``None`` before the first.
 
     Raises:
-        ConfigError: at once, for anything that cannot be meant.
+        ConfigError: Immediately, on invalid arguments.
     """
 
     def __init__(
@@ -247,10 +249,10 @@ class LoopProfiler:
         self._stop("finished" if error is None else end_status(error), error)
 
     def start(self) -> None:
-        """The loop begins.
+        """Start measuring.
 
         Raises:
-            ConfigError: when a ``dirpath`` cannot be written to, or it has begun before.
+            ConfigError: If ``dirpath`` isn't writable, or the profiler is already running.
         """
         if self._session is not None:
             raise ConfigError(f"{_WHO}.start: expected a loop that is over, got one that runs. Call stop().")
@@ -293,7 +295,7 @@ class LoopProfiler:
         self._seam = seam
 
     def stop(self) -> None:
-        """The loop is over: report. Does nothing the second time."""
+        """Stop measuring and show the report. Calling it again does nothing."""
         self._stop("finished", None)
 
     def _stop(self, status: str, error: BaseException | None) -> None:
@@ -324,7 +326,7 @@ class LoopProfiler:
     # Steps
 
     def fetch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
-        """The batches of one epoch; the time until each comes is the phase Dataloader."""
+        """Yield one epoch's batches; the time until each arrives is the phase Dataloader."""
         seam, host = self._seam, self._host
         if seam is None or host is None:
             yield from loader
@@ -400,10 +402,10 @@ class LoopProfiler:
             ledger.inspection.begin_batch(batch, number)
 
     def phase(self, name: str) -> Action:
-        """A context whose time is one phase of the step: ``forward``, ``backward``, ``optimizer``, ...
+        """Return a context whose time counts as one phase, such as ``forward`` or ``optimizer``.
 
         Raises:
-            ConfigError: when there is no such phase.
+            ConfigError: If there's no such phase.
         """
         if name not in NAMES:
             raise ConfigError(
@@ -434,7 +436,7 @@ class LoopProfiler:
             self._guard(lambda: inspection.before_backward(loss))
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
-        """``loss.backward()`` as the phase Backward, which also gets the backward time of each module."""
+        """Call ``loss.backward()`` as the phase Backward; this also times each module's backward."""
         self._begin_unfetched()
         self._before_backward(loss)
         seam = self._seam
@@ -442,7 +444,7 @@ class LoopProfiler:
             loss.backward(**kwargs)
 
     def step(self) -> None:
-        """The batch has done its work."""
+        """End the current step."""
         if self._seam is not None:
             self._guard(self._end_step)
 
@@ -463,7 +465,7 @@ class LoopProfiler:
             ledger.end_step()
 
     def step_info(self, unit: str | None = None) -> str:
-        """Averages over the steps since the last call, as one line in Paddle's words; see the callback's."""
+        """Average over the steps since the last call, as in ``ModelProfCallback.step_info``."""
         return "" if self._session is None else self._session.live.step_info(unit)
 
     # What is ours alone

@@ -14,7 +14,7 @@ from lightning_modelprof.timing.spans import DeviceSpans, Spread, StageTimes, sp
 
 
 class EventTimer:
-    """Times the stages of a pipeline, several models and CPU work, without ever stopping the host.
+    """Times the stages of a pipeline, on the device and the CPU, without blocking the CPU.
 
         timer = EventTimer("cuda")
         for batch in loader:
@@ -26,17 +26,17 @@ class EventTimer:
                 scores = model2(features)
         print(timer.results()["model1"].device.avg_ns)
 
-    A stage may be nested in another, whose time then includes it; calls of one name are pooled. A stage that
-    is left by an exception counts, and the exception goes on. Device time is that of the stream which is
-    current where the stage begins and ends: work that the stage puts on another stream counts only if the
-    current one waits for it. Each thread needs a timer of its own.
+    Stages may be nested; the outer one's time includes the inner one's. Calls with the same name are pooled.
+    A stage that ends with an exception counts, and the exception propagates. Device time is measured on the
+    stream that is current at the stage's start and end; work on other streams counts only if that stream
+    waits for it. Use one timer per thread.
 
     Args:
-        device: where the models run. On CUDA, XPU and MPS stages are marked with device events; on the CPU
-            there is only the host clock.
+        device: Where the models run. CUDA, XPU and MPS are timed with device events, the CPU with its clock
+            only.
 
     Raises:
-        ConfigError: when there is no such device, or it has no events.
+        ConfigError: If there's no such device, or it has no events.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -52,17 +52,17 @@ class EventTimer:
         self._stages: dict[str, _Record] = {}
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """A context manager that times one call of the stage ``name``."""
+        """Return a context manager that times one call of the stage ``name``."""
         record = self._stages.get(name)
         if record is None:
             record = self._stages[name] = _Record()
         return _Stage(record, self._spans)
 
     def results(self) -> dict[str, StageTimes]:
-        """The stages by name, in the order in which they first began.
+        """Return the stages by name, ordered by their first start.
 
-        Waits for the device once if it has not passed all marks yet: ask when the pipeline is done. The timer
-        can be used further; a stage that is still open is not in the results.
+        Waits for the device once if it's still working, so call this when the pipeline is done. You can keep
+        using the timer. Stages still open are left out.
         """
         if self._spans is not None:
             self._spans.finish()

@@ -39,28 +39,27 @@ def benchmark_inference(
 ) -> InferenceTimes:
     """Time a model's inference on one batch.
 
-    Runs under ``torch.inference_mode()`` with the model in eval mode; its ``training`` flags and the states
-    of the random generators (Python, NumPy, torch) are as before afterwards. The device is waited for once
-    before the timed runs and once after them; in between only ``synchronize`` waits. What the model itself
-    keeps from a run, such as a cache, it keeps, as inference tensors.
+    Runs in eval mode under ``torch.inference_mode()``. ``training`` flags and random states (Python, NumPy
+    and torch) are restored. The device is waited for once before and once after the timed runs; only
+    ``synchronize`` waits in between. Anything the model stores during a run, such as a cache, stays as
+    inference tensors.
 
     Args:
-        model: a module on its device, or anything else that can be called, such as ``model.generate``.
-        batch: on the model's device. A mapping is passed as keyword arguments, a tuple as positional ones,
-            anything else as the only argument; ``(batch,)`` passes a mapping or a tuple as it is.
-        warm_up: runs before the timed ones.
-        runs: timed runs.
-        method: ``event`` takes the time between two device events around each run, without stopping the host;
-            ``synchronize`` waits for the device before and after each run and takes the host clock; ``wall``
-            takes the host clock without waiting, which on a device is the time of the launches only. By
-            default ``event``; ``wall`` on the CPU, where it is exact; ``synchronize`` on several devices or
-            one without events.
-        samples: in the batch; by default the one number that all its parts allow, mostly the first
-            dimension of its tensors.
-        tokens: that one run takes or makes, whichever is to be counted.
+        model: A module on its device, or any callable such as ``model.generate``.
+        batch: Input on the model's device. A mapping is passed as keyword arguments, a tuple as positional
+            arguments, anything else as the only argument. ``(batch,)`` passes a mapping or tuple unchanged.
+        warm_up: Number of runs before the timed ones.
+        runs: Number of timed runs.
+        method: How to time a run. ``event`` uses device events around it, without blocking the CPU.
+            ``synchronize`` waits for the device before and after it and uses the CPU clock. ``wall`` uses the
+            CPU clock without waiting, so on a GPU it times the launches only. The default is ``event`` on one
+            device with events, ``wall`` on the CPU, where it's exact, and ``synchronize`` otherwise.
+        samples: Number of samples in the batch. By default it comes from the batch itself, usually from the
+            first dimension of its tensors.
+        tokens: Number of tokens per run, for tokens per second.
 
     Raises:
-        ConfigError: when an argument cannot be used, or not with this model.
+        ConfigError: If an argument is invalid, or can't be used with this model.
     """
     check_arguments(model, method, warm_up=warm_up, runs=runs, samples=samples, tokens=tokens)
     module = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)

@@ -36,13 +36,13 @@ _MAX_NAMED: Final = 4
 
 
 class ModelProfile(NamedTuple):
-    """What ``profile_model`` returns: figures of one call, without ignored modules.
+    """The result of ``profile_model``: figures for one call, without ignored modules.
 
     Attributes:
-        flops: of the forward, contractions only; ``None`` if they could not be counted.
-        macs: half of them: multiply-adds.
-        params: elements of all parameters.
-        report: all of it.
+        flops: FLOPs of the forward pass, contractions only; ``None`` if they couldn't be counted.
+        macs: Multiply-adds of the forward pass, half its FLOPs.
+        params: Number of elements in all parameters.
+        report: The full report.
     """
 
     flops: int | str | None
@@ -76,36 +76,36 @@ def profile_model(
     formulas: Mapping[Any, Formula] | None = None,
     **kwargs: Any,
 ) -> ModelProfile:
-    """Show where a model's parameters, FLOPs and time are, from a few calls on one batch.
+    """Profile a model's parameters, FLOPs and latency on one batch.
 
-    The model runs in the mode it is in, on the device it is on: once while its FLOPs are counted, then
-    ``warm_up`` times, then ``steps`` times while the whole call is timed, and ``steps`` times while its
-    modules are. Gradients, buffers, ``training`` flags and random states are as before afterwards, whatever
-    happens; what else the model's own code keeps, such as a cache, it keeps.
+    The model runs in its current mode, on its current device: once to count FLOPs, ``warm_up`` times to warm
+    up, ``steps`` times to time the whole call and ``steps`` times to time its modules. Gradients, buffers,
+    ``training`` flags and random states are always restored. Anything else the model's code stores, such as a
+    cache, stays.
 
     Args:
-        model: any module, compiled ones too: compiled parts are timed as a whole.
-        args: the model's arguments.
-        input_shape: instead of ``args`` one tensor of ones in this shape, of the dtype and device of the
-            model's first parameter, as DeepSpeed's ``get_model_profile`` has it.
-        mode: what is called: ``forward`` calls the model, ``generate`` its method of that name.
-        loss_fn: makes a scalar of the output; with it, backward is counted and timed too. Without it, no
-            gradients are recorded.
-        warm_up: calls before the timed ones.
-        steps: timed calls, of the whole and again of the modules: these take longer, by the hooks on them.
-        module_depth: deepest modules that are shown, 0 being the model; ``None`` means all.
-        top_modules: classes that are named for each depth.
-        detailed: whether the report has every module.
-        ignore_modules: classes, names of classes or paths of modules; these and all inside of them are in no
-            figure, totals included. Latency of the whole call has them all the same.
-        as_string: whether ``flops``, ``macs`` and ``params`` are strings such as ``4.09 GMAC``.
-        output_file: where the report is written as text instead of being printed.
-        print_profile: whether the report is printed or written at all.
-        formulas: own FLOP formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
-        kwargs: the model's keyword arguments.
+        model: Any module. Compiled parts are timed as a whole.
+        args: Positional arguments for the model.
+        input_shape: Shape of a tensor of ones to pass instead of ``args``, with the dtype and device of the
+            model's first parameter, as in DeepSpeed's ``get_model_profile``.
+        mode: What to call: ``forward`` calls the model, ``generate`` its method of that name.
+        loss_fn: Function from the output to a scalar loss; if given, backward is counted and timed too.
+            Without it, gradients are off.
+        warm_up: Number of calls before the timed ones.
+        steps: Number of timed calls of the whole model, and again of its modules, where hooks add time.
+        module_depth: Levels of the module tree to show, 0 being the model alone; ``None`` means all.
+        top_modules: Number of classes to name at each level.
+        detailed: Include every module in the report.
+        ignore_modules: Classes, class names or module paths to leave out of all figures but the latency of
+            the whole call. Modules inside them are left out too.
+        as_string: Return ``flops``, ``macs`` and ``params`` as strings such as ``4.09 GMAC``.
+        output_file: File to write the report to as text, instead of printing it.
+        print_profile: Print the report, or write it to ``output_file``.
+        formulas: FLOP formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
+        kwargs: Keyword arguments for the model.
 
     Raises:
-        ModelProfError: when an argument cannot be meant, or the model cannot take the batch.
+        ModelProfError: If an argument is invalid or the model can't take the batch.
     """
     target = target_of(model, mode, loss_fn)
     check = partial(whole_number, "profile_model")

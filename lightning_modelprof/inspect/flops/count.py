@@ -23,13 +23,17 @@ _ON_REAL_TENSORS: Final = "Count it on real tensors: on_fake_tensors=False"
 
 
 class FlopCount(Record, frozen=True, kw_only=True):
-    """FLOPs of contractions by phase; a phase that did not run is missing, not 0.
+    """FLOPs per phase, contractions only; a phase that didn't run is missing, not 0.
 
-    ``macs`` are half the FLOPs: multiply-adds. ``fourier_flops`` are Fourier transforms, 5 N log2 N, in no
-    other total. ``by_module`` holds every module with all that runs inside of it, the root under the empty
-    path; ``by_operator`` every operator with a formula, transforms too; ``by_module_and_operator`` the same
-    by the innermost module that ran it. ``uncounted`` are calls of operators that may hold contractions and
-    have no formula, or one that failed: ``errors`` says why.
+    Attributes:
+        flops: FLOPs by phase.
+        macs: Multiply-adds by phase, half the FLOPs.
+        fourier_flops: FLOPs of Fourier transforms by phase, 5 N log2 N, in no other total.
+        by_module: FLOPs by module path, with everything inside the module; the model's path is empty.
+        by_operator: FLOPs by operator, Fourier transforms included.
+        by_module_and_operator: FLOPs by operator within the innermost module that ran it.
+        uncounted: Calls of operators that may contain contractions but have no formula, or one that failed.
+        errors: Why formulas failed.
     """
 
     flops: dict[Phase, int]
@@ -130,25 +134,23 @@ def count_flops(
     on_fake_tensors: bool = False,
     **kwargs: Any,
 ) -> FlopCount:
-    """Run the model once on a real batch and count.
+    """Count the FLOPs of one call of a model.
 
-    The model runs in the mode it is in, under the caller's grad mode. Parameters' gradients, buffers, modes
-    and random states are as before afterwards, whatever happens; what else the model's Python code changes
-    is not.
+    The model runs once, in its current mode and under the caller's grad mode. Gradients, buffers, modes and
+    random states are always restored; anything else the model's code changes isn't.
 
     Args:
-        model: any module, compiled ones too (this call runs eagerly, later ones compiled).
-        args: the model's arguments.
-        loss_fn: makes a scalar of the output; with it, backward is run and counted too.
-        formulas: own formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
-        on_fake_tensors: run a copy of the model whose tensors have shapes and no data: nothing is computed,
-            and the model may be larger than the memory. A model on the meta device is always counted so.
-        kwargs: the model's keyword arguments.
+        model: Any module. A compiled one runs eagerly in this call.
+        args: Positional arguments for the model.
+        loss_fn: Function from the output to a scalar loss; if given, backward runs and is counted too.
+        formulas: FLOP formulas by operator, called as ``formula(*args, **kwargs, out_val=result)``.
+        on_fake_tensors: Run a copy of the model whose tensors have shapes but no data. Nothing is computed,
+            so the model may be larger than memory. Models on the meta device are always counted this way.
+        kwargs: Keyword arguments for the model.
 
     Raises:
-        ModelProfError: for what is no model; for a formula of an operator that torch does not know; for a
-            model with uninitialised parameters, as running it would give them values; and on tensors without
-            data for a model that needs the values of its tensors.
+        ModelProfError: If ``model`` isn't a module or has uninitialised parameters, if a formula's operator
+            is unknown to torch, or if the model needs values but its tensors have no data.
     """
     if not isinstance(model, nn.Module):
         raise ModelProfError(

@@ -27,19 +27,19 @@ def print_report(
     is_below_a_bar: bool = False,
     has_colours: bool | None = None,
 ) -> None:
-    """Print the report in at most 20 lines, or all of its tables.
+    """Print a report in at most 20 lines, or with all its tables.
 
-    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``. A report without a verdict, such as a
-    comparison, is always printed in full.
+    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``. Reports without a verdict, such as
+    comparisons, are always printed in full.
 
     Args:
-        report: what to print.
-        file: where to; the standard output by default.
-        full: print all tables: as wide as the terminal, or as plain text where there is no terminal.
-        max_rows: longest table in a terminal; a longer one is cut and says so.
-        last_words: lines below the report.
-        is_below_a_bar: begin a line, as a progress bar may have left its own open.
-        has_colours: whether a terminal gets colours; ``None`` asks ``NO_COLOR``.
+        report: The report to print.
+        file: Where to print it; standard output by default.
+        full: Print all tables, fitted to the terminal's width, or as plain text outside a terminal.
+        max_rows: Maximum rows per table in a terminal; longer tables are cut, with a note.
+        last_words: Lines to print below the report.
+        is_below_a_bar: Start a new line, in case a progress bar left its own open.
+        has_colours: Use color; ``None`` follows ``NO_COLOR``.
     """
     given = sys.stdout if file is None else file
     if given is None:  # a program without a console has no standard output
