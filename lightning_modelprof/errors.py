@@ -1,13 +1,13 @@
 """The errors this package raises on purpose.
 
     ModelProfError
-    ├── ConfigError        the configuration cannot be used (raised before training starts)
-    ├── TraceError         a trace file cannot be read
-    ├── ArchiveError       a saved run cannot be read
-    └── MissingExtraError  a feature needs a package that is not installed
+    ├── ConfigError        the configuration is invalid (raised before training starts)
+    ├── TraceError         a trace can't be read
+    ├── ArchiveError       a saved run can't be read or written
+    └── MissingExtraError  a feature needs a package that isn't installed
 
-Every message says where, what was expected, what came and what to do. Whatever names and values are in it, it
-is one line of printable characters and of bounded length: see :func:`one_line` and :func:`quoted`.
+Every message says where, what was expected, what it got and what to do. It's one line of printable characters
+and limited length, whatever names and values it contains: see :func:`one_line` and :func:`quoted`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class ModelProfError(Exception):
 
 
 class ConfigError(ModelProfError):
-    """The configuration cannot be used; the message names the key, the value and the choices."""
+    """The configuration is invalid; the message names the key, the value and the choices."""
 
 
 class TraceError(ModelProfError):
-    """A trace file cannot be read; the message names the file, the place and the remedy."""
+    """A trace can't be read; the message names the file, the problem and the remedy."""
 
 
 class ArchiveError(ModelProfError):
-    """A saved run cannot be read; the message names the file and what was expected in it."""
+    """A saved run can't be read or written; the message names the file and the problem."""
 
 
 class MissingExtraError(ModelProfError):
-    """A feature needs a package that is not installed; the message holds the install command."""
+    """A feature needs a package that isn't installed; the message shows the install command."""
 
 
 def told(error: BaseException) -> str:
@@ -65,7 +65,7 @@ def told(error: BaseException) -> str:
     try:
         message = str(error).strip()
     except Exception:
-        return f"{type(error).__name__} (its message cannot be shown)"
+        return f"{type(error).__name__} (message can't be shown)"
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[:_LONGEST_MESSAGE]}... ({len(message):,} characters)"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
@@ -119,9 +119,7 @@ class _ShortRepr(reprlib.Repr):
 
     def repr_int(self, x: int, level: int) -> str:
         # Python refuses to write thousands of digits.
-        return (
-            super().repr_int(x, level) if x.bit_length() < 4_000 else f"an integer of {x.bit_length():,} bits"
-        )
+        return super().repr_int(x, level) if x.bit_length() < 4_000 else f"a {x.bit_length():,}-bit integer"
 
 
 _SHORT: Final = _ShortRepr()
@@ -165,8 +163,8 @@ def given_path(value: Any, refuse: type[ModelProfError]) -> Path:
         pass
     except Exception as error:  # of anybody's __fspath__ too
         raise refuse(
-            f"{quoted(given)}: expected a path that can be looked at, got:"
-            f" {getattr(error, 'strerror', None) or told(error)}. Check the path and the permissions."
+            f"can't read {quoted(given)}: {getattr(error, 'strerror', None) or told(error)}."
+            " Check the path and the permissions."
         ) from None
     return path
 
@@ -185,8 +183,9 @@ def require(*modules: str, extra: str, where: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise MissingExtraError(
-            f"{where}: expected the Python modules {', '.join(modules)} to be installed, got no"
-            f' {", no ".join(missing)}. Install them: pip install -e "PATH_OF_THE_CLONE[{extra}]"'
+            f"{where} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not"
+            " installed."
+            f' Install from the clone: pip install -e ".[{extra}]"'
         )
 
 
@@ -195,14 +194,16 @@ def traceback_text() -> str:
     try:
         return traceback.format_exc()
     except Exception:  # somebody's own exception
-        return "(its traceback cannot be shown)"
+        return "(traceback can't be shown)"
 
 
 def warn(message: str, who: str = "ModelProfCallback") -> None:
-    """Warn of something; where that fails, as where the user has made warnings errors, it goes to the log."""
+    """Warn with a message that ends in a period; where warnings are errors, log it instead."""
+    if "\n" not in message and not message.endswith("."):
+        message += "."
     text = "\n".join(map(one_line, f"{who}: {message}".split("\n")))  # a traceback has several
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:
-        with contextlib.suppress(Exception):  # a standard error that is closed: nobody can be told
+        with contextlib.suppress(Exception):  # standard error is closed
             logging.getLogger(__name__).warning("%s", text)

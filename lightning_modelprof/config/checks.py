@@ -1,4 +1,4 @@
-"""What is refused before training starts because of the configuration's values alone."""
+"""Checks the configuration's values before training starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DTYPES: Final = ("float64", "float32", "bfloat16", "float16", "float8", "int8", 
 """What peaks can be given for, in torch's names; float8 stands for all formats of 8 bits."""
 
 _MIN_PEAK: Final = 1e9
-"""Whoever gives less has forgotten the exponent: a single core does more."""
+"""A smaller value lacks its exponent: a single core is faster."""
 
 _MAX_INT: Final = 2**63 - 1
 """Larger integers do not fit into 64 bits."""
@@ -46,20 +46,20 @@ ENVIRONMENT: Final = "environment variable"
 """What a message begins with where the environment gives the arguments."""
 
 _IN_OTHER_PROFILERS: Final = {
-    "profile_step": "DeepSpeed's profile_step=n is steps=(n, n + 1)",
-    "output_file": "files go to dirpath",
-    "schedule": "torch.profiler's schedule is wait, warmup, active, repeat and skip_first",
-    "scheduler": "Paddle's scheduler=(start, end) is steps=(start, end)",
-    "on_trace_ready": "traces are saved in dirpath",
-    "with_flops": "FLOPs are counted on a real step by flops=True",
-    "with_modules": "modules are timed by flops=True",
-    "timer_only": "Paddle's timer_only=True is active=0",
-    "targets": "Paddle's targets are activities",
-    "filename": "files go to dirpath",
-    "sort_by_key": "the sort_by_key of Lightning's PyTorchProfiler is report={'sorted_by': ...}",
-    "group_by_input_shapes": "operators are grouped by input shapes by record_shapes=True",
+    "profile_step": "Instead of DeepSpeed's profile_step=n, use steps=(n, n + 1).",
+    "output_file": "Use dirpath to choose where files go.",
+    "schedule": "Instead of torch.profiler's schedule, use wait, warmup, active, repeat and skip_first.",
+    "scheduler": "Instead of Paddle's scheduler=(start, end), use steps=(start, end).",
+    "on_trace_ready": "Use dirpath to choose where traces are saved.",
+    "with_flops": "Use flops=True to count FLOPs on a real step.",
+    "with_modules": "Use flops=True to time modules.",
+    "timer_only": "Instead of Paddle's timer_only=True, use active=0.",
+    "targets": "Instead of Paddle's targets, use activities.",
+    "filename": "Use dirpath to choose where files go.",
+    "sort_by_key": "Instead of PyTorchProfiler's sort_by_key, use report={'sorted_by': ...}.",
+    "group_by_input_shapes": "Use record_shapes=True to group operators by input shapes.",
 }
-"""What other profilers call an argument → what says it here."""
+"""Another profiler's argument → the advice for it."""
 
 
 def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConfig:
@@ -70,7 +70,7 @@ def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConf
         where: what a message begins with: where the values stand.
 
     Raises:
-        ConfigError: when an argument is unknown or cannot be meant.
+        ConfigError: when an argument is unknown or invalid.
     """
     check_names(arguments, where)
     values = dict(arguments)
@@ -84,7 +84,7 @@ def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConf
                 name,
                 f"{kind.__name__}(...) or a mapping of its values",
                 value,
-                f"Leave it out for the defaults; help(lightning_modelprof.{kind.__name__}) describes all.",
+                f"Leave it out for the defaults, or see help(lightning_modelprof.{kind.__name__}).",
             )
         check_names(value or {}, where, name)
         values[name] = kind(**(value or {}))
@@ -113,16 +113,16 @@ def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
         place = GROUP_OF.get(name) if isinstance(name, str) else None
         if place is not None or name in FIELDS:
             value = names[name] if isinstance(names, Mapping) else ...
-            belongs = "an argument of its own" if place is None else f"part of the group {place}"
+            belongs = "a top-level argument" if place is None else f"in the group {place}"
             raise ConfigError(
                 f"{where}: {inside}{name} is {belongs}. Write {_written(where, place, name, value)}."
             )
         elsewhere = _IN_OTHER_PROFILERS.get(name) if isinstance(name, str) else None
         near = nearest(name, known) or nearest(name, (*FIELDS, *GROUP_OF))
-        hint = near if elsewhere is None else f" Here, {elsewhere}."
+        hint = near if elsewhere is None else f" {elsewhere}"
         raise ConfigError(
             f"{where}: {inside}unknown argument {quoted(name)}.{hint}"
-            f" help(lightning_modelprof.{kind}) describes all."
+            f" See help(lightning_modelprof.{kind}) for all arguments."
         )
 
 
@@ -138,7 +138,7 @@ def _written(where: str, group: str | None, name: str, value: Any) -> str:
 
 
 def check_config(config: ProfileConfig, where: str = WHERE) -> None:
-    """Refuse what cannot be meant.
+    """Refuse invalid values.
 
     Args:
         config: what is wanted.
@@ -193,7 +193,7 @@ def _check_report(report: ReportOptions, where: str) -> None:
             "report: terminal",
             "true, false or 'full'",
             report.terminal,
-            "true prints at most 20 lines, 'full' all tables, false nothing.",
+            "true prints at most 20 lines, 'full' prints all tables, false prints nothing.",
         )
     parse_options(report, where)
 
@@ -209,23 +209,23 @@ def _check_steps(config: ProfileConfig, where: str) -> None:
             "steps",
             "two integers (start, end)",
             steps,
-            "Give the first step and the one after the last: (3, 14) records steps 3 to 13.",
+            "The end is excluded: (3, 14) records steps 3 to 13.",
         )
     start, end = steps
     if start < 0 or end <= start:
         raise _refusal(
             where,
             "steps",
-            "0 <= start < end, recording steps start to end-1",
+            "(start, end) with 0 <= start < end",
             steps,
-            "Swap or raise them.",
+            "The end is excluded: (3, 14) records steps 3 to 13.",
         )
     for name in ("active", "wait", "warmup", "repeat"):
         default, value = getattr(DEFAULTS, name), getattr(config, name)
         if value != default:
             raise ConfigError(
-                f"{where}: steps={tuple(steps)} and {name}={value} both say which steps to record."
-                f" Expected one of them. Leave out {name}, or leave out steps."
+                f"{where}: expected steps or {name}, got both: steps={tuple(steps)} and {name}={value}."
+                " Remove one of them."
             )
 
 
@@ -234,7 +234,7 @@ def _check_activities(config: ProfileConfig, where: str) -> None:
         return
     if isinstance(config.activities, str) or not isinstance(config.activities, Collection):
         raise _refusal(
-            where, "activities", f"a list out of {_ACTIVITY_NAMES}, or None for all", config.activities
+            where, "activities", f"a list of {_ACTIVITY_NAMES}, or None for all", config.activities
         )
     for activity in config.activities:
         if activity not in ACTIVITIES:
@@ -242,13 +242,12 @@ def _check_activities(config: ProfileConfig, where: str) -> None:
             raise ConfigError(
                 f"{where}: activities: unknown activity {quoted(activity)}."
                 f"{nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
-                f" Expected a list out of {_ACTIVITY_NAMES}, or None for all that the machine has."
+                f" Expected a list of {_ACTIVITY_NAMES}, or None for all the machine has."
             )
     if not list(config.activities) and config.schedule.active:
         raise ConfigError(
-            f"{where}: activities=[] leaves the window of {config.schedule.active} active steps nothing to"
-            " record. Expected at least one activity. Give activities=['cpu'] or None for all,"
-            " or active=0 for timing only."
+            f"{where}: activities: expected at least one activity for a window of {config.schedule.active}"
+            " steps, got []. Set activities=['cpu'], None for all, or active=0 to record no window."
         )
 
 
@@ -261,9 +260,9 @@ def _check_ranks(bounds: Bounds, where: str) -> None:
         raise _refusal(
             where,
             "bounds: ranks",
-            f"a list of ranks, from 0, or {ALL_RANKS!r}",
+            f"a list of ranks, starting at 0, or {ALL_RANKS!r}",
             ranks,
-            "Give [0] to profile the first rank alone, or active=0 for timing only.",
+            "Set [0] to record windows on the first rank only, or active=0 to record none.",
         )
 
 
@@ -275,16 +274,16 @@ def _check_bounds(bounds: Bounds, where: str) -> None:
             "bounds: max_trace_mb",
             "a size above 0 in MB, or None",
             limit,
-            f"The default is {DEFAULTS.bounds.max_trace_mb}; None sets no limit, active=0 records nothing.",
+            f"The default is {DEFAULTS.bounds.max_trace_mb}; None sets no limit, active=0 records no window.",
         )
     overhead: Any = bounds.max_overhead
     if overhead is not None and (not _is_number(overhead) or not 0 < overhead < 1):
         raise _refusal(
             where,
             "bounds: max_overhead",
-            "a share of the time between 0 and 1, or None",
+            "a share of time between 0 and 1, or None",
             overhead,
-            "Give 0.01 for one percent; None sets no limit, active=0 records nothing.",
+            "0.01 is 1%; None sets no limit, active=0 records no window.",
         )
 
 
@@ -298,7 +297,7 @@ def _check_inspect(options: InspectOptions, where: str) -> None:
             "inspect: flop_formulas",
             "a mapping of operators to functions",
             formulas,
-            "For example {torch.ops.mylib.mm: lambda a, b, *, out_val: 2 * a.numel() * b.shape[-1]}.",
+            "An example is {torch.ops.mylib.mm: lambda a, b, *, out_val: 2 * a.numel() * b.shape[-1]}.",
         )
     peak: Any = options.peak_flops_per_s
     for value in peak.values() if isinstance(peak, Mapping) else () if peak is None else (peak,):
@@ -306,15 +305,15 @@ def _check_inspect(options: InspectOptions, where: str) -> None:
             raise _refusal(
                 where,
                 "inspect: peak_flops_per_s",
-                "FLOP/s of at least 1e9, or such by dtype",
+                "FLOP/s of at least 1e9, as a number or by dtype",
                 peak,
-                "For example 989.4e12 for 989.4 TFLOP/s, or {'bfloat16': 989.4e12}.",
+                "989.4e12 is 989.4 TFLOP/s; {'bfloat16': 989.4e12} is for one dtype.",
             )
     for dtype in peak if isinstance(peak, Mapping) else ():
         if dtype not in DTYPES:
             raise ConfigError(
                 f"{where}: inspect: peak_flops_per_s: unknown dtype {quoted(dtype)}.{nearest(dtype, DTYPES)}"
-                f" Expected FLOP/s by dtype, out of {', '.join(DTYPES)}."
+                f" Expected one of {', '.join(DTYPES)}."
             )
     ignored: Any = options.ignore_modules
     if ignored is not None and (
@@ -325,9 +324,9 @@ def _check_inspect(options: InspectOptions, where: str) -> None:
         raise _refusal(
             where,
             "inspect: ignore_modules",
-            "a list of names of classes or paths of modules",
+            "a list of class names or module paths",
             ignored,
-            "For example ['Dropout', 'model.head'].",
+            "An example is ['Dropout', 'model.head'].",
         )
 
 
@@ -340,7 +339,7 @@ def _check_dirpath(config: ProfileConfig, where: str) -> None:
         "dirpath",
         "a path or None",
         path,
-        "Leave it out, or give None, for the folder modelprof beside the logger's files.",
+        "By default, files go to the folder modelprof next to the logger's files.",
     )
 
 
@@ -364,7 +363,7 @@ def _check_rules(config: ProfileConfig, where: str) -> None:
         "rules",
         "a mapping of rules to their thresholds, or to false",
         rules,
-        "For example {'input_bound': {'warning': 0.1}, 'slow_logger': False}.",
+        "An example is {'input_bound': {'warning': 0.1}, 'slow_logger': False}.",
     )
 
 
@@ -372,13 +371,13 @@ def _check_stop(config: ProfileConfig, where: str) -> None:
     schedule = config.schedule
     if schedule.active == 0:
         raise ConfigError(
-            f"{where}: stop_after_profile=True needs a window to stop after, got active=0."
+            f"{where}: stop_after_profile=True needs a window, got active=0."
             " Set active to the number of steps to record, or stop_after_profile=False."
         )
     if schedule.repeat == 0:
         raise ConfigError(
-            f"{where}: stop_after_profile=True needs a last window, got repeat=0 (windows until training"
-            " ends). Set repeat to the number of windows."
+            f"{where}: stop_after_profile=True needs a last window, got repeat=0, which opens windows until"
+            " training ends. Set repeat to the number of windows."
         )
 
 

@@ -1,4 +1,4 @@
-"""The configuration: frozen dataclasses, whose values ``config/checks.py`` checks before training starts."""
+"""The configuration: frozen dataclasses that ``config/checks.py`` checks before training starts."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Bounds:
 
     max_trace_mb: float | None = 500
     keep_windows: int | None = whole(
-        20, least=1, hint="None keeps all traces, report={'files': False} saves none."
+        20, least=1, hint="None keeps all traces; report={'files': False} saves none."
     )
     max_overhead: float | None = None
     ranks: Sequence[int] | Literal["all"] = ALL_RANKS
@@ -143,7 +143,7 @@ GROUPS: Final[Mapping[str, type[InspectOptions | ReportOptions | Bounds]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """Every behaviour of the callback; the meaning of each field is documented on ``ModelProfCallback``.
+    """The callback's arguments, as documented on ``ModelProfCallback``.
 
     Here and in the groups the type ``bool`` or ``int``, or one of these and ``None``, is a field's check.
     """
@@ -206,7 +206,7 @@ class ProfileConfig:
         """How the tables are chosen, sorted and cut, by our names.
 
         Raises:
-            ConfigError: when that cannot be meant.
+            ConfigError: when one is invalid.
         """
         return parse_options(self.report, WHERE)
 
@@ -214,7 +214,7 @@ class ProfileConfig:
         """Name → plain JSON value, for the archive: the values of groups beside the others.
 
         Raises:
-            ConfigError: when the options of the report cannot be meant.
+            ConfigError: when a report option is invalid.
         """
         # Not asdict: it would copy what samples_fn is bound to, a model perhaps.
         plain: dict[str, Any] = {}
@@ -267,7 +267,7 @@ def parse_options(options: ReportOptions, where: str) -> TableOptions:
         where: what the message begins with: where the values stand.
 
     Raises:
-        ConfigError: when that cannot be meant.
+        ConfigError: when one is invalid.
     """
     return TableOptions(
         views=_parse(where, "views", options.views, parse_views),

@@ -37,7 +37,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
-            twice, or cannot be meant.
+            twice, or is invalid.
     """
     file = given_path(path, ConfigError)
     where = str(file)
@@ -45,7 +45,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raw = _parse_yaml(_read_text(file), where)
     except OSError as error:
         raise ConfigError(
-            f"{where}: expected a readable YAML file, got {error.strerror or error}. Check the path."
+            f"can't read {where}: {error.strerror or error}. Check the path and the permissions."
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: expected YAML, got: {' '.join(str(error).split())}") from error
@@ -56,13 +56,13 @@ def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
     """The callback's arguments in what YAML was read as.
 
     Raises:
-        ConfigError: when it is no mapping, or holds an argument that is unknown or cannot be meant.
+        ConfigError: when it is no mapping, or an argument is unknown or invalid.
     """
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
         raise ConfigError(
-            f"{where}: expected one mapping of arguments such as 'active: 10', got {type(raw).__name__}."
+            f"{where}: expected a mapping of arguments, such as 'active: 10', got {type(raw).__name__}."
         )
     _check_no_program(raw, where)
     check_names(raw, where)
@@ -75,8 +75,8 @@ def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
     for name, values in (("samples_fn", arguments), ("flop_formulas", inspected)):
         if values.get(name) is not None:
             raise ConfigError(
-                f"{where}: {name}: expected null, got {quoted(values[name])}: a function can only be given"
-                f" from Python. Leave it out here, or write {WHERE}(...) instead of this file."
+                f"{where}: {name}: expected null, got {quoted(values[name])}. A function can only be set from"
+                f" Python. Remove it here, or use {WHERE}(...) instead."
             )
     peak = inspected.get("peak_flops_per_s")
     if isinstance(peak, Mapping):
@@ -98,22 +98,22 @@ def _check_no_program(raw: Mapping[Any, Any], where: str) -> None:
     if not {"trainer", "model", "data", "fit", "class_path", "init_args"}.intersection(raw):
         return
     raise ConfigError(
-        f"{where}: expected the arguments of {WHERE} alone, such as 'active: 10', got a file of LightningCLI,"
-        " which configures a whole program. Run that program with --config and this file, or copy what"
-        " stands below init_args of the callback into a file of its own."
+        f"{where}: expected only {WHERE} arguments, such as 'active: 10', got a LightningCLI file, which"
+        " configures a whole program. Pass it to that program with --config, or copy the callback's init_args"
+        " to a separate file."
     )
 
 
 def _read_text(file: Path) -> str:
     """What a file of arguments says; neither a pipe, which may wait forever, nor a large file can be one."""
     if file.exists() and not file.is_file() and not file.is_dir():  # opening a folder says what it is
-        raise ConfigError(f"{file}: expected a YAML file, got a device, a pipe or a socket. Check the path.")
+        raise ConfigError(f"{file}: expected a YAML file, got a device, pipe or socket. Check the path.")
     with file.open("rb") as opened:
         data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ConfigError(
-            f"{file}: expected the arguments of {WHERE} in YAML, got a file of more than {_MAX_BYTES:,}"
-            " bytes. Check the path."
+            f"{file}: expected {WHERE} arguments in YAML, got a file larger than {_MAX_BYTES:,} bytes. Check"
+            " the path."
         )
     return data.decode()
 
@@ -123,8 +123,8 @@ def _parse_yaml(text: str, where: str) -> Any:
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     if document is not None and _num_values(document, {}) > _MAX_VALUES:
         raise ConfigError(
-            f"{where}: expected at most {_MAX_VALUES:,} values, got more, or one that holds itself, by means"
-            " of aliases (*name). Write the values themselves."
+            f"{where}: aliases (*name) expand to more than {_MAX_VALUES:,} values, or refer to themselves."
+            " Write the values out instead."
         )
     _check_given_once(document, where)
     return yaml.safe_load(text)
@@ -162,7 +162,7 @@ def arguments_in_environment() -> dict[str, Any] | None:
     path of a YAML file.
 
     Raises:
-        ConfigError: when it is none of these, or asks for something that cannot be meant.
+        ConfigError: when it is none of these, or an argument is invalid.
     """
     return _asked_for(os.environ.get(SWITCH, "").strip())
 
@@ -179,8 +179,8 @@ def _asked_for(value: str) -> dict[str, Any] | None:
     if "=" not in value:
         off, on = ", ".join(_SWITCHED_OFF), ", ".join(filter(None, _SWITCHED_ON))
         raise ConfigError(
-            f"{where}: expected one of {on}, one of {off}, arguments such as active=10,dirpath=out, or the"
-            f" path of a YAML file, got {quoted(value)}. Correct it, or unset it."
+            f"{where}: expected on ({on}), off ({off}), arguments such as active=10,dirpath=out, or the path"
+            f" of a YAML file, got {quoted(value)}. Correct or unset it."
         )
     return parse_asked_for(value, where)
 
@@ -193,7 +193,7 @@ def parse_asked_for(value: str, where: str) -> dict[str, Any]:
         where: what a message begins with.
 
     Raises:
-        ConfigError: when they cannot be meant.
+        ConfigError: when they are invalid.
     """
     # Between arguments stand commas, as within lists: a new argument begins with a name and an equals sign.
     pairs = [part.split("=", 1) for part in re.split(r",\s*(?=[\w.]+\s*=)", value)]
@@ -202,8 +202,8 @@ def parse_asked_for(value: str, where: str) -> dict[str, Any]:
         return _checked_arguments(_nested(_parse_yaml(text, where)), where)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{where}: expected arguments such as active=10,dirpath=out, got {quoted(value)}. Correct it, or"
-            " give the path of a YAML file."
+            f"{where}: expected arguments such as active=10,dirpath=out, got {quoted(value)}. Correct them,"
+            " or give the path of a YAML file."
         ) from error
 
 
@@ -249,8 +249,8 @@ def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if len(args) > 1:  # the first is the callback itself
             raise ConfigError(
-                f"{WHERE}(...): expected arguments by name, such as active=10, got {quoted(args[1])} without"
-                " one."
+                f"{WHERE}(...): expected keyword arguments, such as active=10, got the positional argument"
+                f" {quoted(args[1])}."
             )
         check_names({name: value for name, value in kwargs.items() if name not in known}, f"{WHERE}(...)")
         for name, value in kwargs.items():
@@ -269,7 +269,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_given_once(document: yaml.Node | None, where: str) -> None:
-    """YAML lets the last of two equal keys win; nobody means that."""
+    """Refuse duplicate keys, of which YAML silently takes the last."""
     if not isinstance(document, yaml.MappingNode):
         return
     lines: dict[str, int] = {}
@@ -278,7 +278,7 @@ def _check_given_once(document: yaml.Node | None, where: str) -> None:
             line = key.start_mark.line + 1
             if key.value in lines:
                 raise ConfigError(
-                    f"{where}: expected each argument once, got {quoted(key.value)} in line"
-                    f" {lines[key.value]} and again in line {line}. Remove one of them."
+                    f"{where}: expected each argument once, got {quoted(key.value)} on line"
+                    f" {lines[key.value]} and again on line {line}. Remove one of them."
                 )
             lines[key.value] = line

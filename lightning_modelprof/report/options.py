@@ -97,7 +97,7 @@ def parse_views(value: object) -> tuple[View, ...]:
     """
     names = [value] if isinstance(value, str | Enum) else value
     if not isinstance(names, list | tuple) or not names:
-        raise ValueError(f"expected a list out of {', '.join(VIEWS)}, got {quoted(value)}. {_VIEW.default}")
+        raise ValueError(f"expected a list of {', '.join(VIEWS)}, got {quoted(value)}. {_VIEW.default}")
     asked: dict[View, object] = {}
     for name in names:
         view = _VIEW.find(name)
@@ -134,14 +134,14 @@ def parse_step_range(value: object) -> re.Pattern[str]:
     Raises:
         ValueError: when it is none.
     """
-    expected = "expected a regular expression for the names of ranges, such as execute_model"
+    expected = "expected a regular expression for range names, such as execute_model"
     if not isinstance(value, str) or not value:
         raise ValueError(f"{expected}, got {quoted(value)}")
     try:
         return re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
-            f"{expected}, got {quoted(value)}: {error}. Characters such as [ and ( need a backslash."
+            f"{expected}, got {quoted(value)}: {error}. Escape characters such as [ and ( with a backslash."
         ) from None
 
 
@@ -173,7 +173,7 @@ def saved_options(configuration: Mapping[str, object]) -> TableOptions:
     """The options among the arguments of a saved run; an older version saved none of them.
 
     Raises:
-        ValueError: when somebody made of them what cannot be meant.
+        ValueError: when a saved value is invalid.
     """
     parsers: dict[str, Callable[[object], Any]] = {
         "views": parse_views,
@@ -235,7 +235,7 @@ _VIEW: Final[_Choice[View]] = _Choice(
         "udfview": "userdefined",
     },
     {"op": "operator", "communication": "distributed", "memcpy": "memory_manipulation"},
-    "Leave it out for all of them.",
+    "Leave it out to show all.",
 )
 
 
@@ -278,11 +278,11 @@ _SORT_KEY: Final[_Choice[SortKey]] = _Choice(
     "sort key",
     {**{_plain(key): key for key in SORT_KEYS}, **_torch_keys()},
     {"cpu": "cpu_total", "gpu": "gpu_total", **_keys_of_other_devices()},
-    "Leave it out for GPU total where there are device events, else CPU total.",
+    "Leave it out to sort by gpu_total if the trace has device events, else by cpu_total.",
 )
 _TIME_UNIT: Final[_Choice[TimeUnit]] = _Choice(
     "time unit",
     {**{unit: unit for unit in TIME_UNITS}, "μs": "us"},
     {"seconds": "s", "milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"},
-    "Leave it out for one that fits each table.",
+    "Leave it out to use one that fits each table.",
 )

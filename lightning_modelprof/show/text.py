@@ -168,8 +168,8 @@ def table_dataframe(table: Table) -> Any:
         import pandas as pd  # noqa: PLC0415  # nothing else needs it
     except ImportError:
         raise MissingExtraError(
-            "to_dataframe: expected pandas to be installed, got no pandas. Install it: pip install pandas;"
-            " to_csv() and to_markdown() work without it."
+            "to_dataframe needs pandas, which is not installed. Install it with pip install pandas, or use"
+            " to_csv() or to_markdown()."
         ) from None
     header, rows = _raw(table)
     frame = pd.DataFrame(rows, columns=header)

@@ -85,9 +85,9 @@ def bad(argument, value, *parts):
         bad("bounds", [1], "bounds: expected Bounds(...) or a mapping of its values, got [1]"),
         bad("report", {"veiws": 3}, "report: unknown argument 'veiws'. Did you mean 'views'?"),
         bad(
-            "report", {"ranks": [0]}, "report: ranks is part of the group bounds. Write bounds={'ranks': [0]}"
+            "report", {"ranks": [0]}, "report: ranks is in the group bounds. Write bounds={'ranks': [0]}"
         ),
-        bad("inspect", {"active": 3}, "inspect: active is an argument of its own. Write active=3"),
+        bad("inspect", {"active": 3}, "inspect: active is a top-level argument. Write active=3"),
         bad("report", {3: 4}, "report: unknown argument 3."),
         bad("rules", {"input_bond": False}, "rules: unknown rule 'input_bond'. Did you mean 'input_bound'?"),
         bad("rules", {"input_bound": {"warnin": 1}}, "input_bound: unknown threshold 'warnin'. Did you mean"),
@@ -122,12 +122,12 @@ def bad(argument, value, *parts):
                 (-1, 4),
             )
         ),
-        pytest.param({"steps": (3, 14), "active": 5}, ("steps=(3, 14) and active=5", "Leave out"), id="both"),
+        pytest.param({"steps": (3, 14), "active": 5}, ("steps=(3, 14) and active=5", "Remove one"), id="both"),
         pytest.param({"steps": [3, 14], "repeat": 2}, ("steps=(3, 14) and repeat=2",), id="steps and repeat"),
-        bad("activities", "cpu", "activities: expected a list out of cpu, cuda, xpu", "got 'cpu'"),
+        bad("activities", "cpu", "activities: expected a list of cpu, cuda, xpu", "got 'cpu'"),
         bad("activities", 7, "activities: expected a list", "got 7"),
         bad("activities", iter(["cpu"]), "activities: expected a list", "iterator"),
-        bad("activities", [], "activities=[] leaves the window of 10 active steps nothing", "active=0"),
+        bad("activities", [], "activities: expected at least one activity for a window of 10 steps, got []", "active=0"),
         bad("activities", ["cpu", "cudda"], "unknown activity 'cudda'", "Did you mean 'cuda'?"),
         bad("activities", ["CPU"], "unknown activity 'CPU'", "Did you mean 'cpu'?", "cpu, cuda, xpu"),
         bad("activities", ["gpu"], "unknown activity 'gpu'", "Did you mean 'cuda'?"),
@@ -142,8 +142,8 @@ def bad(argument, value, *parts):
             bad(
                 "ranks",
                 value,
-                f"ranks: expected a list of ranks, from 0, or 'all', got {value!r}",
-                "Give [0]",
+                f"ranks: expected a list of ranks, starting at 0, or 'all', got {value!r}",
+                "Set [0]",
             )
             for value in (0, None, True, "0", "ALL", [], [-1], [1.0], ["0"], [True], {"all": True})
         ),
@@ -161,11 +161,11 @@ def bad(argument, value, *parts):
             for value in (0, -1, True, 2.0, "3")
         ),
         bad(
-            "keep_windows", [3], "got [3]. The default is 20; None keeps all traces, report={'files': False}"
+            "keep_windows", [3], "got [3]. The default is 20; None keeps all traces; report={'files': False}"
         ),
-        bad("views", "all", "views: unknown view 'all'.", "Leave it out for all of them."),
-        bad("views", [], "views: expected a list out of device, overview, model", "got []"),
-        bad("views", 7, "views: expected a list out of", "got 7"),
+        bad("views", "all", "views: unknown view 'all'.", "Leave it out to show all."),
+        bad("views", [], "views: expected a list of device, overview, model", "got []"),
+        bad("views", 7, "views: expected a list of", "got 7"),
         bad(
             "views", ["model", "ModelView"], "views: expected each view once, got 'model' twice", "Remove one"
         ),
@@ -187,19 +187,19 @@ def bad(argument, value, *parts):
         bad("samples_fn", 4, "samples_fn: expected a function that takes a batch", "got 4"),
         bad("flops", 1, "flops: expected true, false, or None", "got 1"),
         bad("flop_formulas", [len], "flop_formulas: expected a mapping of operators to functions"),
-        bad("flop_formulas", {"aten::mm": 2}, "flop_formulas: expected a mapping", "For example {torch.ops."),
+        bad("flop_formulas", {"aten::mm": 2}, "flop_formulas: expected a mapping", "An example is {torch.ops."),
         bad("peak_flops_per_s", 989, "peak_flops_per_s: expected FLOP/s of at least 1e9", "got 989"),
         bad("peak_flops_per_s", True, "peak_flops_per_s: expected FLOP/s of at least", "got True"),
         bad("peak_flops_per_s", {"float32": float("inf")}, "peak_flops_per_s: expected FLOP/s of"),
         bad("peak_flops_per_s", {"bf16": 1e12}, "unknown dtype 'bf16'. Did you mean 'bfloat16'?"),
-        bad("ignore_modules", "Linear", "ignore_modules: expected a list of names", "got 'Linear'"),
-        bad("ignore_modules", [3], "ignore_modules: expected a list of names", "got [3]"),
+        bad("ignore_modules", "Linear", "ignore_modules: expected a list of class names", "got 'Linear'"),
+        bad("ignore_modules", [3], "ignore_modules: expected a list of class names", "got [3]"),
         bad("module_depth", -1, "module_depth: expected an integer of at least 0", "got -1"),
         bad("top_modules", 0, "top_modules: expected an integer of at least 1", "got 0"),
         bad("unit", "", "unit: expected the name of what samples_fn counts"),
         bad("unit", 3, "unit: expected", "got 3"),
         bad("dirpath", 3, "dirpath: expected a path or None, got 3"),
-        bad("dirpath", "", "dirpath: expected a path or None, got ''", "beside the logger's files"),
+        bad("dirpath", "", "dirpath: expected a path or None, got ''", "next to the logger's files"),
         bad("dirpath", "  ", "dirpath: expected a path or None, got '  '"),
         bad(
             "steps",
@@ -304,7 +304,7 @@ def test_refuses_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     message = refusal(tmp_path, [ModelProfCallback(dirpath=tmp_path / "file" / "deep" / "er")])
     assert f"{tmp_path / 'file'} is a file" in message
-    assert "Give dirpath=" in message
+    assert "Set dirpath" in message
 
 
 def test_refuses_a_folder_that_is_a_file(tmp_path):
@@ -319,7 +319,7 @@ def test_refuses_a_read_only_folder(tmp_path, monkeypatch):
         access = os.access
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
     message = refusal(tmp_path, [ModelProfCallback(dirpath=folder / "out")])
-    assert f"{folder} is not writeable" in message
+    assert f"{folder} isn't writable" in message
     assert "report={'files': False}" in message
 
 
@@ -335,22 +335,22 @@ def test_refuses_a_folder_below_one_that_may_not_be_entered(tmp_path, monkeypatc
 
     monkeypatch.setattr(Path, "stat", refuse)
     message = refusal(tmp_path, [ModelProfCallback(dirpath=folder / "deep" / "out")])
-    assert f"{folder / 'deep' / 'out'} cannot be looked at: Permission denied" in message
-    assert "Give dirpath=" in message
+    assert f"can't read {folder / 'deep' / 'out'}: Permission denied" in message
+    assert "Set dirpath" in message
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/runs", "memory://runs", "gs://a", "simplecache::s3://b/c"])
 def test_refuses_a_folder_that_is_not_on_this_machine(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     message = refusal(tmp_path, [ModelProfCallback(dirpath=address)])
-    assert f"expected a folder of this machine for its files, got {address}, which is not" in message
-    assert "Give a local dirpath=..., or report={'files': False}" in message
+    assert f"expected a local folder for files, got {address}. Set dirpath" in message
+    assert "Set dirpath to a local folder, or report={'files': False}" in message
     assert not list(tmp_path.iterdir())
 
 
 def test_refuses_a_logger_that_is_not_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="got s3://bucket/runs/modelprof, which is not"):
+    with pytest.raises(ConfigError, match="got s3://bucket/runs/modelprof. Set dirpath"):
         check_writeable(Path("s3://bucket/runs") / "modelprof")
     check_writeable(tmp_path / "a:" / "b")  # a folder may be called so
     check_writeable(Path("C:") / "b")
@@ -365,19 +365,19 @@ def test_without_files_no_folder_is_needed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("profile_step", "Here, DeepSpeed's profile_step=n is steps=(n, n + 1)."),
-        ("with_flops", "Here, FLOPs are counted on a real step by flops=True."),
-        ("on_trace_ready", "Here, traces are saved in dirpath."),
+        ("profile_step", "Instead of DeepSpeed's profile_step=n, use steps=(n, n + 1)."),
+        ("with_flops", "Use flops=True to count FLOPs on a real step."),
+        ("on_trace_ready", "Use dirpath to choose where traces are saved."),
     ],
 )
 def test_an_argument_of_another_profiler_is_told_by_its_name_here(tmp_path, name, hint):
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**{name: 5})
-    assert f"unknown argument {name!r}. {hint} help(" in str(caught.value)
+    assert f"unknown argument {name!r}. {hint} See help(" in str(caught.value)
     assert "Did you mean" not in str(caught.value)
     path = tmp_path / "mine.yaml"
     path.write_text(f"{name}: 5\n")
-    with pytest.raises(ConfigError, match="Here, "):
+    with pytest.raises(ConfigError, match=re.escape(hint)):
         ModelProfCallback.from_yaml(path)
 
 
@@ -392,7 +392,7 @@ def test_unknown_arguments_are_refused_at_once(tmp_path, name, nearest):
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**{name: 3})
     assert f"unknown argument {name!r}. Did you mean {nearest!r}?" in str(caught.value)
-    assert "help(lightning_modelprof.ModelProfCallback) describes all" in str(caught.value)
+    assert "See help(lightning_modelprof.ModelProfCallback) for all arguments" in str(caught.value)
 
     path = tmp_path / "config.yaml"
     path.write_text(f"{name}: 3\n")
@@ -403,14 +403,14 @@ def test_unknown_arguments_are_refused_at_once(tmp_path, name, nearest):
 
 def test_a_file_of_lightning_cli_is_recognised():
     path = ROOT / "configs" / "lightning_cli.yaml"
-    with pytest.raises(ConfigError, match="got a file of LightningCLI") as caught:
+    with pytest.raises(ConfigError, match="got a LightningCLI file") as caught:
         ModelProfCallback.from_yaml(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "--config" in str(caught.value)
 
 
 def test_a_name_like_no_other_gets_no_guess():
-    with pytest.raises(ConfigError, match=r"unknown argument 'zzzzzz'\. help"):
+    with pytest.raises(ConfigError, match=r"unknown argument 'zzzzzz'\. See help"):
         ModelProfCallback(zzzzzz=1)
 
 
@@ -421,7 +421,7 @@ def test_a_name_like_no_other_gets_no_guess():
     ("text", "expected"),
     [
         pytest.param(
-            "- active\n- 3\n", "expected one mapping of arguments such as 'active: 10', got list", id="list"
+            "- active\n- 3\n", "expected a mapping of arguments, such as 'active: 10', got list", id="list"
         ),
         pytest.param("active\n", "got str", id="text"),
         pytest.param("active: [1\n", "expected YAML, got:", id="broken"),
@@ -431,18 +431,18 @@ def test_a_name_like_no_other_gets_no_guess():
         pytest.param("unit: 2020-13-45\n", "expected YAML, got:", id="no such day"),
         pytest.param(
             "active: 10\nwait: 1\nactive: 3\n",
-            "expected each argument once, got 'active' in line 1 and again in line 3. Remove one",
+            "expected each argument once, got 'active' on line 1 and again on line 3. Remove one",
             id="twice",
         ),
         pytest.param(
-            "samples_fn: len\n", "samples_fn: expected null, got 'len': a function can", id="function"
+            "samples_fn: len\n", "samples_fn: expected null, got 'len'. A function can", id="function"
         ),
         pytest.param(
             "active: ten\n", "active: expected an integer of at least 0, or None, got 'ten'", id="value"
         ),
         pytest.param("steps: [3]\n", "steps: expected two integers (start, end), got (3,)", id="steps"),
         pytest.param("steps: [3, 9]\nactive: 2\n", "steps=(3, 9) and active=2", id="steps and active"),
-        pytest.param("activities: []\n", "activities=[] leaves the window", id="no activities"),
+        pytest.param("activities: []\n", "activities: expected at least one activity for a window", id="no activities"),
         pytest.param("activities: [gpu]\n", "Did you mean 'cuda'?", id="activity"),
         pytest.param(
             "report: {terminal: 1}\n",
@@ -456,7 +456,7 @@ def test_a_name_like_no_other_gets_no_guess():
         pytest.param("report: {time_unit: 1}\n", "time_unit: unknown time unit 1.", id="time unit"),
         pytest.param("report: {row_limit: 0}\n", "row_limit: expected an integer of at", id="rows"),
         pytest.param("dirpath: ''\n", "dirpath: expected a path or None, got ''", id="no path"),
-        pytest.param("stop_after_profile: true\nactive: 0\n", "needs a window to stop after", id="no window"),
+        pytest.param("stop_after_profile: true\nactive: 0\n", "needs a window, got active=0", id="no window"),
     ],
 )
 def test_bad_yaml(tmp_path, text, expected):
@@ -470,7 +470,7 @@ def test_bad_yaml(tmp_path, text, expected):
 
 @pytest.mark.parametrize("name", ["nothing.yaml", "."])
 def test_unreadable_yaml(tmp_path, name):
-    with pytest.raises(ConfigError, match="expected a readable YAML file, got"):
+    with pytest.raises(ConfigError, match="can't read"):
         ModelProfCallback.from_yaml(tmp_path / name)
 
 
@@ -586,7 +586,7 @@ def test_an_argument_that_moved_says_where_it_went(tmp_path, monkeypatch, name):
     group = GROUP_OF[name]
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**{name: 3})
-    told = f"{name} is part of the group {group}. Write"
+    told = f"{name} is in the group {group}. Write"
     assert str(caught.value) == f"ModelProfCallback(...): {told} {group}={{{name!r}: 3}}."
     path = tmp_path / "mine.yaml"
     path.write_text(f"{name}: 3\n")
@@ -656,8 +656,8 @@ def test_a_switch_that_says_neither_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         fit_quietly(make_trainer(tmp_path, make_callback(tmp_path)), Untouched(), loader())
     assert str(caught.value).startswith(
-        "environment variable LIGHTNING_MODELPROF: expected one of 1, true, on, yes, one of 0, false, off,"
-        " no, arguments such as active=10,dirpath=out, or the path of a YAML file, got 'maybe'."
+        "environment variable LIGHTNING_MODELPROF: expected on (1, true, on, yes), off (0, false, off,"
+        " no), arguments such as active=10,dirpath=out, or the path of a YAML file, got 'maybe'."
     )
 
 
@@ -807,7 +807,7 @@ def test_yaml_numbers_without_a_sign_in_the_exponent(tmp_path, text, peak):
 
 def test_ignored_names_that_are_no_modules_are_refused(tmp_path):
     message = refusal(tmp_path, [make_callback(tmp_path, ignore_modules=["Linaer"])])
-    assert "of Untouched, got 'Linaer'. Did you mean 'Linear'?" in message
+    assert "in Untouched, got 'Linaer'. Did you mean 'Linear'?" in message
     run_fit(tmp_path, active=0, flops=True, ignore_modules=["Linear", "layers.0"])
 
 

@@ -163,6 +163,6 @@ def test_require():
     with pytest.raises(MissingExtraError) as caught:
         require("json", "no_such_one", "nor_this", extra="examples", where="here")
     assert str(caught.value) == (
-        "here: expected the Python modules json, no_such_one, nor_this to be installed, got no no_such_one,"
-        ' no nor_this. Install them: pip install -e "PATH_OF_THE_CLONE[examples]"'
+        "here needs no_such_one and nor_this, which are not installed."
+        ' Install from the clone: pip install -e ".[examples]"'
     )
