@@ -301,7 +301,8 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
         if window.trace_file is None:
             has_trace = window.status in (WindowStatus.COMPLETE, WindowStatus.PARTIAL)
             is_said = any(
-                words in window.note for words in ("trace was removed", "could not write the trace")
+                words in window.note
+                for words in ("trace was removed", "couldn't write the trace", "could not write the trace")
             )
             yield window, None, "its trace was not saved" if has_trace and not is_said else ""
             continue

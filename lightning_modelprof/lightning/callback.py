@@ -44,7 +44,8 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         flops: Count FLOPs in one step and time modules in three more. By default, only once this takes less
             than 5% of the loop's time so far, or 0.1 s in total. The benchmark leaves these steps out. A
             compiled model is counted on a copy without data.
-        inspect: What to record in addition to timing: InspectOptions, or a dict of its values.
+        inspect: What to record in addition to timing, as InspectOptions or a dict of its values: sampling,
+            workers, device_timing, fvcore, flop_formulas, peak_flops_per_s, ignore_modules.
         samples_fn: Function that counts a batch's samples (or tokens, ...). It runs every step and must
             return an int without waiting for the device. By default, the count comes from the batch itself,
             usually from the first dimension of its tensors.
@@ -54,8 +55,11 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         dirpath: Folder for the report, the run and its traces. By default, modelprof next to the logger's
             files, or in the Trainer's default_root_dir. Earlier runs are never overwritten: the folder's name
             gets _1, _2, ... appended.
-        report: Where and how to show the report: ReportOptions, or a dict of its values.
-        bounds: Limits on disk space, overhead and ranks: Bounds, or a dict of its values.
+        report: Where and how to show the report, as ReportOptions or a dict of its values: terminal, colours,
+            progress_bar, tensorboard, files, views, sorted_by, time_unit, thread_sep, op_detail, row_limit,
+            module_depth, top_modules.
+        bounds: Limits on disk space, overhead and ranks, as Bounds or a dict of its values: max_trace_mb,
+            keep_windows, max_overhead, ranks.
         rules: Thresholds behind the findings, as rule → {threshold: value}; rule → False turns a rule off. By
             default, those listed in docs/report.md.
 

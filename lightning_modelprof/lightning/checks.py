@@ -33,8 +33,8 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
     if any(one.config.as_plain() != ours[0].config.as_plain() for one in ours):
         raise ConfigError(
             f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)} with different"
-            " arguments. Remove all but one; one may have come through an entry point of"
-            " lightning.pytorch.callbacks_factory."
+            " arguments. Remove all but one. One may come from a lightning.pytorch.callbacks_factory entry"
+            " point."
         )
     return ours[0]
 
@@ -57,7 +57,7 @@ def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> boo
         del callbacks[place]
     if trainer.is_global_zero:
         warn(
-            f"the Trainer has {count} ModelProfCallbacks; all but one are ignored."
+            f"the Trainer has {count} ModelProfCallbacks and uses only one."
             " Pass one, in a new list per Trainer"
         )
     return True
@@ -79,6 +79,6 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
     for name in config.inspect.ignore_modules:
         if name not in names:
             raise ConfigError(
-                "ModelProfCallback: inspect: ignore_modules: expected names of classes or paths of modules of"
-                f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)} Correct it."
+                "ModelProfCallback: inspect: ignore_modules: expected class names or module paths in"
+                f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)}"
             )

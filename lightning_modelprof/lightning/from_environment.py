@@ -18,7 +18,7 @@ def callbacks() -> list[Any]:
     """The callback that ``LIGHTNING_MODELPROF`` asks for; none where it is unset, empty or says no.
 
     Raises:
-        ConfigError: when the variable asks for something that cannot be meant.
+        ConfigError: when the variable has an invalid argument.
     """
     if seen := os.environ.get(SEEN):
         with suppress(OSError):

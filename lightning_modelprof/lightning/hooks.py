@@ -79,7 +79,7 @@ class ProfilingHooks(SessionKeeper):
         has_no_report = session is not None and not session.is_armed and not loop.is_fit
         # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.
         if has_no_report and getattr(getattr(trainer, loop.trainer_attribute, None), "skip", False):
-            warn(f"{loop.subject} had no batch: there is no report of it")
+            warn(f"{loop.subject} had no batches, so it has no report")
         self._leave()
         self._forget_module()
 

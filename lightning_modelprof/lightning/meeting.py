@@ -118,7 +118,7 @@ class Meeting:
                     self.absent[rank] = NOT_HERE
         elif self._world_size > 1 and self._store is None:
             others = set(range(self._world_size)) - {self._rank}
-            self.absent |= dict.fromkeys(others, "the process group has no store to reach it by")
+            self.absent |= dict.fromkeys(others, "the process group has no store to reach it through")
         return self.absent.keys()
 
     def agree_on_folder(self, folder: str) -> str | None:
@@ -180,7 +180,7 @@ class Meeting:
             return
         self._has_spoken = True
         if message is not None and len(message) > MOST_BYTES:
-            message, why_not = None, f"had more to say than {MOST_BYTES >> 20} MiB"
+            message, why_not = None, f"its data exceeded {MOST_BYTES >> 20} MiB"
         said = _NOTHING + why_not.encode() if message is None else _SAID + message
         self._put(self._key(f"said/{self._rank}"), said)
 
@@ -197,7 +197,7 @@ class Meeting:
             key = self._key(f"said/{rank}")
             said = bytes(store.get(key)) if store.check([key]) else None
             if said is None:
-                self.absent[rank] = f"said nothing within {self._patience_s:g} s"
+                self.absent[rank] = f"sent nothing within {self._patience_s:g} s"
             elif said.startswith(_NOTHING):
                 self.absent[rank] = said[1:].decode()
             else:

@@ -440,7 +440,9 @@ def check_names(delegate: Any) -> None:
     """
     missing = delegate.missing_hooks()
     if missing:
-        raise ModelProfError(f"this Lightning does not tell its profiler of {', '.join(sorted(missing))}")
+        raise ModelProfError(
+            f"this Lightning version doesn't report {', '.join(sorted(missing))} to its profiler"
+        )
 
 
 def check_epoch(delegate: Any, ledger: PhaseLedger) -> None:
@@ -453,7 +455,7 @@ def check_epoch(delegate: Any, ledger: PhaseLedger) -> None:
     """
     if not ledger.steps_ended and delegate.has_trained:
         check_names(delegate)
-        raise ModelProfError("this Lightning does not tell its profiler of the end of a batch")
+        raise ModelProfError("this Lightning version doesn't report the end of a batch to its profiler")
 
 
 def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | None:

@@ -89,7 +89,7 @@ class ModelProfiler(Profiler):
                 tell(self._around, *names)
             except Exception:  # the loop must not notice
                 self._around = None
-                warn(f"an internal error, please report this:\n{traceback_text()}")
+                warn(f"an internal error stopped ModelProfiler. Please report this:\n{traceback_text()}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _with_callback, (self.callback,)

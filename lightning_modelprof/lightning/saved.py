@@ -73,7 +73,7 @@ class Saved(SessionKeeper):
     def _plain_arguments(self) -> dict[str, Any]:
         try:
             return self.config.as_plain()
-        except Exception:  # what cannot be meant was never used, and must not keep a model from being saved
+        except Exception:  # an invalid value was never used, and must not keep a model from being saved
             return {}
 
     def _enter(self, trainer: Any, loop: Loop) -> None:

@@ -67,15 +67,13 @@ _FROM_SETUP: Final = (
 )
 """What its ``setup`` or its first hook makes anew."""
 
-_INNER_RAN: Final = (
-    "Another loop ran inside this one with the same callback object; it has a report of its own."
-)
+_INNER_RAN: Final = "Another loop with the same callback ran inside this one; it has its own report."
 _RAN_INSIDE: Final = (
-    "This loop ran inside another one with the same callback object, whose report callback.report is in the"
-    " end."
+    "This loop ran inside another one with the same callback. callback.report will be the outer loop's"
+    " report."
 )
 
-_FAILED: Final = "an internal error stopped the measurement there"
+_FAILED: Final = "an internal error stopped the profiler there"
 
 
 class SessionKeeper:
@@ -141,7 +139,7 @@ class SessionKeeper:
             self._end_untold()
         elif self._thread != thread:
             raise ConfigError(
-                f"ModelProfCallback: expected a callback of its own for {loop.subject}, got one that measures"
+                f"ModelProfCallback: can't profile {loop.subject}: this callback is profiling"
                 f" {self._loop.subject} in another thread. Make a new ModelProfCallback for each thread."
             )
         else:
@@ -199,8 +197,8 @@ class SessionKeeper:
             self._stop = planned
         else:
             warn(
-                "stop_after_profile: not every rank has this callback with the same windows, so training is"
-                " not ended after them. Give it to the Trainer on every rank"
+                "stop_after_profile: not every rank has this callback with the same windows, so training"
+                " won't end after them. Pass it to the Trainer on every rank"
             )
 
     def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
@@ -295,7 +293,7 @@ class SessionKeeper:
                 claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
             except OSError as error:
                 warn(
-                    f"could not claim a folder for files, {self._directory}: {told(error)}; what is measured"
+                    f"couldn't create a folder for files at {self._directory}: {told(error)}. The results"
                     " will be in callback.report and callback.run"
                 )
             except Exception:  # the other ranks are waiting
@@ -306,12 +304,12 @@ class SessionKeeper:
         absent = (self._among_ranks(meeting.find_absent) or ()) if is_first else ()
         if absent:
             warn(
-                f"{len(absent)} of {trainer.world_size} ranks did not join the measurement of"
-                f" {self._loop.subject}, so the report says nothing of them. Give this callback to the"
-                " Trainer on every rank; bounds={'ranks': [0]} chooses who records windows"
+                f"{len(absent)} of {trainer.world_size} ranks don't profile {self._loop.subject}, so the"
+                " report leaves them out. Pass this callback to the Trainer on every rank; use"
+                " bounds={'ranks': [0]} to choose which ranks record windows"
             )
         elif agreed is None and not is_first:
-            warn("the first rank did not say where files go, so this rank writes none")
+            warn("the first rank didn't say where to write files, so this rank writes none")
         if self._session is not None:
             self._session.is_first = is_first
             if meeting.can_talk:
@@ -350,7 +348,7 @@ class SessionKeeper:
         except Exception as error:  # each rank is measured for itself
             if not self._is_cut_off:
                 self._is_cut_off = True
-                warn(f"could not reach the other ranks: {told(error)}")
+                warn(f"couldn't reach the other ranks: {told(error)}")
             return None
 
     def _ask_ranks(self, talk: Callable[[], _T]) -> _T | None:
@@ -438,14 +436,14 @@ class SessionKeeper:
         session, self._session = self._session, None
         self._ledger = self._evaluation = None
         warn(
-            f"an internal error stopped the measurement; {self._loop.subject} goes on without it."
+            f"an internal error stopped the profiler; {self._loop.subject} continues without it."
             f" Please report this:\n{traceback_text()}"
         )
         if session is not None:
             try:
                 session.abort()
             except Exception:  # what could not be undone or saved must not hurt either
-                warn(f"could not undo or save everything:\n{traceback_text()}")
+                warn(f"couldn't clean up or save everything:\n{traceback_text()}")
             self._take_results(session)
             self._aborted = session
 
@@ -465,10 +463,10 @@ class SessionKeeper:
         sizes.samples = ledger.samples if is_told else None
 
     def _stop_counting(self, error: Exception) -> None:
-        counter = "samples_fn" if self.config.samples_fn is not None else "the batch's size"
+        counter = "samples_fn" if self.config.samples_fn is not None else "counting the samples"
         reason = f"{counter} raised {told(error)}"
         self._count = NothingCounted(reason)
-        self._guard(lambda: warn(f"{reason}; {self.config.unit}/s will not be known"))
+        self._guard(lambda: warn(f"{reason}. The report won't have {self.config.unit}/s"))
 
     def _end_untold(self, *, is_exit: bool = False) -> None:
         """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.

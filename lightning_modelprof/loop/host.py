@@ -163,7 +163,7 @@ class Host:
         Raises:
             ModelProfError: where there is no such method.
         """
-        raise ModelProfError("the step of a plain loop is no method that could be called on a copy")
+        raise ModelProfError("a plain loop has no step method to call on a copy")
 
 
 def num_prefetched(host: Host) -> int:
@@ -226,7 +226,7 @@ def say_off(who: str = "ModelProfCallback") -> None:
     if not _HAS_SAID_OFF:
         _HAS_SAID_OFF = True
         with contextlib.suppress(Exception):
-            print(f"{who} is off: {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
+            print(f"{who} is off because {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
 
 
 def check_machine(config: ProfileConfig, who: str = "ModelProfCallback") -> None:
@@ -238,12 +238,12 @@ def check_machine(config: ProfileConfig, who: str = "ModelProfCallback") -> None
     for activity in config.activities or ():
         if activity != "cpu" and not getattr(torch, activity).is_available():
             raise ConfigError(
-                f"{who}: activities: {activity!r} needs a device that torch can use, got none."
-                " Remove it, or leave activities out to record what there is."
+                f"{who}: activities: {activity!r} needs a device that torch can use, but there is none."
+                " Remove it, or leave activities out to record all the machine has."
             )
     try:
         own_formulas(config.inspect.flop_formulas)
     except KeyError as error:
         raise ConfigError(
-            f"{who}: inspect: flop_{error.args[0]}. Import the library that has it first."
+            f"{who}: inspect: flop_{error.args[0]}. Import the operator's library first."
         ) from None

@@ -55,7 +55,7 @@ from lightning_modelprof.signals import is_from_handler
 NEVER: Final = 2**62
 
 
-_WITHOUT_COMPILE: Final = "To count it, profile a short run without torch.compile"
+_WITHOUT_COMPILE: Final = "To count FLOPs, profile a short run without torch.compile"
 
 
 T = TypeVar("T")
@@ -127,14 +127,14 @@ class Inspection:
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
             count_note=(
-                f"every {loop.step} is in a profiler window (set wait to leave some out)"
+                f"profiler windows cover every {loop.step} (set wait to leave some out)"
                 if plan.counted is None
-                else f"{loop.subject} ended before {loop.step} {plan.counted}, which was to be counted"
+                else f"{loop.subject} ended before {loop.step} {plan.counted}, the one to count"
             ),
             times_note=f"{loop.subject} ended before modules were timed",
-            size_note=f"{loop.subject} ended before the {loop.step} after which sizes are taken",
-            peak_note=f"{loop.subject} ended before the {loop.step} after which the peak is found",
-            forward_table_note="inspect={'fvcore': True} runs fvcore too, on a copy of the model",
+            size_note=f"{loop.subject} ended before sizes were recorded",
+            peak_note=f"{loop.subject} ended before the device's peak was looked up",
+            forward_table_note="off by default; inspect={'fvcore': True} runs fvcore on a copy of the model",
             sites_note=f"{loop.subject} ended before the {loop.step} whose lines are watched",
         )
 
@@ -243,7 +243,7 @@ class Inspection:
         self._stack.deepen()
         _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times(batch))
         if is_counted and note:
-            self._copy_reason = f"the {self._loop.step} itself could not be counted ({note})"
+            self._copy_reason = f"the {self._loop.step} itself couldn't be counted ({note})"
         elif note:
             self._begin_note = note
 
@@ -251,7 +251,7 @@ class Inspection:
         """Why the step itself is not to be counted; empty if it is."""
         compiled = find_compiled(self._module)
         if compiled is not None:
-            reason = f"torch.compile has wrapped {compiled}"
+            reason = f"torch.compile wraps {compiled}"
         elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it is
             reason = f"torch.compile compiled something while {self._loop.subject} ran"
         else:
@@ -269,7 +269,7 @@ class Inspection:
         if kind is None:
             return ""
         name = f"{kind.__module__}.{kind.__qualname__}"
-        return f"tensors of the class {name} cannot always be made while operators are watched"
+        return f"tensors of class {name} can't always be created while operators are watched"
 
     def _begin_count(self, batch: Any) -> None:
         self._copy_reason = self._why_a_copy()
@@ -373,7 +373,7 @@ class Inspection:
                 self.cost = replace(self.cost, sites=sites, sites_note=note)
                 return
         if step is not None and step == self._plan.counted:
-            why = f", as {self._copy_reason}" if self._copy_reason else ""
+            why = f" because {self._copy_reason}" if self._copy_reason else ""
             note = f"the {self._loop.step} was not watched{why}"
             self.cost = replace(self.cost, sites_note=note)
 
@@ -396,7 +396,7 @@ class Inspection:
             )
         )
         if count is None and why:
-            note = f"{why}, so a copy without data was to be counted, and it could not: {note}"
+            note = f"{why}, and a copy without data couldn't be counted either: {note}"
         if count is None:
             self._size_plan.stop(note)
         else:
@@ -471,9 +471,7 @@ class StepCopy(Record, frozen=True):
                 not copied.
         """
         if self.host.loop.is_fit and not getattr(self.host.module, "automatic_optimization", True):
-            raise ModelProfError(
-                f"a copy has no optimizers to step by hand (manual optimization). {self.instead}".rstrip()
-            )
+            raise ModelProfError(f"a copy has no optimizers for manual optimization. {self.instead}".rstrip())
         _refuse_closures(self.host.module)
         device = self.host.device
         with random_states_kept((device,)):
@@ -485,8 +483,8 @@ class StepCopy(Record, frozen=True):
                 if self.host.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
                     if reaches_outside(loss):
                         raise ModelProfError(
-                            "expected a loss of the module's own parameters, got one of others too: a copy"
-                            " of the module would change their gradients"
+                            "the loss depends on parameters outside the module, whose gradients a copy would"
+                            " change"
                         )
                     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
         return counter
@@ -498,7 +496,7 @@ class StepCopy(Record, frozen=True):
             ModelProfError: when something cannot be copied or traced, or other ranks would have to take part.
         """
         if self.host.world_size > 1:
-            raise ModelProfError("a forward on one of several ranks could wait for the others for ever")
+            raise ModelProfError("with several ranks, a forward on one could wait for the others forever")
         _refuse_closures(self.host.module)
         module = plain_copy(self.host.module)
         try:
@@ -506,7 +504,7 @@ class StepCopy(Record, frozen=True):
                 self.arguments
             )  # a step may change its batch, which a dataset may give again
         except Exception as error:
-            raise ModelProfError(f"the batch cannot be copied: {told(error)}") from error
+            raise ModelProfError(f"the batch can't be copied: {told(error)}") from error
         return forward_table(module, lambda: self.host.run_step(module, arguments))
 
 

@@ -1,4 +1,4 @@
-"""profile_loader: what a DataLoader's batches take, without a model or a Trainer."""
+"""profile_loader: profiles a DataLoader without a model or a Trainer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _WARM_BATCHES: Final = 2
 
 
 _UNTIL_A_STEP_IS_GIVEN: Final = (
-    "A batch comes every {}, with nothing else to do. To learn whether your training waits, say what its step"
-    " takes without the batch: --step-ms 40, or step_s=0.04."
+    "A batch arrives every {}. To learn whether your training waits for data, give its step time without data"
+    " loading, such as --step-ms 40 or step_s=0.04."
 )
 
 
@@ -101,7 +101,7 @@ def profile_loader(
     if profiler.report is None or profiler.run is None or not num_batches:
         raise ModelProfError(
             f"{_WHO}(loader): expected batches, got none from {quoted(loader)}."
-            " Look at the length of its data set, its sampler and drop_last."
+            " Check the dataset's length, the sampler and drop_last."
         )
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
@@ -118,9 +118,9 @@ def profile_loader(
 
 
 def _check(loader: Any, step_s: Any, max_batches: Any, max_s: Any) -> None:
-    """Refuse arguments that cannot be meant."""
+    """Refuse invalid arguments."""
     for name, value, is_right, expected in (
-        ("step_s", step_s, _is_number(step_s) and 0 <= step_s < math.inf, "a number that is not negative"),
+        ("step_s", step_s, _is_number(step_s) and 0 <= step_s < math.inf, "a number of at least 0"),
         (
             "max_batches",
             max_batches,
@@ -138,14 +138,14 @@ def _check(loader: Any, step_s: Any, max_batches: Any, max_s: Any) -> None:
             raise ModelProfError(f"{_WHO}({name}): expected {expected}, got {quoted(value)}.")
     if not hasattr(loader, "__iter__") or isinstance(loader, str | bytes):
         raise ModelProfError(
-            f"{_WHO}(loader): expected a DataLoader, or what else gives batches, got {quoted(loader)}."
+            f"{_WHO}(loader): expected a DataLoader or another iterable of batches, got {quoted(loader)}."
         )
     if isinstance(loader, Mapping) or (
         isinstance(loader, list | tuple) and any(isinstance(one, DataLoader) for one in loader)
     ):
         raise ModelProfError(
             f"{_WHO}(loader): expected one DataLoader, got a {type(loader).__name__} of {len(loader)}."
-            " Give one of them, or lightning.pytorch.utilities.CombinedLoader of all."
+            " Pass one of them, or combine them with lightning.pytorch.utilities.CombinedLoader."
         )
 
 

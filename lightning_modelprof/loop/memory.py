@@ -26,7 +26,7 @@ MEMORY_TAG: Final = "modelprof/memory_mib"
 """Before the name of each scalar of memory."""
 
 
-_NO_COUNT: Final = "Live tensors were not followed: no step is counted (flops=True counts one)."
+_NO_COUNT: Final = "Live tensors weren't tracked because no step is counted. Set flops=True to count one."
 
 
 class LoopMemory:
@@ -86,7 +86,7 @@ class LoopMemory:
                 storages_of=storages_of,
             )
         except Exception as ours:  # the user's exception is on its way, and nothing may come before it
-            self._note = f"Who held the memory when it ran out is not known: {told(ours)}."
+            self._note = f"What held the memory when it ran out is unknown: {told(ours)}."
 
     def record(self, followed: FollowedStep | None) -> MemoryRecord:
         """What is known now.
@@ -103,7 +103,7 @@ class LoopMemory:
         )
 
 
-_NOT_ASKED: Final = "Live tensors were not followed (profile_memory=True follows those of one step)."
+_NOT_ASKED: Final = "Live tensors weren't tracked. Set profile_memory=True to track those of one step."
 
 
 class FollowedStep:
@@ -128,10 +128,10 @@ class FollowedStep:
         self.note = _NOT_ASKED
         if is_wanted:
             self.note = (
-                f"Live tensors were not followed: no {loop.step} was counted."
+                f"Live tensors weren't tracked because no {loop.step} was counted."
                 if step is None
-                else f"Live tensors were not followed: {loop.subject} ended before {loop.step} {step} did,"
-                " or a copy of the model was counted in its place."
+                else f"Live tensors weren't tracked, because {loop.subject} ended before {loop.step} {step}"
+                " did or a copy of the model was counted instead."
             )
 
     def begin(self, batch: Any) -> LiveTensors | None:
@@ -163,4 +163,4 @@ class FollowedStep:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.note = f"Live tensors were not followed: {told(error)}."
+        self.note = f"Live tensors weren't tracked: {told(error)}."

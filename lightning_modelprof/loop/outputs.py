@@ -322,8 +322,7 @@ class Outputs:
         except Exception as error:  # as in _try
             self.warn_once(
                 FILES,
-                f"could not write to {path}: {told(error)}; what was measured is in"
-                " callback.report and callback.run",
+                f"couldn't write {path}: {told(error)}. The results are in callback.report and callback.run",
             )
             return False
         self._has_files = True
@@ -342,13 +341,13 @@ class Outputs:
         check_same_run(self.directory / self._archive_name, self.created)
         real, number = _whereabouts(self.directory)
         if real != self.claimed[0] and number != self.claimed[1]:
-            raise OSError(f"{self.directory} is another folder now: {real}")
+            raise OSError(f"{self.directory} now points to another folder: {real}")
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
             write()
         except Exception as error:  # whatever an output does, training and the other outputs go on
-            self.warn_once(what, f"could not write to {what}: {told(error)}")
+            self.warn_once(what, f"couldn't write to {what}: {told(error)}")
             return False
         return True
 
@@ -439,7 +438,7 @@ def _check_room(folder: str | None, size: int) -> None:
     except OSError:  # not made yet, or not on this machine
         return
     if free < size + SPARE_BYTES:
-        raise OSError(f"only {free:,} bytes are free in {folder}; they are left to the logger")
+        raise OSError(f"only {free:,} bytes are free in {folder}, which the logger needs")
 
 
 def trace_name(window: Window, rank: int) -> str:

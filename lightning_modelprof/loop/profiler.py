@@ -219,8 +219,8 @@ class LoopProfiler:
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise ConfigError(
-                f"{_WHO}: expected a torch.nn.Module as the first argument, got {quoted(model)}. Give the"
-                " model that is trained, or leave it out."
+                f"{_WHO}: expected a torch.nn.Module as the first argument, got {quoted(model)}. Pass the"
+                " model being trained, or leave it out."
             )
         if schedule is not None:
             arguments = {**arguments, **_of_schedule(schedule, arguments)}
@@ -255,7 +255,7 @@ class LoopProfiler:
             ConfigError: If ``dirpath`` isn't writable, or the profiler is already running.
         """
         if self._session is not None:
-            raise ConfigError(f"{_WHO}.start: expected a loop that is over, got one that runs. Call stop().")
+            raise ConfigError(f"{_WHO}.start: already running. Call stop() first.")
         config = self.config
         if is_switched_off():
             say_off(_WHO)
@@ -286,7 +286,10 @@ class LoopProfiler:
             try:
                 claimed = PROCESS_LOOPS.claim(folder.absolute(), host.loop)
             except OSError as error:
-                _warn(f"could not claim a folder for files, {folder}: {told(error)}; see report and run")
+                _warn(
+                    f"couldn't create a folder for files at {folder}: {told(error)}. The results are in"
+                    " .report and .run"
+                )
         seam: Any = session.seam
         seam.on_error = self._step_aside
         if self._on_trace_ready is not None:
@@ -388,10 +391,10 @@ class LoopProfiler:
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
             reason = (
-                f"{'samples_fn' if self.config.samples_fn else 'the size of a batch'} raised {told(error)}"
+                f"{'samples_fn' if self.config.samples_fn else 'counting the samples'} raised {told(error)}"
             )
             self._count = NothingCounted(reason)
-            _warn(f"{reason}; {self.config.unit}/s will not be known")
+            _warn(f"{reason}. The report won't have {self.config.unit}/s")
         if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
             self._session.meet_size(ledger.sizes(batch))
         if ledger.repeated is not None:
@@ -482,14 +485,14 @@ class LoopProfiler:
     def _step_aside(self) -> None:
         session, self._session, self._seam = self._session, None, None
         _warn(
-            "an internal error stopped the measurement; the loop goes on without it. Please report this:\n"
+            "an internal error stopped the profiler; the loop continues without it. Please report this:\n"
             f"{traceback_text()}"
         )
         if session is not None:
             try:
                 session.abort()
             except Exception:
-                _warn(f"could not undo or save everything:\n{traceback_text()}")
+                _warn(f"couldn't clean up or save everything:\n{traceback_text()}")
             self._take_results(session)
 
     def forget_session(self) -> None:
@@ -515,8 +518,8 @@ def _of_schedule(schedule: Callable[[int], Any], arguments: dict[str, Any]) -> d
     found = fit_schedule(lambda step: getattr(schedule(step), "name", ""))
     if found is None:
         raise ConfigError(
-            f"{_WHO}(...): schedule: expected windows of one length at one distance, as"
-            f" torch.profiler.schedule(...) gives, got {quoted(schedule)}. Give wait, warmup, active."
+            f"{_WHO}(...): schedule: expected windows of equal length and distance, as from"
+            f" torch.profiler.schedule(...), got {quoted(schedule)}. Use wait, warmup and active instead."
         )
     return {
         "skip_first": found.skip_first,

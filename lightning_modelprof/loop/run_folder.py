@@ -91,14 +91,14 @@ def check_writeable(directory: Path) -> None:
     if _is_address(directory):
         address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
         raise ConfigError(
-            f"ModelProfCallback: expected a folder of this machine for its files, got {address}, which is not"
-            " a local path. Give a local dirpath=..., or report={'files': False}."
+            f"ModelProfCallback: expected a local folder for files, got {address}. Set dirpath to a local"
+            " folder, or report={'files': False}."
         )
     problem = _problem(directory)
     if problem:
         raise ConfigError(
-            f"ModelProfCallback: expected a folder that can be written for its files, {directory}, but"
-            f" {problem}. Give dirpath=..., change the logger's folder, or report={{'files': False}}."
+            f"ModelProfCallback: can't write files to {directory}: {problem}. Set dirpath, change the"
+            " logger's folder, or set report={'files': False}."
         )
 
 
@@ -113,11 +113,11 @@ def _problem(directory: Path) -> str:
         if not existing.is_dir():
             return f"{existing} is a file"
     except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
-        return f"{error.filename or directory} cannot be looked at: {error.strerror or error}"
+        return f"can't read {error.filename or directory}: {error.strerror or error}"
     except ValueError as error:  # a zero byte, or half a surrogate pair
-        return f"no folder can be called that: {error}"
+        return f"invalid folder name: {error}"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} is not writeable"
+        return f"{existing} isn't writable"
     return _refused(existing)
 
 
@@ -133,7 +133,7 @@ def _refused(folder: Path) -> str:
         _TRIED.add(place)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a fit is worth having without its files
-        return "" if is_full else f"nothing can be made in {folder}: {error.strerror or error}"
+        return "" if is_full else f"can't create files in {folder}: {error.strerror or error}"
     return ""
 
 
@@ -158,7 +158,7 @@ def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
                 reasons += filter(None, [_in_the_way(folder)])
                 return folder, "; ".join(dict.fromkeys(reasons))
         except Exception as error:  # loggers are anybody's code
-            problem = f"the run's folder could not be asked for: {told(error)}"
+            problem = f"the run's folder is unknown: {told(error)}"
         reasons += [problem] * bool(problem)
     return _private_folder() / DEFAULT_FOLDER, "; ".join(dict.fromkeys(reasons))
 
@@ -191,12 +191,12 @@ def _why_not_here(place: Any) -> str:
     """Why files of ours cannot lie there, ``""`` if they can."""
     # A MagicMock says that it is a path, and of anything else.
     if not isinstance(place, str | os.PathLike) or type(place).__module__ == "unittest.mock":
-        return f"the run's folder is no path but of type {type(place).__name__}"
+        return f"the run's folder isn't a path but a {type(place).__name__}"
     path = _local(place)
     if _is_address(path):
-        return f"the run's folder {os.fspath(place)} is not on this machine"
+        return f"the run's folder {os.fspath(place)} isn't on this machine"
     problem = _problem(path)
-    return f"the run's folder cannot be written: {problem}" if problem else ""
+    return f"the run's folder isn't writable: {problem}" if problem else ""
 
 
 def _local(place: str | os.PathLike[str]) -> Path:

@@ -156,7 +156,7 @@ class LoopSession:
             cleanup=self._cleanup,
         )
         if why_there and directory is not None:
-            self._say(f"{why_there}; files go to {directory}")
+            self._say(f"{why_there}. Files go to {directory}")
         no_window = why_no_window(config, host.rank, host.world_size, self.seam.inner)
         if no_window and parts.capture is None:
             self._say(no_window)
@@ -341,9 +341,7 @@ class LoopSession:
         self.is_finished = True
         self.close()
         if self.is_armed and self._parts is not None:
-            self._notes.append(
-                f"An internal error stopped the measurement before {self._loop.subject} ended."
-            )
+            self._notes.append(f"An internal error stopped the profiler before {self._loop.subject} ended.")
             self._is_unsaved = True
             self.save_aborted()
         if self._parts is not None:
@@ -480,14 +478,14 @@ def make_rank_record(
     if device is not None:
         device.collect()
         if device.num_given_up:
-            notes.append(f"The device time of {device.num_given_up} steps could not be read.")
+            notes.append(f"{device.num_given_up} steps have no device time: it couldn't be read.")
         if device.num_unmarked:
             notes.append(
-                f"{device.num_unmarked:,} of {timing.recorder.num_steps:,} steps have no device time:"
-                " timing every step would slow training down."
+                f"{device.num_unmarked:,} of {timing.recorder.num_steps:,} steps have no device time, because"
+                " timing every step would slow down training."
             )
     if timing.ledger.validation.has_given_up:
-        notes.append("The device time of the parts of validation could not be read.")
+        notes.append("The device time of validation's parts couldn't be read.")
     return RankRecord(
         rank=rank,
         steps=timing.recorder.steps(),

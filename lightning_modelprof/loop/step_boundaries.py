@@ -35,18 +35,18 @@ _LONGEST_WAIT: Final = 10**9
 """Steps; no loop has as many."""
 
 
-_WAITED: Final = "{what} would have taken more than 5 % of {loop} ({ask} does it in any case)"
+_WAITED: Final = "{what} would have taken more than 5% of {loop}; set {ask} to do it anyway"
 
 
 _SEEN: Final = (
-    "another torch profiler recorded, which would have seen our operators ({ask} does it in any case)"
+    "another torch profiler was recording and would have seen extra operators; set {ask} to do it anyway"
 )
 
 
-_NOT_AGREED: Final = "the ranks could not agree on a step for {what} ({ask} does it in any case)"
+_NOT_AGREED: Final = "the ranks couldn't agree on a step for {what}; set {ask} to do it anyway"
 
 
-_MISSED: Final = "this rank heard too late at which step the other ranks did it ({ask} does it in any case)"
+_MISSED: Final = "this rank learned too late at which step the other ranks did it; set {ask} to do it anyway"
 
 
 _RETRY_SHARE: Final = 8
@@ -66,7 +66,7 @@ _NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 
 # What is announced: its key, its name in a report, and what asks for it by name.
 _WINDOW: Final = ("window", "a profiler window", "active=10")
-_COUNT: Final = ("count", "looking into a step", "flops=True")
+_COUNT: Final = ("count", "inspecting a step", "flops=True")
 _TIMES: Final = ("times", "timing modules", "flops=True")
 
 

@@ -294,8 +294,8 @@ class OwnBudget:
         if with_another_ns <= limit * loop_ns:
             return ""
         return (
-            f"max_overhead={limit:g}: with another window the profiler would have taken"
-            f" {digits(100 * with_another_ns / loop_ns)} % of the loop so far"
+            f"another window would have raised the overhead to {digits(100 * with_another_ns / loop_ns)}%"
+            f" (max_overhead={limit:g})"
         )
 
 

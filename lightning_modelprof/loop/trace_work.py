@@ -30,7 +30,7 @@ from lightning_modelprof.show.tensorboard.event_file import profile_summary, tag
 from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 
-READS_IT: Final = "lightning-modelprof analyze reads it"
+READS_IT: Final = "read it with lightning-modelprof analyze"
 
 
 class Problem(NamedTuple):
@@ -201,7 +201,7 @@ class TraceWork:
         index, is_packed, wanted = task.window.index, False, _Wanted()
         name = trace_name(task.window, self._setting.rank)
         is_shown = bool(task.tag_folder or task.wants_report or num_newer < MAX_SHOWN)
-        note = task.why_not or ("" if is_shown else f"newer windows came while training ran; {READS_IT}")
+        note = task.why_not or ("" if is_shown else f"newer windows replaced it during training; {READS_IT}")
         try:
             packed = self._outputs.trace_path(task.window)
             if task.packs and not task.raw.exists() and packed is not None and packed.exists():
@@ -219,7 +219,7 @@ class TraceWork:
         except TraceError as error:
             note = str(error)
         except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
-            note = f"its trace could not be analyzed: {told(error)}"
+            note = f"its trace couldn't be analyzed: {told(error)}"
             self._problems.append(_please_report(f"window {index}: {note}"))
         if note:
             self._notes[index] = note
@@ -259,7 +259,7 @@ class TraceWork:
             summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
         except Exception as error:  # the report does without
             what = "the dashboard"
-            self._problems.append(Problem(what, f"could not write to {what}: {told(error)}"))
+            self._problems.append(Problem(what, f"couldn't write to {what}: {told(error)}"))
             return None
         return summary
 

@@ -119,17 +119,19 @@ def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any
     recording = recording_ranks(config, world_size)
     if config.schedule.active and _is_of_torch(theirs):
         return (
-            f"no profiler window is recorded: Trainer(profiler={type(theirs).__name__}) is a torch profiler,"
-            " and a process has one at a time. Phases are measured all the same"
+            f"no profiler window is recorded, because Trainer(profiler={type(theirs).__name__}) already uses"
+            " torch.profiler and a process can run only one. Phases are still measured"
         )
     if not config.schedule.active or rank in recording:
         return ""
     asked = config.bounds.ranks
     if not recording:
-        return f"no profiler window is recorded: ranks={asked} names none of the {world_size} ranks"
+        return (
+            f"no profiler window is recorded, because ranks={asked} includes none of the {world_size} ranks"
+        )
     return (
-        f"Rank {rank} records no profiler window (ranks={asked}). The steps of the others' windows are"
-        " no clean steps here either, because ranks wait for each other"
+        f"Rank {rank} records no profiler window (ranks={asked}). Steps in other ranks' windows don't count"
+        " as clean here either, because ranks wait for each other"
     )
 
 
@@ -226,7 +228,8 @@ class WindowResults:
         if window.status is WindowStatus.REFUSED and not self._has_refused:
             self._has_refused = True
             self._warn(
-                f"window {window.index} was refused: {window.note}; {self._loop.subject} goes on without it"
+                f"window {window.index} was not recorded: {window.note}. {self._loop.subject.capitalize()}"
+                " continues without it"
             )
         self.windows.append(window)  # first: Ctrl-C while its trace is taken must not lose it
         if raw_path is not None:
@@ -239,7 +242,7 @@ class WindowResults:
     def _hand_over(self, window: Window, raw_path: Path) -> None:
         """Give the newest window's trace the name of one that is whole; have it packed and analyzed."""
         self.trace_notes[window.index] = (
-            f"training was interrupted while its trace was saved; as torch wrote it, it is {raw_path.name}"
+            f"training was interrupted while its trace was saved; torch's own file is {raw_path.name}"
         )
         directory, name = self._outputs.directory, trace_name(window, self._rank)
         try:
@@ -250,7 +253,7 @@ class WindowResults:
         except OSError as error:
             with contextlib.suppress(OSError):
                 raw_path.with_name(f"{raw_path.name}.tmp").unlink()  # torch leaves it
-            reason = f"torch could not write the trace: {_why_not_written(raw_path, error)}"
+            reason = f"torch couldn't write the trace: {_why_not_written(raw_path, error)}"
             if reason not in self.trace_notes.values():
                 self._warn(f"window {window.index}: {reason}")
             self.trace_notes[window.index] = reason
@@ -279,7 +282,7 @@ class WindowResults:
     @property
     def _without_helper(self) -> str:
         problem = "" if self._helper is None else self._helper.problem
-        return f"the process that analyzes traces {problem or 'lost what it found out'}; {READS_IT}"
+        return f"the process that analyzes traces {problem or 'lost its results'}; {READS_IT}"
 
     def hear(self) -> None:
         """Take the answers that have come; waits for nothing."""
@@ -294,7 +297,7 @@ class WindowResults:
             if helper.problem != INTERRUPTED:
                 self._outputs.warn_once(
                     "the helper",
-                    f"{self._without_helper}. {self._loop.subject.capitalize()} goes on without it",
+                    f"{self._without_helper}. {self._loop.subject.capitalize()} continues without it",
                 )
             self._leave(self._handed_over)
 
@@ -337,7 +340,7 @@ class WindowResults:
         lost = [index for index in self._analyzed if index not in facts]
         self.trace_notes |= dict.fromkeys(lost, self._without_helper)
         if lost:
-            self._outputs.warn_once("the helper", f"{self._without_helper}. The report goes without")
+            self._outputs.warn_once("the helper", f"{self._without_helper}. The report doesn't include them")
 
     def write_run_profile(self, step: int) -> None:
         """Give TensorBoard what the dashboard shows of the newest report."""
@@ -404,8 +407,8 @@ class WindowResults:
         kinds = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
         num_newest = len(self.windows) - FIRST_LISTED
         return (
-            f"Of {num_left_out + len(self.windows):,} profiler windows the first {FIRST_LISTED} and the"
-            f" newest {num_newest} are listed, the others are only counted: {kinds}.",
+            f"The list shows the first {FIRST_LISTED} and the newest {num_newest} of"
+            f" {num_left_out + len(self.windows):,} profiler windows. The rest: {kinds}.",
         )
 
     def _remove_old_traces(self) -> None:
@@ -421,7 +424,7 @@ class WindowResults:
         for place in saved[1:-keep]:
             window = self.windows[place]
             if window.trace_file is not None and self._outputs.remove_trace(window.trace_file):
-                note = f"its trace was removed (keep_windows={keep}: the first and the newest {keep} stay)"
+                note = f"its trace was removed (keep_windows={keep} keeps the first and the newest {keep})"
                 self.windows[place] = _with_note(replace(window, trace_file=None), note)
 
     def _list_fewer(self) -> None:
@@ -436,8 +439,8 @@ class WindowResults:
         if limit is None or num_bytes <= _ANALYZED_LIMITS * limit * BYTES_PER_MB:
             return ""
         return (
-            f"its trace of {digits(num_bytes / BYTES_PER_MB)} MB was not analyzed while training runs,"
-            f" because that is more than {_ANALYZED_LIMITS} x max_trace_mb={limit:g}; {READS_IT}"
+            f"its trace of {digits(num_bytes / BYTES_PER_MB)} MB wasn't analyzed during training, because"
+            f" it's larger than {_ANALYZED_LIMITS} × max_trace_mb={limit:g}; {READS_IT}"
         )
 
 
