@@ -196,8 +196,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             action = self._actions[id(func)] = self._find_out(func)
         if self._refuse_collectives and action.communicates:
             raise ModelProfError(
-                f"FlopCounter: expected no communication, got {action.name}: a copy of the model that is"
-                " counted in one process must not wait for the others"
+                f"the model communicates ({action.name}), and a copy counted in one process must not wait for"
+                " the others"
             )
         may_cost = not action.costs_nothing
         if may_cost and action.formula is None and action.is_composite and self._is_to_decompose(func, args):

@@ -150,9 +150,8 @@ def values_are_missing(what: str, instead: str) -> Iterator[None]:
         yield
     except _NEEDS_VALUES as error:
         raise ModelProfError(
-            f"{what}: expected a model that runs on tensors without data, got one that needs the values of"
-            f" its tensors, or an operator that needs data ({told(error)})."
-            f" {instead}".rstrip()
+            f"{what}: expected a model that runs on tensors without data, got one that needs their values"
+            f" ({told(error)}). {instead}".rstrip()
         ) from error
 
 
@@ -161,9 +160,7 @@ def _copy_errors(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelProfError(
-            f"{type(model).__name__}: expected a model that can be copied, got {told(error)}"
-        ) from error
+        raise ModelProfError(f"{type(model).__name__} can't be copied: {told(error)}") from error
 
 
 def _copy(model: ModuleT, memo: dict[int, Any]) -> ModuleT:
@@ -313,7 +310,7 @@ def find_compiled(root: nn.Module) -> str | None:
         used = {name: file[name] for name in _names_used_by(kind) if name in file}
         function = _find_function(namespace_of(kind)) or _find_function(used)
         if function is not None:
-            return f"{function} beside {class_name(kind)}"
+            return f"{function}, which {class_name(kind)} uses"
     return None
 
 

@@ -19,7 +19,7 @@ from lightning_modelprof.inspect.flops.formulas import Formula, own_formulas
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
 
-_ON_REAL_TENSORS: Final = "Count it on real tensors: on_fake_tensors=False"
+_ON_REAL_TENSORS: Final = "Set on_fake_tensors=False to count it on real tensors."
 
 
 class FlopCount(Record, frozen=True, kw_only=True):
@@ -153,18 +153,16 @@ def count_flops(
             is unknown to torch, or if the model needs values but its tensors have no data.
     """
     if not isinstance(model, nn.Module):
-        raise ModelProfError(
-            f"count_flops: expected a torch.nn.Module, got {quoted(model)}. Make the model first"
-        )
+        raise ModelProfError(f"count_flops: expected a torch.nn.Module, got {quoted(model)}.")
     try:
         own_formulas(formulas)
     except KeyError as error:
-        raise ModelProfError(f"count_flops: {error.args[0]}. Import the library that has it first") from None
+        raise ModelProfError(f"count_flops: {error.args[0]}. Import the operator's library first.") from None
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise ModelProfError(
             f"count_flops: expected initialised parameters, got lazy {', '.join(lazy)}."
-            " Run the model on one batch first"
+            " Run the model on one batch first."
         )
     if on_fake_tensors or any(parameter.is_meta for parameter in model.parameters()):
         return _count_on_fake_tensors(model, args, kwargs, loss_fn, formulas)

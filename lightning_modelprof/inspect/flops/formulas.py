@@ -59,6 +59,6 @@ def own_formulas(given: Mapping[Any, Formula] | None) -> dict[Any, Formula]:
     for key, formula in (given or {}).items():
         operator = operator_called(key) if isinstance(key, str) else getattr(key, "overloadpacket", key)
         if operator is None:
-            raise KeyError(f"formulas: expected an operator of this torch, got {quoted(key)}")
+            raise KeyError(f"formulas: expected an operator known to torch, got {quoted(key)}")
         formulas[operator] = formula
     return formulas

@@ -34,30 +34,30 @@ _OWN_FUNCTION: Final = "prim::PythonOp."
 _CAUSES: Final = (
     (
         "unordered_map::at",
-        "An autograd function whose apply was kept under another name uses tensors that it is not given: call"
-        " its apply by the function's own name",
+        "An autograd function uses tensors that aren't its arguments, and its apply is stored under another"
+        " name. Call apply on the function's own name",
     ),
     (
         "does not require grad",
-        "It asks for gradients, and fvcore's forward pass runs without: a step with manual optimization or"
-        " gradients inside of it has no such table",
+        "The step needs gradients, which are off while fvcore runs. Steps with manual optimization or"
+        " gradients of their own can't have this table",
     ),
     (
         "is not attached to a `Trainer`",
-        "The step asks for its Trainer or its optimizers, which the copy is without: a step with manual"
-        " optimization has no such table",
+        "The step uses its Trainer or optimizers, which the copy lacks. Steps with manual optimization can't"
+        " have this table",
     ),
     (
         "insert a Tensor that requires grad",
-        "A tensor that wants a gradient is no parameter of the model: detach it, or register it",
+        "A tensor requires a gradient but isn't a parameter of the model. Detach or register it",
     ),
     (
         "dynamo-optimized",
-        "torch.compile has wrapped a function that no module holds, which cannot be traced",
+        "torch.compile wraps a function outside the modules, which can't be traced",
     ),
     (
         "Unsupported value kind",
-        "A tensor inside is none that torch's tracer knows, such as a nested tensor",
+        "torch's tracer doesn't support one of the tensors, such as a nested tensor",
     ),
 )
 """Part of an error's message → what it means for the user."""
@@ -93,7 +93,10 @@ def forward_table(model: nn.Module, call: Callable[[], Any]) -> ForwardTable:
     try:
         from lightning_modelprof.inspect.flops.fvcore_handles import ForwardAnalysis, parameter_count  # noqa: PLC0415
     except ImportError as error:
-        raise ModelProfError(f"fvcore's table: expected fvcore to be installed, got {error}") from error
+        raise ModelProfError(
+            f"fvcore's table needs fvcore, which can't be imported ({error}). Install it with pip install"
+            " fvcore"
+        ) from error
     root = TracedCall(model, call)
     try:
         with untouched(model), traceable(model), functions_run_inline() as unseen:
@@ -117,8 +120,8 @@ def _explain(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {lines[0].removesuffix('.') if lines else 'no message'}"
     causes = [cause for part, cause in _CAUSES if part in str(error)]
-    advice = causes[0] if causes else "The counted FLOPs do not need this table"
-    return f"fvcore's table: expected a forward pass that torch's tracer can follow, got {said}. {advice}"
+    advice = causes[0] if causes else "The counted FLOPs don't depend on this table"
+    return f"fvcore's table: torch's tracer can't follow the forward pass ({said}). {advice}"
 
 
 def path_of(name: str) -> str:
@@ -200,9 +203,9 @@ def _uncalled(model: nn.Module, called: set[int]) -> tuple[str, ...]:
 def _notes(unseen: Counter[str], failed: Counter[str]) -> tuple[str, ...]:
     notes = []
     if unseen:
-        notes.append(f"{', '.join(sorted(unseen))}: autograd functions whose own kernels fvcore cannot see.")
+        notes.append(f"fvcore can't see inside these autograd functions: {', '.join(sorted(unseen))}.")
     if failed:
-        notes.append(f"{', '.join(sorted(failed))}: on tensors whose shapes fvcore does not know.")
+        notes.append(f"fvcore doesn't know the tensor shapes of {', '.join(sorted(failed))}.")
     return tuple(notes)
 
 
@@ -222,8 +225,7 @@ _MAKES_NO_VALUES: Final = re.compile(r"prim::Constant|aten::(new_)?(empty|zeros|
 
 
 _MOVES_VALUES: Final = re.compile(
-    "aten::(view|view_as|reshape|flatten|unflatten|transpose|t|permute|contiguous|squeeze|unsqueeze|expand|slice"
-    "|select|narrow|detach|alias|to)"
+    "aten::(view|view_as|reshape|flatten|unflatten|transpose|t|permute|contiguous|squeeze|unsqueeze|expand|slice|select|narrow|detach|alias|to)"
 )
 
 

@@ -40,7 +40,7 @@ def any_matrix_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any)
         return 2 * stored_elements(a) * int(b.shape[-1])
     if _is_dense(a):
         return 2 * stored_elements(b) * int(a.shape[-2])
-    raise ValueError("the products of two sparse matrices depend on where their elements are")
+    raise ValueError("the FLOPs of a product of two sparse matrices depend on where their elements are")
 
 
 def broadcast_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:

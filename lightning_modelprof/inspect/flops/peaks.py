@@ -13,7 +13,7 @@ from lightning_modelprof.errors import quoted
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import PeakRate
 
-_REMEDY = "give peak_flops_per_s=..."
+_REMEDY = "set peak_flops_per_s"
 
 
 class _Identity(NamedTuple):
@@ -79,8 +79,8 @@ def _checked(override: float | Mapping[str, float] | None) -> float | dict[str, 
         known = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
         if not known and dtype != "float8":
             raise ValueError(
-                f"peak_flops_per_s: expected names of dtypes such as 'bfloat16', got {quoted(dtype)}."
-                " Take the name that torch has, without 'torch.'"
+                f"peak_flops_per_s: expected dtype names such as 'bfloat16', got {quoted(dtype)}."
+                " Use torch's name without 'torch.'"
             )
         rates[dtype] = _checked_rate(f"peak_flops_per_s[{dtype!r}]", rate)
     return rates
@@ -106,7 +106,7 @@ def _from_table(device: torch.device, dtypes: list[str]) -> tuple[list[PeakRate]
     try:
         identity = _identify(device)
     except Exception as error:  # a driver may raise anything, and a missing peak must not stop a fit
-        return [], f"no peak is known for {str(device)!r} (it has no name: {error}); {_REMEDY}"
+        return [], f"no peak is known for {str(device)!r} (its name can't be read: {error}); {_REMEDY}"
     candidates = devices_named(identity.name)
     peaks = next((found for found in candidates if found.units in {None, identity.units}), None)
     if peaks is None:
@@ -139,10 +139,10 @@ def _float32_rate(peaks: DevicePeaks) -> PeakRate | str:
     if "tf32" not in peaks.tera:
         return _rate(peaks, "float32", "float32")
     if not _allows_tf32():
-        return _rate(peaks, "float32", "float32", "; without TF32, which torch is set not to use")
+        return _rate(peaks, "float32", "float32", "; without TF32, which is off in torch")
     if peaks.maker == "NVIDIA":
-        return _rate(peaks, "float32", "tf32", "; with TF32, which torch is set to use")
-    return f" (torch is set to use TF32; whether it does on devices of {peaks.maker} cannot be told)"
+        return _rate(peaks, "float32", "tf32", "; with TF32, which is on in torch")
+    return f" (TF32 is on in torch, but its effect on {peaks.maker} devices is unknown)"
 
 
 def _allows_tf32() -> bool:
@@ -157,9 +157,9 @@ def _allows_tf32() -> bool:
 def _why_unknown(identity: _Identity, candidates: tuple[DevicePeaks, ...]) -> str:
     """What keeps a device whose name may look familiar out of the table."""
     if " MIG " in identity.name:
-        return " (a MIG slice is a part of a device)"
+        return " (a MIG slice is only part of a device)"
     if "Laptop" in identity.name or "Max-Q" in identity.name:
-        return " (the name does not tell a laptop's clocks)"
+        return " (a laptop's clocks can't be told from its name)"
     if candidates:
         expected = " or ".join(str(peaks.units) for peaks in candidates)
         return f" with {identity.units} multiprocessors (the known one has {expected})"

@@ -198,9 +198,9 @@ class SiteWatch:
         lines = self._sums.line_counts(self._lines, constants_are_sure=self._constants.is_sure())
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         if self._sums.dropped:
-            dropped.append(f"{self._sums.dropped} calls came from more places than are told apart")
+            dropped.append(f"{self._sums.dropped} calls from too many different places")
         if self._num_marks >= _MOST_MARKS:
-            dropped.append("the forward changed lines too often: some lines of the backward pass are wrong")
+            dropped.append("some lines of the backward pass, because the forward changed lines too often")
         if len(lines) > MOST_LINES:
             dropped.append(f"{len(lines) - MOST_LINES} lines with fewer operators")
         return StepSites(

@@ -201,7 +201,7 @@ def _notes_on_optimizers(
     parameters: _Named, optimizers: Sequence[torch.optim.Optimizer], inventory: _Inventory
 ) -> Iterator[str]:
     if not optimizers:
-        yield "no optimizer was given, so its state is not known"
+        yield "no optimizer was given, so its state is unknown"
         return
     if not inventory.has("optimizer state"):
         yield "no optimizer state at this moment"
@@ -211,7 +211,7 @@ def _notes_on_optimizers(
     others = {id(p): p for p in steps if id(p) not in known and not is_lazy(p)}
     if others:
         yield (
-            f"the optimizers step {len(others):,} tensors that are no parameters of the model"
+            f"the optimizers update {len(others):,} tensors that aren't parameters of the model"
             f" ({sum(p.numel() for p in others.values()):,} elements); only their state is counted"
         )
 
@@ -222,19 +222,19 @@ def _notes_on_tensors(inventory: _Inventory) -> Iterator[str]:
     if sharded:
         local = sum(memory_of(tensor).elements for tensor in sharded)
         yield (
-            f"sharded tensors ({len(sharded):,}): counted are the {local:,} elements in this process"
-            f" of {sum(tensor.numel() for tensor in sharded):,}"
+            f"{len(sharded):,} sharded tensors count the {local:,} elements in this process,"
+            f" of {sum(tensor.numel() for tensor in sharded):,} in all"
         )
     without = sum(has_no_memory(tensor) for tensor in tensors)
     if without:
-        yield f"fake tensors and those on the meta device ({without:,}): bytes are what they would be"
+        yield f"{without:,} fake or meta tensors count the bytes they would need"
     sparse = sum(is_sparse(tensor) for tensor in tensors)
     if sparse:
-        yield f"sparse tensors ({sparse:,}): elements are the values that they hold"
+        yield f"{sparse:,} sparse tensors count their stored values as elements"
     if inventory.sharing:
-        yield f"tensors that share memory with tensors before them ({inventory.sharing:,}): it counts once"
+        yield f"{inventory.sharing:,} tensors share memory with earlier ones; shared memory counts once"
     if inventory.unseen:
-        yield f"tensors without a visible storage ({inventory.unseen:,}): bytes are elements times their size"
+        yield f"{inventory.unseen:,} tensors have no visible storage; their bytes are elements × element size"
 
 
 def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
@@ -247,12 +247,12 @@ def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
         if not all(told):
             unknown.append(plain_path(name) or type(module).__name__)
     if flat:
-        yield "FSDP: parameters are the flat shards that this process holds"
+        yield "with FSDP, parameters are the flat shards in this process"
     if inventory.packed:
-        yield "packed weights are quantised for inference and not trainable; sizes without scales and padding"
+        yield "packed weights are quantized for inference and not trainable; sizes exclude scales and padding"
     if unknown:
         more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
         yield (
-            "quantised weights packed outside of parameters and buffers are in no row:"
+            "no row includes quantized weights packed outside parameters and buffers:"
             f" {', '.join(unknown[:_MOST_NAMES])}{more}"
         )

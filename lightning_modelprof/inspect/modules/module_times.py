@@ -112,7 +112,7 @@ class ModuleTimer:
             return
         try:
             if compiles_backward():
-                self._notes["Autograd is compiled: backward cannot be timed by module."] = None
+                self._notes["Autograd is compiled, so backward can't be timed by module."] = None
             elif self._nodes.attach(loss):
                 self._step.has_backward = True
         except Exception as error:

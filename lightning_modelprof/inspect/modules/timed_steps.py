@@ -139,16 +139,16 @@ class TimedSteps:
         has_backward = self._num_with_backward == self._num_steps and self._num_steps > 0
         if self._num_with_backward and not has_backward:
             notes.append(
-                f"Backward ran in {self._num_with_backward} of {self._num_steps} timed steps: it is not"
-                " measured."
+                f"Backward isn't measured, because it ran in only {self._num_with_backward} of"
+                f" {self._num_steps} timed steps."
             )
         times = self._medians()
         if has_backward:
             notes += self._backward_notes(times)
         if self._waiting:
-            notes.append(f"Left out: {len(self._waiting)} steps that the device had not passed yet.")
+            notes.append(f"{len(self._waiting)} steps are left out, because the device hadn't finished them.")
         if self._num_negative:
-            notes.append(f"Left out: {self._num_negative} steps in which streams overtook each other.")
+            notes.append(f"{self._num_negative} steps are left out, because their streams overlapped.")
         backward_ns: Counter[str] = Counter()
         for owner, ns in times.items():
             if owner.path is not None and owner.is_backward:
@@ -178,13 +178,13 @@ class TimedSteps:
         outside_ns = sum(ns for owner, ns in times.items() if owner.path is None)
         if outside_ns and any(owner.path is not None and owner.is_backward for owner in times):
             notes.append(
-                "Backward of what ran outside of all modules, such as a loss function:"
-                f" {milliseconds(outside_ns)} per step; it is no module's."
+                f"Backward outside all modules, such as a loss function's, takes {milliseconds(outside_ns)}"
+                " per step."
             )
         if self._hidden:
             notes.append(
-                "Reentrant checkpoints run a backward of their own: its time is that of the module that"
-                " called the checkpoint, and the modules inside have none."
+                "Reentrant checkpoints run their own backward. Its time counts toward the module that called"
+                " the checkpoint, not the modules inside."
             )
         return notes
 
@@ -246,7 +246,7 @@ def find_regions(root: nn.Module) -> Regions:
     """
     regions = Regions()
     if getattr(root, "_compiler_ctx", None):  # how Lightning notes torch.compile(LightningModule)
-        regions.notes.append("The whole model is compiled: its modules cannot be timed.")
+        regions.notes.append("The whole model is compiled, so its modules can't be timed.")
         return regions
     heads: dict[int, str] = {}
     scripts: list[str] = []
@@ -305,14 +305,15 @@ def _is_compiled(module: nn.Module) -> bool:
 def _notes(wholes: list[str], scripts: list[str], unseen: list[str]) -> list[str]:
     notes = []
     if wholes:
-        notes.append(f"Compiled, so timed as a whole without the modules inside: {', '.join(wholes)}.")
+        notes.append(f"Compiled modules are timed as a whole: {', '.join(wholes)}.")
     if scripts:
         notes.append(
-            f"TorchScript takes no hooks; its time is that of the module that calls it: {', '.join(scripts)}."
+            "TorchScript modules can't have hooks, so their time counts toward the module that calls them:"
+            f" {', '.join(scripts)}."
         )
     if unseen:
         notes.append(
-            "Hooks would end the fast path of these layers; their time is that of the module that calls them:"
-            f" {', '.join(unseen)}."
+            "Hooks would turn off these layers' fast path, so their time counts toward the module that calls"
+            f" them: {', '.join(unseen)}."
         )
     return notes

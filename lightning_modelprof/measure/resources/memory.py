@@ -94,7 +94,7 @@ class MemoryCurve:
         points = self._points
         if points and step < points[-1].step + self._distance:
             return
-        process = self._read("memory of the process", self._read_process) or ProcessMemory(None, None)
+        process = self._read("process's memory", self._read_process) or ProcessMemory(None, None)
         device = self._read("memory of the device", lambda: self._read_device(self._device))
         points.append(
             MemoryPoint(
@@ -128,13 +128,13 @@ class MemoryCurve:
         device = self._read("memory of the device", lambda: self._read_device(self._device)) or DeviceBytes()
         return MemoryRecord(
             curve=tuple(self._points),
-            peak_rss_bytes=self._read("peak of the process's memory", peak_rss_bytes),
+            peak_rss_bytes=self._read("process's peak memory", peak_rss_bytes),
             peak_allocated_bytes=device.peak_allocated,
             peak_reserved_bytes=device.peak_reserved,
             num_retries=device.num_retries,
             num_ooms=device.num_ooms,
-            total_bytes=self._read("size of the device's memory", lambda: total_bytes(self._device)),
-            host_total_bytes=self._read("size of the host's memory", host_total_bytes),
+            total_bytes=self._read("device's memory size", lambda: total_bytes(self._device)),
+            host_total_bytes=self._read("machine's memory size", host_total_bytes),
             step_memory=step_memory,
             out_of_memory=out_of_memory,
             growing=growing,
@@ -146,7 +146,7 @@ class MemoryCurve:
         try:
             return read()
         except Exception as error:  # drivers and systems of all kinds; training must not notice
-            note = f"The {what} could not be read: {told(error)}."
+            note = f"The {what} couldn't be read: {told(error)}."
             if note not in self._notes and len(self._notes) < 10:
                 self._notes.append(note)
             return None

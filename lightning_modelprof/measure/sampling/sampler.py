@@ -93,7 +93,7 @@ class Sampler:
     def resume(self) -> None:
         """Begin to look, or go on after a pause; does nothing while it looks."""
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            self._end("Nothing was sampled: this Python runs without a global interpreter lock.")
+            self._end("Nothing was sampled, because this Python runs without a global interpreter lock.")
             return
         if self._began_ns is None:
             self._began_ns = self._clock()
@@ -121,7 +121,7 @@ class Sampler:
             try:
                 thread = start_thread(lambda: self._begin(is_over), "modelprof-sampler")
             except RuntimeError as error:  # the system has no more threads, or the interpreter shuts down
-                self._end(f"Sampling ended: no thread could be started ({error}).")
+                self._end(f"Sampling ended, because no thread could be started ({error}).")
                 return
             except BaseException:  # Ctrl+C while this waits for the thread, which may run by now
                 self._is_over.release()
@@ -134,7 +134,7 @@ class Sampler:
             if thread is not None:
                 self._is_over.release()
                 if not has_ended(thread):
-                    self._end(f"Sampling ended: its thread didn't pause within {PATIENCE_S:g} s.")
+                    self._end(f"Sampling ended, because its thread didn't pause within {PATIENCE_S:g} s.")
 
     def _forget_thread(self) -> None:
         """In a child of this process: there is no such thread in it."""
@@ -179,7 +179,7 @@ class Sampler:
             look(elapsed_ns)
         except Exception as error:
             self._looks.pop(name, None)
-            self.notes.append(f"The look at {name} ended early: {told(error)}.")
+            self.notes.append(f"Sampling {name} ended early: {told(error)}.")
 
 
 class _ShortTurns:

@@ -270,10 +270,10 @@ class StackLook:
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self._too_deep:
-            notes.append(f"Of {self._too_deep} samples only the innermost {MOST_DEEP} functions were noted.")
+            notes.append(f"{self._too_deep} samples keep only their innermost {MOST_DEEP} functions.")
         if self._dropped:
             notes.append(
-                f"{self._dropped} samples are in no figure: there were too many different stacks to note."
+                f"{self._dropped} samples are left out, because there were too many different stacks."
             )
         return tuple(notes)
 

@@ -68,7 +68,7 @@ def _attempt(part: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
     try:
         return part(), ""
     except Exception as error:  # anybody's objects, or another Lightning
-        return {}, f"{part.__name__} could not be read: {told(error)}"
+        return {}, f"{part.__name__} couldn't be read: {told(error)}"
 
 
 def usable_cpus() -> int | None:

@@ -33,7 +33,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED
 _MOST_NAMED: Final = 3
 
 
-_HELP: Final = "pass samples_fn to count them yourself"
+_HELP: Final = "pass samples_fn to count samples yourself"
 
 
 def check_count(count: Any) -> int:
@@ -45,12 +45,12 @@ def check_count(count: Any) -> int:
     """
     if isinstance(count, torch.Tensor):
         raise TypeError(
-            "expected an int, got a torch.Tensor, whose value could only be read by waiting for the device in"
-            " every step. Count by shapes, such as batch.shape[0] or batch.numel()"
+            "expected an int, got a torch.Tensor, which would make every step wait for the device. Count by"
+            " shape, such as batch.shape[0] or batch.numel()"
         )
     number = index(count)
     if not 0 <= number <= MAX_COUNT:
-        raise ValueError(f"expected a number of samples from 0 to 2**63 - 1, got {number}")
+        raise ValueError(f"expected a sample count from 0 to 2**63 - 1, got {number}")
     return number
 
 
@@ -144,7 +144,7 @@ class SampleCounter:
             if len(counted.possible) == 1:
                 self.note = self.note or counted.note
             return count
-        other = f"a later batch speaks for another number than the first one, which gives {count:,} for it"
+        other = f"a later batch contradicts the first one, by which it has {count:,} samples"
         self._reading, self._refused = None, type(batch)
         self.note = counted.note if counted.reading is None and counted.note else f"{other}; {_HELP}"
         return NOT_MEASURED
@@ -272,21 +272,22 @@ def _against(parts: list[Part], count: int) -> str:
     """Which parts do not have the number that counts; a few numbers may be anything."""
     telling = [one for one in parts if not (one.is_weak and max(one.counts) < FEW)][:_MOST_NAMED]
     named = ", ".join(f"{name_of(one.path)} is {one.text}" for one in telling)
-    return f"a batch counts as {count:,}, though {named}; if that is wrong, {_HELP}" if named else ""
+    return f"a batch counts as {count:,} samples, but {named}; if that's wrong, {_HELP}" if named else ""
 
 
 def _otherwise(part: Part, reading: Reading, other: int) -> str:
     first, length = "the first dimension of the tensors in", "the length of"
     return (
-        f"a batch counts as {reading.count:,}; by {first if reading.is_length else length}"
-        f" {name_of(part.path)}, {part.text}, it would be {other:,}; if that is wrong, {_HELP}"
+        f"a batch counts as {reading.count:,} samples, but as {other:,} by"
+        f" {first if reading.is_length else length} {name_of(part.path)} ({part.text}); if that's wrong,"
+        f" {_HELP}"
     )
 
 
 def _row_or_batch(part: Part) -> Counted:
     reason = (
-        f"the dataloader makes no batches itself, and {name_of(part.path)}, {part.text}, may be of one sample"
-        f" or of {max(part.counts):,}; {_HELP}"
+        f"the dataloader doesn't batch, so {name_of(part.path)} ({part.text}) may be one sample or"
+        f" {max(part.counts):,}; {_HELP}"
     )
     return Counted(None, frozenset(), reason)
 
@@ -294,7 +295,7 @@ def _row_or_batch(part: Part) -> Counted:
 def _in_doubt(part: Part) -> Counted:
     stacked = part.readings[-1].count
     reason = (
-        f"each element of {name_of(part.path)}, {part.text}, may be one sample or a stack of {stacked:,};"
+        f"each element of {name_of(part.path)} ({part.text}) may be one sample or a stack of {stacked:,};"
         f" {_HELP}"
     )
     return Counted(None, frozenset(), reason)

@@ -125,7 +125,7 @@ class RepeatedSampleWatch:
         except _UnseenError as why:
             self._give_up(str(why))
         except Exception as error:  # anybody's batches and loaders, or another torch or Lightning
-            self._give_up(f"samples could not be compared: {told(error)}")
+            self._give_up(f"samples couldn't be compared: {told(error)}")
 
     def close(self) -> None:
         """Leave torch's iterator as it was; may be called more than once."""
@@ -141,7 +141,7 @@ class RepeatedSampleWatch:
         self._count_samples()
         note = self._note
         if not note and not self._num_compared:
-            note = "no index of the data set came twice while samples were watched"
+            note = "no dataset index came twice while samples were compared"
         return RepeatedSamples(
             num_indices=len(self._again),
             num_compared=self._num_compared,
@@ -194,13 +194,13 @@ class RepeatedSampleWatch:
     def _watch(self, iterator: Any) -> None:
         """Batches whose indices are known come from now on."""
         if not any(type(iterator) is kind for kind in _ITERATORS):
-            raise _UnseenError("the batches are not made by a DataLoader of torch's")
+            raise _UnseenError("the batches don't come from a torch DataLoader")
         if iterator._dataset_kind != dataloader._DatasetKind.Map:
-            raise _UnseenError("the data set is iterable: it has no indices")
+            raise _UnseenError("the dataset is iterable, so it has no indices")
         if not iterator._auto_collation:
-            raise _UnseenError("the DataLoader makes no batches of single samples")
+            raise _UnseenError("the DataLoader doesn't build batches from single samples")
         if not getattr(iterator, "_in_order", True):
-            raise _UnseenError("batches come out of order")
+            raise _UnseenError("batches arrive out of order")
         self._count_samples()
         num_sent = getattr(iterator, "_send_idx", iterator._num_yielded)
         self._iterator = weakref.ref(iterator)
@@ -213,14 +213,14 @@ def _hash(batch: Any, size: int, place: int) -> tuple[bytes, int]:
     digest, num_bytes = blake2b(digest_size=16), 0
     for part in _parts(batch, 0):
         if type(part) is not torch.Tensor or not part.shape or part.shape[0] != size:
-            raise _UnseenError("a batch is not made of tensors with one row for each sample")
+            raise _UnseenError("a batch doesn't consist of tensors with one row per sample")
         if part.device.type != "cpu":
-            raise _UnseenError("batches are on the device before they could be compared")
+            raise _UnseenError("batches reach the device before they can be compared")
         rows = part.numpy()
         row = np.asarray(rows[place])
         num_bytes += row.nbytes
         if num_bytes > MOST_BYTES:
-            raise _UnseenError("a sample is too large to be compared")
+            raise _UnseenError("a sample is too large to compare")
         flat = row.reshape(-1)
         step = max(1, -(-row.nbytes // HASHED_BYTES))
         digest.update(f"{row.dtype}{row.shape}".encode())

@@ -32,12 +32,12 @@ MAX_KEPT: Final = 8
 
 _FEW: Final = 20
 """Clean steps without which we cannot tell what is usual."""
-_TOO_FEW: Final = f"it takes {_FEW} clean steps to know what is usual"
+_TOO_FEW: Final = f"at least {_FEW} clean steps are needed to tell which are slow"
 _RECENT: Final = 512
 _LEAST_NS: Final = 1_000_000
 """Shorter runs of the garbage collector are part of any step."""
 
-_NOT_COUNTED: Final = "this system does not count it; Linux with scheduler statistics does"
+_NOT_COUNTED: Final = "not available on this system; needs Linux with scheduler statistics"
 
 _OURS: Final = int(NOT_CLEAN) & ~SPECIAL
 

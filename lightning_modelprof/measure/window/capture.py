@@ -202,8 +202,8 @@ class Capture:
         assert self._upcoming is not None
         num_recorded, num_asked = len(self._recorded), self._upcoming.last - self._upcoming.first + 1
         return (
-            f"max_trace_mb={limit:g} ended it after {num_recorded} of {num_asked} steps,"
-            f" because with one more its trace would have about {digits(expected / BYTES_PER_MB)} MB"
+            f"it ended after {num_recorded} of {num_asked} steps, because another step would have made its"
+            f" trace about {digits(expected / BYTES_PER_MB)} MB (max_trace_mb={limit:g})"
         )
 
     def finish(self, reason: str) -> None:
@@ -219,7 +219,7 @@ class Capture:
             return
         if self._is_closing:
             status = WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY
-            window = self._record(status, f"{reason}, while its trace was taken")
+            window = self._record(status, f"{reason}, while its trace was being saved")
             self.abandon()
             self._on_close(window, None)
             return
@@ -269,7 +269,7 @@ class Capture:
             return
         if is_waiting:
             self._let_go()
-            self._refuse("another torch profiler was warming up when this window was to open")
+            self._refuse("another torch profiler was warming up when this window should have opened")
             return
         profiler: Any = None
         try:
@@ -279,7 +279,7 @@ class Capture:
             self._begun = watch.begun
             if profiler is not None:
                 free(profiler)
-            self._refuse_after(error, "torch.profiler could not be prepared")
+            self._refuse_after(error, "torch.profiler couldn't be prepared")
             return
         self._begun = watch.begun
         self._profiler = profiler
@@ -298,7 +298,7 @@ class Capture:
             self._begun = watch.begun
             self.ranges = None
             self._throw_away()
-            self._refuse_after(error, "torch.profiler could not be started")
+            self._refuse_after(error, "torch.profiler couldn't be started")
             return
         self._size.begin()
 
@@ -313,7 +313,7 @@ class Capture:
             self._refuse(f"{what}: {error}")
             return
         self._break_off()
-        self._refuse(f"{what}, as there was no memory for it; no more windows are recorded")
+        self._refuse(f"{what}, because memory ran out; no more windows are recorded")
         self._upcoming = None
 
     def _break_off(self) -> None:
@@ -331,7 +331,7 @@ class Capture:
     def _give_up_warmup(self) -> None:
         """Starting ours as well, even where the other one has gone again, would crash the process."""
         self._throw_away()
-        self._refuse("another torch profiler began to record during this window's warm-up")
+        self._refuse("another torch profiler started recording during this window's warm-up")
 
     def _give_up(self) -> None:
         """Another profiler came while ours recorded, and took our recording with it."""
@@ -374,7 +374,7 @@ class Capture:
                 path = self._export(profiler, window)
         except (RuntimeError, OSError, MemoryError) as error:
             is_place = isinstance(error, OSError)
-            what = "there is no place for its trace" if is_place else "torch.profiler could not be stopped"
+            what = "there is no place for its trace" if is_place else "torch.profiler couldn't be stopped"
             free(profiler)
             self._let_go()
             self._refuse_after(error, what)
@@ -432,7 +432,7 @@ class Capture:
                 if not is_late and since_ns is not None and (made := self._batches(since_ns, self._clock())):
                     noted["workers"] = made
             except Exception as error:
-                noted["workers"] = f"what they made could not be read: {told(error)}"
+                noted["workers"] = f"the workers' batches couldn't be read: {told(error)}"
 
         with contextlib.suppress(RuntimeError):  # the system has no more threads
             is_late = not has_ended(start_thread(read, "modelprof-cpu"))

@@ -142,13 +142,13 @@ _SAVING_S: Final = 2.0
 ENDING: Final = "the program is ending"
 
 
-_OTHER: Final = "another fit of this process has a profiler window open, and torch has one profiler"
+_OTHER: Final = "another fit in this process has a profiler window open, and torch allows only one profiler"
 
 
-_NOT_OURS: Final = "another torch profiler was recording when this window was to open"
+_NOT_OURS: Final = "another torch profiler was recording when this window should have opened"
 
 
-_BROKEN: Final = "torch.profiler ran out of memory before, and its state is unknown since"
+_BROKEN: Final = "torch.profiler ran out of memory earlier and may be in a broken state"
 
 
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -124,10 +124,10 @@ def _check_room(num_slots: int, size: int) -> None:
     left = files[0] - len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     spare = _SPARE_FILES + _SPARE_FILES_OF_SLOT * num_slots
     if files[0] != resource.RLIM_INFINITY and left < spare:
-        raise OSError(f"{left} more files may be opened, {spare} is the least; raise ulimit -n")
+        raise OSError(f"only {left} more files can be opened, at least {spare} are needed; raise ulimit -n")
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     if addresses[0] != resource.RLIM_INFINITY and addresses[0] - used < size + _SPARE_BYTES:
-        raise OSError("too little address space is left; raise ulimit -v")
+        raise OSError("too little address space left; raise ulimit -v")
 
 
 class Rings:
@@ -145,7 +145,7 @@ class Rings:
 
     def __init__(self, num_slots: int) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no memory without a name (memfd)")
+            raise OSError("this system has no anonymous shared memory (memfd)")
         size = _PAGE + num_slots * _SLOT_BYTES
         _check_room(num_slots, size)
         self.num_slots = num_slots
@@ -242,7 +242,7 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
     begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
     if libc.mmap(begin, size, *kind, fd, 0) != begin:
-        raise OSError(ctypes.get_errno(), "the memory could not be mapped")
+        raise OSError(ctypes.get_errno(), "the memory couldn't be mapped")
     return memory
 
 

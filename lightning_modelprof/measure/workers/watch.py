@@ -99,7 +99,7 @@ class WatchedLoaders:
                 return
             _give_back(loader)  # with another number of workers, say
         if getattr(loader, "_iterator", None) is not None:
-            self._notes[shape] = "Its workers had started before this loop: what they do was not seen."
+            self._notes[shape] = "Its workers weren't measured, because they started before this loop."
             return
         try:
             if watched is None:
@@ -107,7 +107,7 @@ class WatchedLoaders:
             watched.round = self._num_rounds
             watched.enter(loader)
         except Exception as error:  # no such memory here, or a loader whose functions cannot be set
-            self._notes[shape] = f"Its workers could not be looked into: {told(error)}."
+            self._notes[shape] = f"Its workers couldn't be measured: {told(error)}."
 
     def add_other(self, loader: Any) -> None:
         """A loader of another loop, such as a validation inside a fit: it may be one of this loop's, too."""
@@ -167,7 +167,7 @@ class WatchedLoaders:
         records = [*self._closed, *(watched.record() for watched in self._watched.values())]
         if self._num_closed > len(self._closed):
             gone = self._num_closed - len(self._closed)
-            note = f"{gone} loaders before these were made with other settings, and are in no table."
+            note = f"{gone} earlier loaders had other settings and are in no table."
             records[0] = msgspec.structs.replace(records[0], notes=(*records[0].notes, note))
         for shape, note in self._notes.items():
             if shape not in self._watched:
@@ -294,15 +294,16 @@ class _Watched:
         notes = []
         dropped = sum(int(slot.head[Head.DROPPED]) for slot in slots)
         if dropped:
-            notes.append(f"{dropped:,} batches are in no figure of single batches: too many came at once.")
+            notes.append(f"{dropped:,} batches have no times of their own, because too many came at once.")
         if not slots:
-            notes.append("No worker has begun to measure.")
+            notes.append("No worker has started to measure.")
         if self._rings.num_unclaimed:
             notes.append(
-                f"{self._rings.num_unclaimed} worker processes were not looked into: too many lived at once."
+                f"{self._rings.num_unclaimed} worker processes weren't measured, because too many ran at"
+                " once."
             )
         if self.is_shared:
-            notes.append("Validation takes batches from the same DataLoader: they are counted, too.")
+            notes.append("Includes batches that validation takes from the same DataLoader.")
         return LoaderWorkers(
             **_of_shape(self.shape),
             is_ordered=self._is_ordered,
