@@ -37,7 +37,7 @@ def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[byt
     import subprocess  # noqa: PLC0415  # where one is needed
 
     if "python" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
-        raise OSError(f"{sys.executable or 'nothing'} is no Python that could be started")
+        raise OSError(f"can't start Python: {sys.executable or 'its path is unknown'}")
     package = str(Path(__file__).resolve().parents[1])
     environment = {
         **os.environ,

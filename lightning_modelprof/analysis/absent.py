@@ -1,4 +1,4 @@
-"""Absent: a fact that could not be derived, and why; and figures of which some are not known."""
+"""Absent: a fact that couldn't be derived, and why; and sums over partly unknown figures."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
     the optimizer, a callback or a hook of the user's lets ranks meet: see ``Straggler.is_ambiguous``.
     """
     if world_size < 2:
-        return Absent("there is one rank")
+        return Absent("there's only one rank")
     if len(ranks) < 2:
-        return Absent("the steps of other ranks are not known")
+        return Absent("the other ranks' steps are unknown")
     with_steps = [one for one in ranks if len(one.totals)]
     if len(with_steps) < 2:
         return Absent("fewer than two ranks have clean steps")
@@ -118,7 +118,7 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
         )
     phases_ns = np.stack([one.steps.phases_ns[np.isin(one.steps.step, common)] for one in with_steps])
     if (phases_ns[..., PHASE_INDEX["dataloader"]] == NOT_MEASURED).any():
-        return Absent("the fetches of batches were not seen on every rank")
+        return Absent("not every rank measured its batch fetches")
     times = np.where(phases_ns == NOT_MEASURED, 0, phases_ns).astype(np.float64)
     straggler, own = find_straggler(times, [one.rank for one in with_steps])
     own_ns = times[..., [PHASE_INDEX[key] for key in own]].sum(axis=2)

@@ -44,7 +44,8 @@ class EventTimer:
             self.device = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
-                f"EventTimer(device): expected a torch.device or its name, got {quoted(device)} ({error})."
+                f"EventTimer(device): expected a torch.device or a device name, got {quoted(device)}"
+                f" ({error})."
             ) from None
         self._spans: DeviceSpans | None = None
         if self.device.type != "cpu" or device_clock(self.device) is not None:

@@ -87,8 +87,8 @@ def benchmark_inference(
 
     if not times_ns:
         raise ConfigError(
-            "benchmark_inference(method='event'): expected device events that tell the time between them, got"
-            f" none on {devices[0]}. Use method='synchronize'."
+            f"benchmark_inference(method='event'): {devices[0]} has no device events that measure time. Use"
+            " method='synchronize'."
         )
     spread = spread_of(times_ns)
     samples = samples_in(batch) if samples is None else samples
@@ -146,7 +146,7 @@ def choose_method(method: Method | None, devices: tuple[torch.device, ...]) -> M
     if method == "event" and not has_events:
         why = "one device with events (CUDA, XPU, MPS)"
         advice = "'wall', which is exact on the CPU" if on_cpu else "'synchronize'"
-        found = "the CPU, which has no device events" if on_cpu else names
+        found = "the CPU" if on_cpu else names
         raise ConfigError(
             f"benchmark_inference(method='event'): expected a model on {why}, got one on {found}."
             f" Leave method out, or use {advice}."
@@ -157,7 +157,7 @@ def choose_method(method: Method | None, devices: tuple[torch.device, ...]) -> M
 def check_arguments(model: Any, method: Any, **numbers: Any) -> None:
     """Refuses what ``benchmark_inference`` cannot use."""
     if not callable(model):
-        raise ConfigError(f"benchmark_inference(model): expected something to call, got {quoted(model)}.")
+        raise ConfigError(f"benchmark_inference(model): expected a callable, got {quoted(model)}.")
     if method is not None and method not in METHODS:
         raise ConfigError(
             f"benchmark_inference(method): expected one of {', '.join(METHODS)}, or None, got"
@@ -176,15 +176,15 @@ def devices_of(module: torch.nn.Module | None, batch: Any) -> tuple[torch.device
     tensors = [] if module is None else [*module.parameters(), *module.buffers()]
     if any(is_lazy(tensor) for tensor in tensors):
         raise ConfigError(
-            "benchmark_inference(model): expected a model that is ready, got one with lazy layers, whose"
-            " parameters could not be trained if they were made here. Run it on a batch first."
+            "benchmark_inference(model): expected initialised parameters, got lazy layers. Run the model on a"
+            " batch first, so that its parameters can be trained."
         )
     devices = dict.fromkeys(tensor.device for tensor in [*tensors, *tensors_in(batch)])
     for device in devices:
         if device.type == "meta":
             raise ConfigError(
-                "benchmark_inference(model): expected tensors that hold values, got some on the device meta."
-                " Move the model and the batch to the device to be timed."
+                "benchmark_inference(model): expected tensors with values, got some on the meta device."
+                " Move the model and the batch to the device you want to time."
             )
     others = tuple(device for device in devices if device.type != "cpu")
     return others or (torch.device("cpu"),)
@@ -207,9 +207,9 @@ def run_first(call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, 
             f"the keyword arguments {', '.join(map(str, kwargs))}" if kwargs else f"{len(args)} argument(s)"
         )
         raise ConfigError(
-            f"benchmark_inference(batch): expected a batch that the model can take, got"
-            f" {told(error)}. It was passed as {passed}: a mapping goes in"
-            " as keyword arguments, a tuple as positional ones, and (batch,) as it is."
+            f"benchmark_inference(batch): the model can't take this batch: {told(error)}. It was passed as"
+            f" {passed}. A mapping is passed as keyword arguments, a tuple as positional ones and (batch,)"
+            " unchanged."
         ) from error
     for _ in range(warm_up - 1):
         call()

@@ -150,9 +150,7 @@ def profile_model(
 def _tree_of(cost: ModelCost, ignored: Collection[str]) -> ModuleTree:
     tree = module_tree(cost, ignored)
     if isinstance(tree, Absent):
-        raise ModelProfError(
-            f"profile_model(ignore_modules): expected some modules to be left: {tree.reason}."
-        )
+        raise ModelProfError(f"profile_model(ignore_modules): no modules are left: {tree.reason}.")
     return tree
 
 
@@ -272,7 +270,7 @@ def _facts(tree: ModuleTree, latency: _Latency, steps: int, called: str) -> list
     if latency.backward_ns is not None:
         again = root.recompute_flops
         total = None if root.backward_flops is None else root.backward_flops + (again or 0)
-        computed = f", and {format_cell(again, Unit.FLOPS)} computed again" if again else ""
+        computed = f", and {format_cell(again, Unit.FLOPS)} recomputed" if again else ""
         facts += [
             ("Backward", _work(root.backward_flops) + computed),
             ("Backward latency", f"{format_duration(latency.backward_ns)}, {calls}"),
@@ -296,12 +294,12 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if mode == "generate":
-        notes.append("Figures are of one whole call of generate, which calls the modules once per token.")
+        notes.append("Figures are for one call of generate, which calls the modules once per token.")
     if len(tree.modules) < len(records):
         ignored = len(records) - len(tree.modules)
         notes.append(
-            f"Without {ignored} of {len(records)} modules (ignore_modules): they are in no figure but the"
-            " latency and FLOP/s of the whole call."
+            f"ignore_modules leaves out {ignored} of {len(records)} modules. Only the whole call's latency"
+            " and FLOP/s include them."
         )
     notes += [f"A formula failed: {error}." for error in count.errors]
     return tuple(notes)
@@ -311,9 +309,7 @@ def _write(path: Path, report: Report) -> None:
     try:
         write_atomically(path, render_text(report).encode())
     except OSError as error:
-        raise ModelProfError(
-            f"profile_model(output_file): could not write {path}: {error.strerror}."
-        ) from error
+        raise ModelProfError(f"profile_model(output_file): can't write {path}: {error.strerror}.") from error
 
 
 MODES: Final = ("forward", "generate")
@@ -331,14 +327,12 @@ def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
     if mode == "forward":
         return model
     if loss_fn is not None:
-        raise ModelProfError(
-            "profile_model(loss_fn): expected none with mode='generate', which has no backward. Leave it out."
-        )
+        raise ModelProfError("profile_model(loss_fn): mode='generate' has no backward. Leave loss_fn out.")
     target = getattr(model, "generate", None)
     if not callable(target):
         raise ModelProfError(
-            f"profile_model(mode='generate'): expected a model with a method generate, got"
-            f" {type(model).__name__}, which has none. Use mode='forward'."
+            f"profile_model(mode='generate'): {type(model).__name__} has no generate method. Use"
+            " mode='forward'."
         )
     return target  # type: ignore[no-any-return]  # an attribute of anybody's model
 
@@ -350,7 +344,8 @@ def writeable_file(output_file: str | Path | None) -> Path | None:
     path = given_path(output_file, ModelProfError)
     if path.is_dir() or not path.parent.is_dir():
         raise ModelProfError(
-            f"profile_model(output_file): expected a file in a folder that exists, got {path}. Make it first."
+            f"profile_model(output_file): can't write {path}: "
+            + ("it's a folder." if path.is_dir() else f"no such folder: {path.parent}.")
         )
     return path
 
@@ -366,8 +361,8 @@ def check_tensors(model: nn.Module) -> None:
         )
     if any(tensor.is_meta for _, tensor in tensors):
         raise ModelProfError(
-            "profile_model(model): expected tensors that hold values, got some on the device meta, which"
-            " cannot be timed. count_flops counts the FLOPs of such a model."
+            "profile_model(model): expected tensors with values, got some on the meta device, which can't be"
+            " timed. Use count_flops to count such a model's FLOPs."
         )
 
 
@@ -376,13 +371,13 @@ def input_of(model: nn.Module, shape: Any, args: tuple[Any, ...]) -> torch.Tenso
     is_shape = isinstance(shape, tuple | list) and all(type(size) is int and size >= 0 for size in shape)
     if not is_shape or not shape:
         raise ModelProfError(
-            "profile_model(input_shape): expected the sizes of a tensor, such as (1, 3, 224, 224), got"
+            "profile_model(input_shape): expected a tensor shape, such as (1, 3, 224, 224), got"
             f" {quoted(shape)}."
         )
     if args:
         raise ModelProfError(
-            f"profile_model(input_shape): expected a shape or a batch, got both: {kind_of(args[0])} was"
-            " passed as well. Leave out one of them."
+            f"profile_model(input_shape): expected a shape or a batch, got both ({kind_of(args[0])} was"
+            " also passed). Remove one."
         )
     like = next(model.parameters(), torch.ones(()))
     return torch.ones(tuple(shape), dtype=like.dtype, device=like.device)
@@ -396,7 +391,7 @@ def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any
     for one in [wanted] if isinstance(wanted, str | type) else wanted or ():
         if not isinstance(one, str | type):
             raise ModelProfError(
-                "profile_model(ignore_modules): expected classes, their names or paths of modules, got"
+                "profile_model(ignore_modules): expected classes, class names or module paths, got"
                 f" {type(one).__name__}."
             )
         if isinstance(one, type):
@@ -410,8 +405,8 @@ def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any
             types = ", ".join(sorted(set(by_path.values())))
             hint = nearest(name, names) or f" Its classes are {types}."
             raise ModelProfError(
-                "profile_model(ignore_modules): expected classes or paths of modules of this model, got"
-                f" {quoted(name)}, which is none.{hint}"
+                f"profile_model(ignore_modules): {quoted(name)} is no class or module path in this"
+                f" model.{hint}"
             )
         paths |= found
     return paths
@@ -452,8 +447,8 @@ class ProfiledCall:
             passed = [*(kind_of(value) for value in self._args)]
             passed += [f"{name}={kind_of(value)}" for name, value in self._kwargs.items()]
             raise ModelProfError(
-                f"profile_model: expected a batch that the model can take, got"
-                f" {told(error)}. It was called with ({', '.join(passed)})."
+                f"profile_model: the model can't take this batch: {told(error)}. It was called with"
+                f" ({', '.join(passed)})."
             ) from error
 
     def loss(self, output: Any) -> torch.Tensor | None:
@@ -468,15 +463,14 @@ class ProfiledCall:
             loss = self._loss_fn(output)
         except Exception as error:
             raise ModelProfError(
-                f"profile_model(loss_fn): expected a function of the model's output ({kind_of(output)}), got"
-                f" {told(error)}."
+                f"profile_model(loss_fn): failed on the model's output ({kind_of(output)}): {told(error)}."
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             lacking = (
                 " without a gradient" if isinstance(loss, torch.Tensor) and not loss.requires_grad else ""
             )
             raise ModelProfError(
-                "profile_model(loss_fn): expected it to return a tensor with one element and a gradient,"
+                "profile_model(loss_fn): expected a tensor with one element and a gradient,"
                 f" got {kind_of(loss)}{lacking}."
             )
         return loss
@@ -492,9 +486,7 @@ class ProfiledCall:
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
         except Exception as error:
-            raise ModelProfError(
-                f"profile_model: expected the loss to have a backward pass, got {told(error)}."
-            ) from error
+            raise ModelProfError(f"profile_model: the loss's backward pass failed: {told(error)}.") from error
 
     def run(self, model: nn.Module) -> None:
         """All of it, from no gradients."""

@@ -27,9 +27,7 @@ def wait_for(device: torch.device) -> None:
         return
     synchronize = getattr(getattr(torch, device.type, None), "synchronize", None)
     if synchronize is None:
-        raise ConfigError(
-            f"{device}: expected a device that torch.{device.type} can wait for, got one it cannot."
-        )
+        raise ConfigError(f"{device}: torch.{device.type} can't wait for this device.")
     if device.type == "mps":
         synchronize()
     else:
@@ -51,10 +49,10 @@ class DeviceSpans:
         if clock is None:
             raise ConfigError(
                 f"{device}: expected a CUDA, XPU or MPS device, got one without device events."
-                " Use EventTimer('cpu') or method='wall' for the host clock, or method='synchronize'."
+                " Use EventTimer('cpu') or method='wall' for the CPU clock, or method='synchronize'."
             )
         if device.type != "cpu" and not getattr(torch, device.type).is_available():
-            raise ConfigError(f"{device}: expected a device of this machine, got none of that kind.")
+            raise ConfigError(f"{device}: this machine has no such device.")
         self._device = device
         self._clock: DeviceClock = clock
         self._pending: deque[tuple[Any, Any, array[int]]] = deque()

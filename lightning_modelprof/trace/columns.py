@@ -182,19 +182,19 @@ class TraceBuilder:
         remarks = []
         if self._num_begin_end:
             remarks.append(
-                f"{self._num_begin_end:,} begin/end events (ph B and E) are not read; torch.profiler writes"
+                f"{self._num_begin_end:,} begin/end events (ph B and E) were ignored; torch.profiler writes"
                 " complete events (ph X)."
             )
         if self._unknown_kinds:
             kinds = ", ".join(kind[:_MAX_KIND] for kind, _ in self._unknown_kinds.most_common(_MAX_KINDS))
             more = len(self._unknown_kinds) - _MAX_KINDS
             remarks.append(
-                f"{self._unknown_kinds.total():,} device events are of kinds that this version does not know:"
+                f"{self._unknown_kinds.total():,} device events have kinds that this version doesn't know:"
                 f" {kinds}{f' and {more} more' if more > 0 else ''}. They count as kernels, or as copies or"
-                " sets by their names."
+                " memsets if so named."
             )
         if not self._num_rows:
-            remarks.append("The file holds no timed event that can be read.")
+            remarks.append("The file has no readable timed event.")
         return remarks
 
     def build(

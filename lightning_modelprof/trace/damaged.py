@@ -122,7 +122,7 @@ class _Events:
             shallow = [text for text in good if text.count(b"[") + text.count(b"{") < _DEEP]
             self._builder.add(b"[" + b",".join(shallow) + b"]")
             self.num_bad += len(good) - len(shallow)
-            self.first_bad = self.first_bad or "an event that is nested too deeply"
+            self.first_bad = self.first_bad or "an event nested too deeply"
 
 
 def read_with_care(
@@ -157,23 +157,24 @@ def read_with_care(
     num_bad, num_events = events.num_bad, events.num_events
     if num_bad and (num_bad == num_events or num_bad > _MAX_BAD_SHARE * num_events):
         raise TraceError(
-            f"{source}: {num_bad} of {num_events} events cannot be read. The first: {events.first_bad}. Check"
-            " that the file was written by torch.profiler and not changed since, or record the trace again."
+            f"{source}: {num_bad} of {num_events} events can't be read. The first is {events.first_bad}."
+            " Check that torch.profiler wrote the file and it hasn't changed since, or record the trace"
+            " again."
         )
     problem = text.damage or contents.problem
     if problem and not builder.num_events:
         raise TraceError(
-            f"{source}: expected a Chrome trace in JSON, got something else or a file that is cut off"
-            f" ({problem}). Check that it is a trace and that writing it was not interrupted."
+            f"{source}: expected a Chrome trace in JSON, got something else or a truncated file ({problem})."
+            " Check that it's a trace and that writing it wasn't interrupted."
         )
     damage = []
     if problem:
         damage.append(_damage_of(contents, text.damage, builder.num_events))
     if contents.lost_keys:
-        damage.append(f"Entries around the events cannot be read: {', '.join(contents.lost_keys[:5])}.")
+        damage.append(f"Some entries around the events can't be read: {', '.join(contents.lost_keys[:5])}.")
     if num_bad:
         damage.append(
-            f"{num_bad:,} of {num_events:,} events cannot be read and are in no figure. The first:"
+            f"{num_bad:,} of {num_events:,} events can't be read and are left out. The first is"
             f" {events.first_bad}."
         )
     return contents.metadata, tuple(damage), num_bad + len(contents.lost_keys)
@@ -183,15 +184,15 @@ def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
     """What is wrong with the file as a whole, and how much of it that costs."""
     if not contents.problem:
         return (
-            f"{OF_WHOLE_FILE}damaged ({text_damage}): its {num_events:,} events are complete, but it cannot"
-            " be checked whether they are as they were written."
+            f"{OF_WHOLE_FILE}damaged ({text_damage}). All {num_events:,} events were read, but they may have"
+            " changed since they were written."
         )
     if not contents.is_cut:
-        return f"{OF_WHOLE_FILE}damaged ({contents.problem}): {num_events:,} events were read."
-    at_end = f" The last {contents.lost_bytes:,} bytes are no whole event." if contents.lost_bytes else ""
+        return f"{OF_WHOLE_FILE}damaged ({contents.problem}). {num_events:,} events were read."
+    at_end = f" The last {contents.lost_bytes:,} bytes aren't a whole event." if contents.lost_bytes else ""
     return (
-        f"{CUT_OFF} or damaged ({text_damage or contents.problem}): {num_events:,} events were"
-        f" read, and whatever came after them is lost.{at_end}"
+        f"{CUT_OFF} or damaged ({text_damage or contents.problem}). {num_events:,} events were"
+        f" read; anything after them is lost.{at_end}"
     )
 
 
@@ -202,7 +203,7 @@ def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
     except msgspec.ValidationError as error:
         raise TraceError(
             f"{source}: expected a JSON object with the key traceEvents, got something else ({error})."
-            " Check that it is a trace written by torch.profiler."
+            " Check that torch.profiler wrote it."
         ) from None
     except NOT_JSON as error:
         return _take_apart_by_looks(whole, events, str(error))
@@ -212,13 +213,13 @@ def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
         of_long_file = f"{first[1].decode('utf-8', 'replace')}, ..." if first else "none"
         keys = ", ".join(list(_entries_of(whole))[:5]) or of_long_file
         raise TraceError(
-            f"{source}: expected a JSON object with the key traceEvents, got the keys: {keys}. Check that"
-            " it is a trace written by torch.profiler."
+            f"{source}: expected a JSON object with the key traceEvents, got the keys {keys}. Check that"
+            " torch.profiler wrote it."
         )
     if text[0] != ord("["):
         raise TraceError(
             f"{source}: expected a list of events in traceEvents, got something else"
-            f" ({_problem(RAW_ITEMS, items)}). Check that it is a trace written by torch.profiler."
+            f" ({_problem(RAW_ITEMS, items)}). Check that torch.profiler wrote it."
         )
     for item in list_items(text):
         events.add(item)
@@ -259,7 +260,7 @@ def _take_apart_by_looks(whole: bytearray, events: _Events, problem: str) -> _Co
     entries.pop("traceEvents", None)
     metadata, lost_keys = _decode_entries(entries)
     if not has_head:
-        lost_keys = ("all before the events", *lost_keys)
+        lost_keys = ("everything before the events", *lost_keys)
     return _Contents(metadata, problem, is_cut, lost_bytes, lost_keys)
 
 

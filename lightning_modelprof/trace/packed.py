@@ -124,7 +124,7 @@ def trace_members(path: Path, stream: Forward, file: IO[bytes]) -> list[Path]:
     try:
         for name, _ in _members(kind, stream, file):
             if len(names) >= _MOST_MEMBERS:
-                raise TraceError(f"{path}: expected at most {_MOST_MEMBERS:,} files in an archive, got more.")
+                raise TraceError(f"{path}: expected at most {_MOST_MEMBERS:,} files per archive, got more.")
             names[name] = None
     except BROKEN as error:  # what came before is kept, and the last one says so
         problem = f" It's cut off or damaged ({one_line(str(error))})."
@@ -132,8 +132,7 @@ def trace_members(path: Path, stream: Forward, file: IO[bytes]) -> list[Path]:
     found = [name for name in found if "trace" in PurePosixPath(name).name] or found
     if not found:
         raise TraceError(
-            f"{path}: expected a {kind} with trace files (*.json or *.json.gz), got none among {len(names):,}"
-            f" files.{problem}"
+            f"no trace files (*.json or *.json.gz) among {len(names):,} files in the {kind} {path}.{problem}"
         )
     return [path / name for name in found]
 
@@ -154,7 +153,7 @@ def member_blocks(
                 while block := member.read(block_bytes):
                     yield block
     if not is_found:
-        raise TraceError(f"{path}: expected this file in the archive, got none.")
+        raise TraceError(f"no such file in the archive: {path}")
 
 
 def _is_json(name: str) -> bool:
@@ -195,7 +194,7 @@ def _members_of_zip(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
     with zipfile.ZipFile(_SmallReads(file)) as archive:
         for member in archive.infolist():
             if member.file_size > max(_LOOSE_BYTES, _MOST_PACKED * member.compress_size):
-                raise zipfile.BadZipFile(f"a file grows more than {_MOST_PACKED} times")
+                raise zipfile.BadZipFile(f"a file expands more than {_MOST_PACKED} times")
             if not member.is_dir():
                 yield member.filename, lambda member=member: archive.open(member)
 

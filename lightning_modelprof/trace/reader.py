@@ -90,8 +90,8 @@ def _read_events(text: TextSource, source: str) -> Trace:
             builder, metadata, damage = _read_damaged(text, source)
         if builder.num_events and not builder.has_kinds:
             raise TraceError(
-                f"{source}: expected the events of a Chrome trace, got {builder.num_events} objects without"
-                " the key ph. Check that it is a trace written by torch.profiler."
+                f"{source}: expected Chrome trace events, got {builder.num_events} objects without the key"
+                " ph. Check that torch.profiler wrote it."
             )
         return builder.build(
             source=source,

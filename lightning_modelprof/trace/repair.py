@@ -72,7 +72,7 @@ def _repairs_of_strings_and_words(text: bytes | bytearray, counts: Counter[str])
     for match in _STRING_OR_WORD.finditer(text):
         found = match[0]
         if not found.startswith(b'"'):
-            counts["values that are no number"] += 1
+            counts["values that aren't numbers"] += 1
             yield match.start(), match.end(), b"null"
         elif b"\\" in found and _ESCAPES_NOTHING.search(found.replace(b"\\\\", b"")):
             counts["strings with backslashes"] += 1

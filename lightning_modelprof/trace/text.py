@@ -96,9 +96,9 @@ def check_event_sizes(num_events: int, num_bytes: int) -> None:
     """
     if num_events > _MANY_EVENTS and num_bytes < num_events * _LEAST_EVENT_BYTES:
         raise TinyEventsError(
-            f"expected the events of a Chrome trace, got {num_events:,} with"
-            f" {digits(num_bytes / num_events)} bytes each on average, where those of a trace have"
-            f" at least {_LEAST_EVENT_BYTES}. Check that it is a trace written by torch.profiler."
+            f"expected Chrome trace events of at least {_LEAST_EVENT_BYTES} bytes on average, got"
+            f" {num_events:,} events of {digits(num_bytes / num_events)} bytes. Check that torch.profiler"
+            " wrote it."
         )
 
 
@@ -167,8 +167,7 @@ class TextFile:
                     yield block
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
             raise TraceError(
-                f"{self._path}: expected a trace file, but it cannot be read:"
-                f" {getattr(error, 'strerror', None) or error}."
+                f"can't read {self._path}: {getattr(error, 'strerror', None) or error}."
                 " Check the path and the permissions."
             ) from None
 
@@ -228,7 +227,7 @@ class TextFile:
     def _checked(self, stream: Forward) -> Forward:
         """The stream, if it isn't of a format that is known and can't be read here."""
         head = stream.peek(_HEAD_BYTES)
-        kind = "gzip file in many others" if head.startswith(_GZIP_MAGIC) else format_of(head)
+        kind = "gzip file nested in many others" if head.startswith(_GZIP_MAGIC) else format_of(head)
         if kind:
             raise TraceError(f"{self._path}: expected a Chrome trace in JSON, got a {kind}. Unpack it first.")
         return stream
@@ -290,9 +289,8 @@ class TextFile:
                 num_bytes += len(block)
                 if num_bytes > max(_LOOSE_BYTES, _MOST_PACKED * file.tell()):
                     raise TraceError(
-                        f"{self._path}: expected a trace, got a gzip file whose text is more than"
-                        f" {_MOST_PACKED} times as large as itself: no trace repeats itself so much. If it is"
-                        " one, unpack it first."
+                        f"{self._path}: this gzip file expands more than {_MOST_PACKED} times, which no trace"
+                        " should. If it is a trace, unpack it first."
                     )
                 if block:
                     yield block
@@ -305,9 +303,9 @@ class TextFile:
 
     def _too_large(self) -> TraceError:
         return TraceError(
-            f"{self._path}: expected at most {size(self._max_bytes)} of JSON, got"
-            " more. If torch.profiler wrote it, and memory for about twice its size is there, raise the limit"
-            " (max_bytes, --max-gib)."
+            f"{self._path}: expected at most {size(self._max_bytes)} of JSON, got more. If it's a"
+            " torch.profiler trace and you have memory for about twice its size, raise the limit (max_bytes,"
+            " --max-gib)."
         )
 
 

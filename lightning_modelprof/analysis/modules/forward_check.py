@@ -105,7 +105,7 @@ def forward_facts(cost: ModelCost) -> ForwardFacts | Absent:
     """
     table = cost.forward_table
     if table is None:
-        return Absent(cost.forward_table_note or "fvcore did not run")
+        return Absent(cost.forward_table_note or "fvcore didn't run")
     totals = _with_parents((count.module, count.macs) for count in table.counts)
     whole = totals[""]
     types = {record.path: record.type_name for record in cost.modules}
@@ -207,7 +207,7 @@ class _Check:
         """
         ours, theirs = self._ours[path], self._theirs[path]
         if is_one_factor:
-            return "all modules differ by one factor: batches of different sizes, or another number of passes"
+            return "all modules differ by one factor, from another batch size or number of passes"
         inside = [one for one in self._operators if _is_inside(one.module, path)]
         reason = self._why_lower(path, inside) if ours < theirs else self._why_higher(path, inside)
         if reason:
@@ -215,26 +215,26 @@ class _Check:
         low, high = sorted((ours, theirs))
         if low and high % low == 0:
             more = "the counted step" if ours > theirs else "fvcore's pass"
-            return f"{more} has exactly {high // low} times as much: more calls, or a larger batch"
+            return f"{more} has exactly {high // low} times as much, from more calls or a larger batch"
         if ours > theirs and self._table.unsupported:
             names = ", ".join(_plain_name(name) for name in self._table.unsupported)
-            return f"unknown; fvcore has no formula for {names}, and does not say where they ran"
+            return f"unknown; fvcore has no formula for {names} and doesn't say where they ran"
         return "unknown"
 
     def _why_lower(self, path: str, inside: list[OperatorCount]) -> str:
         uncounted = sorted({one.operator for one in inside if one.flops is None})
         if uncounted:
-            return f"the count of the step has no formula for {', '.join(uncounted)}"
+            return f"the step's count has no formula for {', '.join(uncounted)}"
         if self._recomputed[path] and _agree(self._ours[path] + self._recomputed[path], self._theirs[path]):
-            return "the difference is what a checkpoint computed again in backward"
-        return "" if inside else "the counted step lists no operator in it"
+            return "the difference is what a checkpoint recomputed in backward"
+        return "" if inside else "the counted step ran no operator in it"
 
     def _why_higher(self, path: str, inside: list[OperatorCount]) -> str:
         names = sorted({one.operator for one in inside if one.flops} & self._table.unsupported.keys())
         if names:
             return f"fvcore has no formula for {', '.join(names)}"
         if any(_is_inside(path, uncalled) for uncalled in self._table.uncalled) and not self._theirs[path]:
-            return "it did not run in fvcore's forward pass, or its weights are used without calling it"
+            return "it didn't run in fvcore's forward pass, or its weights are used without calling it"
         return ""
 
 
@@ -271,5 +271,5 @@ def _agree(one: int, other: int) -> bool:
 def _plain_name(operator: str) -> str:
     """An operator's name; of an autograd function what a user calls it."""
     if operator.startswith(_OWN_FUNCTION):
-        return f"the autograd function {operator.removeprefix(_OWN_FUNCTION)}"
+        return f"autograd function {operator.removeprefix(_OWN_FUNCTION)}"
     return operator

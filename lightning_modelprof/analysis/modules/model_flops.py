@@ -32,7 +32,7 @@ from lightning_modelprof.run.model_cost import (
 MODEL_PHASES: Final = ("forward", "backward")
 """What a step needs, however it is computed."""
 
-_NO_PEAK: Final = "no peak of the device is known; give inspect={'peak_flops_per_s': ...}"
+_NO_PEAK: Final = "the device's peak is unknown; set inspect={'peak_flops_per_s': ...}"
 
 
 class OperatorFlops(Record, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ def model_flops(
             the counted step has all of its FLOPs, while the mean step has a part of them.
     """
     if cost is None:
-        return Absent("not counted (flops=True counts one step)")
+        return Absent("not counted; set flops=True to count one step")
     count = cost.count
     if count is None:
         return Absent(cost.count_note or "no step was counted")

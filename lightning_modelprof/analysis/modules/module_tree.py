@@ -175,7 +175,7 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
             model were without them.
     """
     if not cost.modules:
-        return Absent("the model's modules were not recorded")
+        return Absent("the model's modules weren't recorded")
     kept = _kept(cost.modules, ignore)
     if not kept:
         return Absent("all modules are ignored")
@@ -233,13 +233,13 @@ def _ignored_notes(
 ) -> Iterable[str]:
     if len(kept) < len(records):
         yield (
-            f"Without {len(records) - len(kept)} of {len(records)} modules (ignore_modules); FLOPs, Model"
-            " size and fvcore's tables have them."
+            f"ignore_modules leaves out {len(records) - len(kept)} of {len(records)} modules here, but not in"
+            " the tables FLOPs, Model size and those from fvcore."
         )
     names = {name for record in records for name in (record.path, record.type_name)}
     unknown = [name for name in ignore if name not in names]
     if unknown:
-        yield f"ignore_modules: no module has the class or path {', '.join(unknown)}."
+        yield f"ignore_modules: no module has this class or path: {', '.join(unknown)}."
 
 
 def _all_above(path: str) -> Iterable[str]:
@@ -302,21 +302,21 @@ def _share(value: int | None, whole: int | None) -> float | None:
 
 def _notes(cost: ModelCost) -> Iterable[str]:
     if cost.count is None:
-        yield f"FLOPs are not measured: {cost.count_note or 'no step was counted'}."
+        yield f"FLOPs weren't measured: {cost.count_note or 'no step was counted'}."
     else:
         names = sorted({entry.operator for entry in cost.count.operators if entry.flops is None})
         if names:
-            yield f"Without a formula, so in no FLOPs here: {', '.join(names)}."
+            yield f"FLOPs exclude operators without a formula: {', '.join(names)}."
     if not _is_of_one_size(cost):
         yield (
-            "Batches vary in size: MACs are those of the counted step, latency that of the timed ones, whose"
-            " batches had other sizes. So there are no FLOP/s here."
+            "Batch sizes vary. MACs come from the counted step and latency from timed steps with other batch"
+            " sizes, so there are no FLOP/s."
         )
     if cost.times is None:
-        yield f"Latency is not measured: {cost.times_note or 'no step was timed'}."
+        yield f"Latency wasn't measured: {cost.times_note or 'no step was timed'}."
     else:
         if cost.times.times and not any(time.calls for time in cost.times.times if not time.path):
-            yield "The model itself was not called, only modules in it: its latency is the sum of theirs."
+            yield "Only modules inside the model were called, so its latency is the sum of theirs."
         yield from cost.times.notes
 
 

@@ -394,8 +394,8 @@ def why_not_by_size(counts: Sequence[SizeCount]) -> str:
         flops, flops_before = count.total, before.total
         if abs(flops - flops_before) > MAX_ERROR * max(flops, flops_before):
             return (
-                f"batches of one size differ in FLOPs: {flops_before:,} in step {before.step} and {flops:,}"
-                f" in step {count.step}, without the optimizer's"
+                f"batches of the same size differ in FLOPs (without the optimizer's): {flops_before:,} in"
+                f" step {before.step} and {flops:,} in step {count.step}"
             )
     return ""
 
@@ -428,8 +428,8 @@ def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
     error = _standard_error(fitted) / whole if whole else 0.0
     if error > MAX_ERROR:
         return Absent(
-            f"batches vary in size, and a fit through the {by_size.num_counted} counted sizes tells FLOPs to"
-            f" {percent(error)} only"
+            f"batch sizes vary, and a fit through the {by_size.num_counted} counted sizes is only accurate to"
+            f" {percent(error)}"
         )
     return MeanStep(
         flops={part: value / num_steps for part, value in zip(by_size.parts, total.tolist(), strict=True)},
@@ -457,15 +457,16 @@ def _why_missing(by_size: FlopsBySize, sizes: BatchSizes, missing: int, num_step
     of_steps = f"{missing:,} of {num_steps:,} clean steps"
     num = by_size.num_counted
     if missing == sizes.other_steps:
-        return f"the size of the batch is not known in {of_steps}"
+        return f"the batch size is unknown in {of_steps}"
     if num < MIN_COUNTED:
         counted = "1 size was" if num == 1 else f"{num or 'no'} sizes were"
         return (
-            f"batches vary in size, {counted} counted, and {of_steps} have others (a fit needs {MIN_COUNTED})"
+            f"batch sizes vary, {counted} counted, and {of_steps} have other sizes (a fit needs"
+            f" {MIN_COUNTED})"
         )
     if not by_size.laws:
         return (
-            f"batches vary in size, no fit through the {num} counted sizes tells one that was left out to"
-            f" {percent(MAX_MISS)}, and {of_steps} have others"
+            f"batch sizes vary, no fit through the {num} counted sizes is accurate to"
+            f" {percent(MAX_MISS)}, and {of_steps} have other sizes"
         )
-    return f"batches vary in size, and those of {of_steps} are unlike the {num} counted sizes"
+    return f"batch sizes vary, and {of_steps} have sizes too unlike the {num} counted ones"

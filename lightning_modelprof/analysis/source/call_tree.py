@@ -74,7 +74,7 @@ class _Node:
 def call_tree(samples: StackSamples | None) -> CallTree | Absent:
     """The call tree of one rank, or why there is none."""
     if samples is None:
-        return Absent("not measured (inspect={'sampling': True} looks at what runs)")
+        return Absent("not measured; set inspect={'sampling': True} to sample running code")
     phases: dict[str, _Node] = {}
     shown = [not _is_plumbing(frame) for frame in samples.frames]
     for stack in samples.stacks:
@@ -88,7 +88,7 @@ def call_tree(samples: StackSamples | None) -> CallTree | Absent:
         node.own_ns += stack.time_ns
     nodes = _ranked([_finished(node, phase) for phase, node in phases.items()])
     if not any(node.total_ns for node in nodes):
-        return Absent("the loop ended before a sample was taken")
+        return Absent("the loop ended before the first sample")
     return CallTree(
         phases=nodes,
         samples=sum(stack.samples for stack in samples.stacks),

@@ -32,7 +32,7 @@ MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
 
 
-_NOT_SAMPLED: Final = Absent("not measured (inspect={'sampling': True} looks at the lines that run)")
+_NOT_SAMPLED: Final = Absent("not measured; set inspect={'sampling': True} to sample running lines")
 
 
 class HotLine(Record, frozen=True, kw_only=True):
@@ -455,7 +455,7 @@ def hot_lines(samples: StackSamples | None) -> HotLines | Absent:
     if samples is None:
         return _NOT_SAMPLED
     if not any(stack.time_ns for stack in samples.stacks):
-        return Absent("the loop ended before a sample was taken")
+        return Absent("the loop ended before the first sample")
     return HotLines(samples=samples)
 
 

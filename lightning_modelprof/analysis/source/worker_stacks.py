@@ -38,8 +38,8 @@ def worker_stacks(loaders: Sequence[LoaderWorkers] | None) -> WorkerStacks | Abs
     """The samples of the busiest loader's workers, or why there are none."""
     loader = busiest(loaders or ())
     if loader is None or loader.stacks is None:
-        return Absent("the workers were not sampled")
+        return Absent("the workers weren't sampled")
     lines, tree = hot_lines(loader.stacks), call_tree(loader.stacks)
     if isinstance(lines, Absent) or isinstance(tree, Absent):
-        return Absent("the workers ended before a sample was taken")
+        return Absent("the workers ended before the first sample")
     return WorkerStacks(loader=loader.loader, hot_lines=lines, call_tree=tree)

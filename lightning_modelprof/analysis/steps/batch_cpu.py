@@ -93,7 +93,7 @@ def batch_cpu(
         cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.
     """
     if use is None or use.num_steps <= 0 or use.steps_ns <= 0 or use.loop_ns <= 0:
-        return Absent("the CPU time of no step was read")
+        return Absent("no step's CPU time was read")
     times_ns = (
         use.fetches_ns,
         use.fetches_thread_ns,
@@ -102,7 +102,7 @@ def batch_cpu(
         use.process_ns,
     )
     if min(*times_ns, use.workers_ns or 0) < 0:
-        return Absent("a clock was put back")
+        return Absent("a clock was set back")
     rest_ns = use.rest_process_ns / use.num_steps
     # Whoever waits for a CPU is about to compute: of the time that a thread is ready, so much it gets one.
     thread = (use.fetches_thread_ns + use.rest_thread_ns) / use.steps_ns

@@ -106,7 +106,7 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
         sizes: of the batches; ``None`` if nobody asked for them.
     """
     if sizes is not None and not _only_samples_vary(sizes):
-        return Absent("batches differ in more than the number of their samples")
+        return Absent("batches differ in more than their sample count")
     counted = steps.select((steps.samples > 0) & _is_comparable(steps))
     clean = counted.clean()
     if not len(clean):
@@ -118,21 +118,21 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
     is_other = (counted.samples != usual) & ~_is_first(counted.samples)
     if int(is_other.sum()) < MIN_OTHER:
         return Absent(
-            f"fewer than {MIN_OTHER} steps have batches of another size to compare with (the smaller last"
-            " batches of a few more epochs would do)"
+            f"fewer than {MIN_OTHER} steps have another batch size to compare with (a few more epochs with a"
+            " smaller last batch are enough)"
         )
     are_clean = int((is_other & is_clean).sum()) >= MIN_OTHER
     if are_clean:  # else what is around the model may be the validation's
         is_other &= is_clean
     phases = _phases(counted, has_all=are_clean)
     if not phases:
-        return Absent("the phases of the model were not seen")
+        return Absent("the model's phases weren't measured")
     usual_at = _thinned(np.flatnonzero((counted.samples == usual) & is_clean))
     other_at = _thinned(np.flatnonzero(is_other))
     at = np.sort(np.concatenate([usual_at, other_at]))
     samples = counted.samples[at].astype(np.float64)
     if samples.max() < MIN_RANGE * samples.min():
-        return Absent("the sizes of the batches are too near to each other")
+        return Absent("the batch sizes are too similar")
     columns = [PHASE_INDEX[phase] for phase in phases]
     compared = counted.phases_ns[:, columns].sum(axis=1)
     order = np.argsort(samples, kind="stable")
@@ -180,7 +180,7 @@ def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: 
     usual = int(np.median(counted.samples))
     grows_ns = min(compared_ns, 1e9 * (flops / _SLOW_FLOPS_PER_S + num_bytes / _SLOW_BYTES_PER_S))
     if compared_ns - grows_ns > operators * _OPERATOR_NS:
-        return Absent("a step takes longer than calling its operators does")
+        return Absent("a step takes longer than calling its operators")
     return BatchScaling(
         num_samples=usual,
         sizes=(usual, usual),

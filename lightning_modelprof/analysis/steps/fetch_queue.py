@@ -90,20 +90,20 @@ def fetch_queue(
     """
     loaders = () if setup is None else setup.loaders
     if len(loaders) != 1 or loaders[0].num_workers != 0:
-        return Absent("there is no single DataLoader of torch's with num_workers=0")
+        return Absent("there isn't exactly one torch DataLoader with num_workers=0")
     if isinstance(costs, Absent):
         return costs
     if isinstance(batch_cpu, Absent):
         return batch_cpu
     if batch_cpu.computing is None:
-        return Absent("the CPU time of no fetch was read")
+        return Absent("no fetch's CPU time was read")
     if is_row_by_row(loaders[0], costs.usual_wait_ns() or 0.0):
-        return Absent("samples are rows in memory: a worker would take longer to hand a batch over")
+        return Absent("samples are rows in memory, so handing over a worker's batch would take longer")
     if is_of_sampler(hot):
-        return Absent("a fetch mostly chooses indices, which is never the workers' business")
+        return Absent("a fetch mostly chooses indices, which always runs in the main process")
     all_fetches_ns, rests_ns = clean_fetches(steps)
     if all_fetches_ns.sum() < _LEAST_SHARE * (all_fetches_ns.sum() + rests_ns.sum()):
-        return Absent("making batches takes less than 1 % of the steps")
+        return Absent("making batches takes less than 1% of the steps")
     fetches_ns = all_fetches_ns.tolist()
     ends_ns = np.cumsum(fetches_ns).tolist()
     return queue_of_steps(
@@ -158,7 +158,7 @@ def queue_of_steps(
     cpus = None if setup is None else setup.usable_cpus
     fetches_ns, rests_ns = clean_fetches(steps)
     if wait_ns is None or not len(fetches_ns):
-        return Absent("fetches were not seen")
+        return Absent("fetches weren't measured")
     known = None if isinstance(batch_cpu, Absent) else batch_cpu
     free = None if known is None else known.free_cpus
     if free is not None and cpus is not None and setup is not None:

@@ -197,7 +197,7 @@ def loader_queue(
     if not len(rests_ns):
         return Absent("no step is clean")
     if service_ns.min() < 0 or min(rests_ns) < 0:
-        return Absent("a clock was put back")
+        return Absent("a clock was set back")
     factor = prefetch_factor or 2
     turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(service_ns))) if num_workers else 0.0
     service_ns = service_ns + round(turn_ns)

@@ -85,7 +85,7 @@ def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) ->
         epoch_starts: steps in which an epoch begins; empty if they are not all known.
     """
     if record is None:
-        return Absent("the run does not say how much memory it used (it was saved by an older version)")
+        return Absent("memory wasn't recorded (an older version saved this run)")
     growth: dict[str, Growth] = {}
     for kind, attribute in _KINDS:
         found = (

@@ -214,7 +214,7 @@ def around_times(
         loop_ns: the whole loop.
     """
     if around is None:
-        return Absent("nothing was told of it: a loop of your own, or a run of an older version")
+        return Absent("not measured for your own loops and runs saved by an older version")
     sides = {True: around.before, False: around.after or ()}
     rows = [(_around_row(one, side, setup), one.action) for side, some in sides.items() for one in some]
     return AroundTimes(

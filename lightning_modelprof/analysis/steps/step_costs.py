@@ -207,7 +207,7 @@ def step_costs(
     """
     totals = StepTotals.of(steps) if totals is None else totals
     if len(steps) == 0:
-        return Absent("no step ran to its end")
+        return Absent("no step finished")
     steady = steps.select((steps.tags & _OURS) == 0)
     if len(steady) == 0:
         return Absent(
@@ -400,7 +400,7 @@ def slow_facts(record: SlowSteps | None, costs: StepCosts | Absent) -> SlowFacts
         costs: what a typical step costs.
     """
     if record is None:
-        return Absent("not looked for (the run was saved by an older version)")
+        return Absent("not recorded (an older version saved this run)")
     if isinstance(costs, Absent):
         return Absent(costs.reason)
     medians_ns = costs.typical.medians_ns

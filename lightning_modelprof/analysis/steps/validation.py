@@ -107,9 +107,9 @@ def validation_split(
     """
     if times is None:
         if not totals.measured_phases()[_VALIDATION]:
-            return Absent("validation was not seen: the phases were read from hooks")
+            return Absent("validation wasn't measured, because the phases were read from hooks")
         if int(totals.whole("phases_ns")[_VALIDATION]) + outside_ns.get("validation", 0):
-            return Absent("the run was saved by an older version, which did not split validation")
+            return Absent("an older version, which didn't split validation, saved this run")
         return NO_VALIDATION
     labels = {part.key: part.label for part in PARTS}
     num_runs, num_batches, total_ns = times.num_runs, times.num_batches, times.total_ns

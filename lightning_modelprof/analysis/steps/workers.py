@@ -213,9 +213,9 @@ def workers_facts(
         setup: of the training.
     """
     if records is None:
-        return Absent("not measured (workers=False, or the run was saved by an older version)")
+        return Absent("not measured (workers=False, or an older version saved this run)")
     if not records:
-        return Absent("the loop has no DataLoader whose workers could be looked into")
+        return Absent("the loop has no DataLoader whose workers can be measured")
     return tuple(_facts(record, steps, costs, batch_cpu, setup) for record in records)
 
 

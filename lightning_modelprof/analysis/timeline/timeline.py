@@ -36,9 +36,9 @@ from lightning_modelprof.analysis.timeline.steps import (
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
-_NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges: step 0 is the span of its host operators."
+_NO_RANGES_NOTE: Final = "The trace has no ProfilerStep ranges, so step 0 is the span of its CPU operators."
 _EMPTY_RANGES_NOTE: Final = (
-    "The trace's ProfilerStep ranges are empty, of length 0: step 0 is the span of its host operators."
+    "The trace's ProfilerStep ranges have length 0, so step 0 is the span of its CPU operators."
 )
 
 

@@ -35,8 +35,8 @@ _MOST_PARTS: Final = 50
 _MOST_NAMED: Final = 3
 """Operators and kernels that are asked about."""
 
-_NO_STEPS: Final = Absent("the trace holds none of the recorded steps to their end")
-_NO_LAUNCHES: Final = Absent("the trace does not say what launched its device events")
+_NO_STEPS: Final = Absent("the trace has no complete recorded step")
+_NO_LAUNCHES: Final = Absent("the trace doesn't show what launched its device events")
 
 
 class PathPart(Record, frozen=True, kw_only=True):

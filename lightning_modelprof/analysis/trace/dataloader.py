@@ -98,18 +98,16 @@ def summarize_dataloader(timeline: Timeline) -> DataloaderTime | Absent:
     """Measure the fetches of the thread that ran the steps, clipped to the steps."""
     trace, steps = timeline.trace, timeline.steps
     if steps is None:
-        return Absent("the trace holds none of the recorded steps, or neither steps nor operators")
+        return Absent("the trace has none of the recorded steps, or neither steps nor operators")
     annotations = np.flatnonzero(timeline.is_annotation)
     fetches = _fetches(trace, annotations)
     if not len(fetches):
-        return Absent(
-            "the trace has no fetch of a batch, by torch's DataLoader or in a range of this package"
-        )
+        return Absent("the trace has no batch fetch by torch's DataLoader or in a lightning-modelprof range")
     rows, ranges = not_nested(trace, fetches[trace.track[fetches] == steps.track])
     time_ns = _covered_ns(ranges, steps.intervals)
     kept = np.flatnonzero((time_ns > 0) | (locate(ranges[:, 0], steps.intervals) >= 0))
     if not len(kept):
-        return Absent("all fetches are outside the recorded steps or on other threads")
+        return Absent("all batch fetches are outside the recorded steps or on other threads")
     ranges, time_ns = ranges[kept], time_ns[kept]
     pieces = intersect(ranges[ranges[:, 0] < ranges[:, 1]], steps.intervals)
     step_ns = sum_by(locate(pieces[:, 0], steps.intervals), pieces[:, 1] - pieces[:, 0], len(steps.intervals))

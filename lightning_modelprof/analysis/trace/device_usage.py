@@ -29,9 +29,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 
-_ABSENT: Final = Absent(
-    "the trace has neither device events nor the processors' times (ModelProfCallback records those)"
-)
+_ABSENT: Final = Absent("the trace has neither device events nor CPU times, which ModelProfCallback records")
 
 _FULL: Final = 1 << 40
 """All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""

@@ -34,8 +34,8 @@ _NO_COMMUNICATION: Final = Absent("the trace has no communication")
 
 
 _ONLY_CALLS: Final = Absent(
-    "the trace has calls of c10d or symm_mem, but neither kernels that communicate nor a backend's ranges on"
-    " the host, so how long communication took was not recorded"
+    "the trace has c10d or symm_mem calls, but neither communication kernels nor a backend's CPU ranges, so"
+    " communication time is unknown"
 )
 
 
@@ -46,14 +46,13 @@ _MAX_NAME: Final = 60
 
 
 _ONE_PROCESS: Final = Absent(
-    "no kernel of the trace communicates, though the host asked NCCL for it: a job of one process has nothing"
-    " to communicate"
+    "the trace has NCCL calls but no communication kernel, as in a job with one process"
 )
 
 
 _NOT_RECOGNISED: Final = Absent(
-    "no kernel of the trace was recognised as one that communicates, though the host asked for communication"
-    " and the job has several processes"
+    "the job has several processes and communication calls, but the trace has no recognized communication"
+    " kernel"
 )
 
 
@@ -208,7 +207,7 @@ def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
 def _of_unknown_backend(names: Sequence[str]) -> Absent:
     named = ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMED])
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return Absent(f"{named}{more} may communicate, but no known backend writes that, so its time is unknown")
+    return Absent(f"{named}{more} may be communication, but of no known backend, so its time is unknown")
 
 
 def _has_several_processes(trace: Trace) -> bool:

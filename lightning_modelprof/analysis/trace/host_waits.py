@@ -53,24 +53,24 @@ MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
 
 
 NO_STEP_RANGES: Final = Absent(
-    "the trace has no steps (ProfilerStep ranges), so what happens once, at the start, cannot be told from"
-    " what happens in each of them"
+    "the trace has no steps (ProfilerStep ranges), so one-time startup work can't be told from work in every"
+    " step"
 )
 
 
 ONE_STEP: Final = Absent(
-    "the trace has one step, so what happens once, at its start, cannot be told from what happens in each"
+    "the trace has one step, so one-time startup work can't be told from work in every step"
 )
 
 
-NO_WHOLE_STEP: Final = Absent("the file is cut off, and no step in it is complete")
+NO_WHOLE_STEP: Final = Absent("the file is cut off and has no complete step")
 
 
 NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP, NO_WHOLE_STEP)
 """Why nothing is said of steps, whatever is in them."""
 
 
-_NO_STEP: Final = Absent("the trace holds none of the recorded steps to their end")
+_NO_STEP: Final = Absent("the trace has no complete recorded step")
 
 
 class HostWait(Record, frozen=True, kw_only=True):

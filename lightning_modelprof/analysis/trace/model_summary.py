@@ -29,27 +29,27 @@ _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
 
 _DERIVED_NOTE: Final = (
-    "The trace has no ranges of lightning-modelprof, so the phases are derived from torch's own: Dataloader,"
-    " Optimization and Zero grad are its ranges for them, Backward is the time in autograd's nodes on any"
-    " thread, Forward is the time in operators before a step's first backward, with the batch's transfer."
-    " An optimizer step that runs a closure counts from the end of the backward in it. A phase without a"
-    " range in the trace is left out."
+    "The trace has no lightning-modelprof ranges, so the phases are derived from torch's own. Dataloader,"
+    " Optimization and Zero grad are torch's ranges for them. Backward is the time in autograd nodes on any"
+    " thread. Forward is the time in operators before a step's first backward, including the batch transfer."
+    " An optimizer step with a closure counts from the end of its backward. Phases without a range are left"
+    " out."
 )
 
 
-_NO_PHASES_NOTE: Final = "The trace has no ranges that tell the phases apart, so all time is in Others."
+_NO_PHASES_NOTE: Final = "The trace has no ranges for phases, so all time is in Others."
 
 
-NO_DEVICE_NOTE: Final = "The trace has no device events: device figures are not measured and show as a dash."
+NO_DEVICE_NOTE: Final = "The trace has no device events, so device figures show as a dash."
 
 
-NO_STEPS: Final = Absent("the trace holds none of the recorded steps")
+NO_STEPS: Final = Absent("the trace has none of the recorded steps")
 
 
 NO_RANGES: Final = Absent("the trace has no ProfilerStep ranges (profiler.step() was not called)")
 
 
-EMPTY_RANGES: Final = Absent("the trace's ProfilerStep ranges are empty, of length 0")
+EMPTY_RANGES: Final = Absent("the trace's ProfilerStep ranges have length 0")
 
 
 class ModelSummaryRow(Record, frozen=True, kw_only=True):
@@ -135,8 +135,8 @@ def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
         notes.append(NO_DEVICE_NOTE)
     elif outside.any():
         notes.append(
-            f"{int(outside.sum())} of {len(device_ns)} device events are in no row: they were launched"
-            " outside these steps, or their launch is not in the trace."
+            f"{int(outside.sum())} of {len(device_ns)} device events are in no row, because they were"
+            " launched outside these steps or their launch isn't in the trace."
         )
     return ModelSummary(
         rows=_rows(found, host, device_ns[~outside], launch_ns[~outside], has_device),
@@ -266,7 +266,7 @@ def _per_call(values_ns: NDArray[np.int64] | None) -> tuple[float | None, int | 
     return int(values_ns.sum()) / len(values_ns), int(values_ns.max()), int(values_ns.min())
 
 
-_SOME_DEVICES_NOTE: Final = "Some ranks have no device events: the GPU figures are those of the others."
+_SOME_DEVICES_NOTE: Final = "Some ranks have no device events, so GPU figures come from the others."
 
 
 def pool_model_summaries(ranks: Sequence[ModelSummary]) -> ModelSummary:

@@ -107,7 +107,7 @@ def summarize_overview(timeline: Timeline) -> Overview | Absent:
     """Merge the events of each type over all threads, streams and devices and clip them to the steps."""
     steps, bounds, stretches = timeline.steps, timeline.bounds, timeline.stretches
     if steps is None or bounds is None or stretches is None:
-        return Absent("the trace holds none of the recorded steps, or neither steps nor operators")
+        return Absent("the trace has none of the recorded steps, or neither steps nor operators")
     host_window = steps.intervals
     host = _measure(timeline.trace, _host_members(timeline), host_window)
     host += _phases(timeline, host_window)

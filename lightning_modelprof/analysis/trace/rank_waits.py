@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.communication_calls import Call, CommunicationCalls
 from lightning_modelprof.record import Record
 
-_ONE_RANK: Final = Absent("only one rank's communication is here")
+_ONE_RANK: Final = Absent("the traces have only one rank's communication")
 
 
 _LEVEL: Final = 0.05
@@ -278,22 +278,22 @@ LeftOut = Mapping[str, int]
 PAIRWISE: Final = "not every rank takes part in them"
 
 
-ONE_SIDED: Final = "a rank may leave them before the others come"
+ONE_SIDED: Final = "a rank may leave them before the others arrive"
 
 
-ALONE: Final = "only one rank of their process group is here"
+ALONE: Final = "the traces have only one rank of their process group"
 
 
 UNCLEAR_GROUP: Final = "several process groups have their name"
 
 
-LACKING: Final = "the ranks do not have the same number of them"
+LACKING: Final = "the ranks don't have the same number of them"
 
 
-DISAGREEING: Final = "their names, sizes or order are not the same on all ranks"
+DISAGREEING: Final = "their names, sizes or order differ between ranks"
 
 
-NOT_IN_SHARED_STEPS: Final = "they are in no step that all ranks have"
+NOT_IN_SHARED_STEPS: Final = "they're in no step that all ranks have"
 
 
 class MatchedCall(Record, frozen=True):

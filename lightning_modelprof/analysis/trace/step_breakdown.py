@@ -35,7 +35,7 @@ STEP_CATEGORIES: Final = (
 """What a step consists of, from high to low priority: where several run, the first one owns the time."""
 
 
-NO_STEP: Final = Absent("the trace holds none of the recorded steps, or neither steps nor operators")
+NO_STEP: Final = Absent("the trace has none of the recorded steps, or neither steps nor operators")
 
 
 class StepParts(Record, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ def check_trace(timeline: Timeline) -> tuple[str, ...]:
     trace = timeline.trace
     notes = [*trace.damage, *_cut_steps(timeline.cut_steps)]
     if trace.num_dropped:
-        notes.append(f"{trace.num_dropped:,} events have no usable time and are in no figure.")
+        notes.append(f"{trace.num_dropped:,} events are left out, because they have no usable time.")
     notes += _reported_losses(timeline)
     if timeline.has_device:
         notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
@@ -76,8 +76,8 @@ def _lost_kernels(timeline: Timeline) -> list[str]:
         return []
     return [
         f"{count.lost:,} of {count.launches:,} kernel launches have no kernel in the trace (steps"
-        f" {_listed(list(count.steps))}): they were captured into a CUDA graph, or the profiler lost device"
-        " events and the device did more there than the tables say; then record fewer steps."
+        f" {_listed(list(count.steps))}). Either they were captured into a CUDA graph, or the profiler lost"
+        " device events and the tables miss device work. If it lost events, record fewer steps."
     ]
 
 
@@ -86,8 +86,8 @@ def _lost_launches(timeline: Timeline) -> list[str]:
     if not unknown:
         return []
     return [
-        f"{unknown:,} of {len(timeline.launch.runtime):,} device events have no launch in the trace: they"
-        " were launched before it begins, or the profiler lost host events."
+        f"{unknown:,} of {len(timeline.launch.runtime):,} device events have no launch in the trace. Either"
+        " they were launched before it starts, or the profiler lost CPU events."
     ]
 
 
@@ -101,9 +101,9 @@ def _acausal(timeline: Timeline) -> list[str]:
     if not wrong.any():
         return []
     return [
-        f"{int(wrong.sum()):,} of {len(known):,} device events begin before their launch, by up to"
-        f" {milliseconds(int(early_ns.max()))}: the clocks of host and device disagree by that much, and"
-        " figures that compare the two (Launch, Idle, steps' ends) are off."
+        f"{int(wrong.sum()):,} of {len(known):,} device events start before their launch, by up to"
+        f" {milliseconds(int(early_ns.max()))}. The CPU and device clocks disagree by that much, so figures"
+        " that compare them (Launch, Idle, step ends) are off."
     ]
 
 
@@ -118,9 +118,9 @@ def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
     if not wrong.any():
         return []
     return [
-        f"{int(wrong.sum()):,} steps begin before the step before them ends, by up to"
-        f" {milliseconds(int(overlap_ns.max()))}: the clock was set back while recording, or the trace was"
-        " merged from several. Its times are not to be trusted."
+        f"{int(wrong.sum()):,} steps start before the previous step ends, by up to"
+        f" {milliseconds(int(overlap_ns.max()))}. Either the clock was set back while recording, or the trace"
+        " was merged from several. Don't trust its times."
     ]
 
 
@@ -135,9 +135,9 @@ def _gaps(steps: Steps) -> list[str]:
         return []
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
-        f"Between step {numbers[worst]} and step {numbers[worst + 1]} lie {milliseconds(int(gap_ns[worst]))}"
-        " that belong to no step: work outside of the loop's steps, a wait for a CPU on a busy machine, or"
-        " the clock was set forward."
+        f"The {milliseconds(int(gap_ns[worst]))} between steps {numbers[worst]} and {numbers[worst + 1]}"
+        " belong to no step. Possible causes are work between steps, a wait for a CPU on a busy machine, or a"
+        " clock set forward."
     ]
 
 
@@ -148,8 +148,8 @@ def _repeated_steps(steps: Steps) -> list[str]:
     if not repeated:
         return []
     return [
-        f"Several steps have the same number (steps {_listed(repeated)}): the trace was merged from several"
-        " windows or runs, whose figures are thrown together."
+        f"Several steps have the same number (steps {_listed(repeated)}). The trace was merged from several"
+        " windows or runs, and its figures mix them."
     ]
 
 
@@ -163,8 +163,8 @@ def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
     if overhead_ns <= _OVERHEAD_SHARE * whole_ns:
         return []
     return [
-        f"The profiler's own work takes {percent(overhead_ns / whole_ns)} of the steps; their times are"
-        " too long by about that."
+        f"Profiler overhead is {percent(overhead_ns / whole_ns)} of the steps and inflates their times"
+        " by about as much."
     ]
 
 

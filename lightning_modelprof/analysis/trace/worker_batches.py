@@ -25,10 +25,10 @@ from lightning_modelprof.run.workers import WorkerBatches
 MOST_APART_NS: Final = 200_000
 """By so much may the middle one of the readings be later than the least; else nothing is said."""
 
-_DAMAGED: Final = "what the trace says of workers is damaged"
+_DAMAGED: Final = "the trace's worker data is damaged"
 _APART: Final = (
-    "the clock by which workers were timed cannot be told on that of the trace: readings of both at steps"
-    f" differ by more than {MOST_APART_NS // 1000} us"
+    "the workers' clock can't be matched to the trace's: readings of both at steps differ by more than"
+    f" {MOST_APART_NS // 1000} µs"
 )
 _COLUMNS: Final = WorkerBatches.__struct_fields__
 
