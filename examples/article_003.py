@@ -1,23 +1,22 @@
-"""A slow loss, made fast in five steps, each of which the profiler points at.
+"""Make a slow loss fast in five steps that the profiler points out.
 
     python examples/article_003.py
     python examples/article_003.py --accelerator gpu --batch-size 1024 --image-size 256 --workers 8
 
-A small convolutional net is trained with a cross entropy that somebody wrote by hand. Nothing in it looks
-wrong. Every stage profiles the training and prints the verdict, what was found, and which lines of this file
-wait for values, copy or make tensors on the host in every step. The next stage mends one of them:
+A small convolutional net trains with a hand-written cross entropy that looks fine. Each stage profiles the
+training and prints the verdict, the findings and the lines in this file that wait for values, copy tensors or
+create them on the CPU in every step. The next stage fixes one of them:
 
-    0  as it was written
-    1  the weights of the classes are made once and not in every step
-    2  the labels are checked where they are loaded and not on the device
-    3  the row numbers are made on the device, not by Python's range
-    4  torch.nn.NLLLoss for the hand-written sum
-    5  torch.nn.CrossEntropyLoss for all of it
-    6  that, compiled (with --compile)
+    0  original code
+    1  create the class weights once instead of in every step
+    2  check the labels in the DataLoader instead of on the device
+    3  create the row indices on the device instead of with Python's range
+    4  use torch.nn.NLLLoss instead of the hand-written sum
+    5  use torch.nn.CrossEntropyLoss for everything
+    6  compile it (with --compile)
 
-On a GPU each of the first three makes the host wait until the device has done all that it was given, which is
-why they can cost more than the net. On a CPU nothing waits: the lines are named all the same, and cost no
-more than their own work, which is little beside the net.
+On a GPU, each of the first three makes the CPU wait until the device is idle, so they can cost more than the
+net. On a CPU nothing waits. The report names the same lines, but they cost little compared to the net.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ from lightning_modelprof.report.model import Report, Status
 
 NUM_CLASSES = 10
 STAGES = (
-    "as it was written",
-    "weights made once",
-    "labels checked by the loader",
-    "row numbers made on the device",
+    "original code",
+    "weights created once",
+    "labels checked in the loader",
+    "row indices on the device",
     "nn.NLLLoss",
     "nn.CrossEntropyLoss",
     "nn.CrossEntropyLoss, compiled",
 )
-WHAT = {"waits": "values read", "copies": "copies", "host_tensors": "tensors made on the host"}
-"""Columns of the table of source lines that tell of a problem."""
+WHAT = {"waits": "values read", "copies": "copies", "host_tensors": "tensors created on the CPU"}
+"""Columns of the source lines table that show a problem."""
 
 
 class Net(nn.Module):
-    """Eight convolutions, each followed by a pooling that halves the image as long as it can."""
+    """Eight convolutions, each followed by pooling while the image is larger than a pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class Net(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of shape (batch, classes)."""
+        """Return scores of shape (batch, classes)."""
         for convolution in self.convolutions:
             images = convolution(images).relu()
             if images.shape[-1] > 1:
@@ -72,12 +71,12 @@ class Net(nn.Module):
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """Logarithms of the probabilities of the classes."""
+    """Return the log probabilities of the classes."""
     return x - x.exp().sum(-1).log().unsqueeze(-1)
 
 
 class HandWrittenLoss(nn.Module):
-    """A weighted cross entropy, as slow as the stage says."""
+    """A weighted cross entropy with the problems left in this stage."""
 
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -85,7 +84,7 @@ class HandWrittenLoss(nn.Module):
         self.register_buffer("weight", torch.tensor([0.1] * NUM_CLASSES))
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the batch's loss."""
         prediction = log_softmax(output)
         weight = self.weight
         if self.stage < 1:
@@ -93,7 +92,7 @@ class HandWrittenLoss(nn.Module):
         return self.weighted_nll(prediction, target, weight)
 
     def weighted_nll(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Negative logarithms of the probabilities of the right classes, weighted."""
+        """Return the weighted negative log likelihood."""
         if self.stage < 2:
             assert target.max() < NUM_CLASSES  # problem 2
         if self.stage < 3:
@@ -107,7 +106,7 @@ class HandWrittenLoss(nn.Module):
 
 
 class LibraryLoss(nn.Module):
-    """The same by torch's own losses."""
+    """The same loss with torch's own modules."""
 
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -116,12 +115,12 @@ class LibraryLoss(nn.Module):
         self.takes_probabilities = stage == 4
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the batch's loss."""
         return self.loss(log_softmax(output) if self.takes_probabilities else output, target)
 
 
 class Classifier(LightningModule):
-    """The net and the loss of a stage."""
+    """The net with a stage's loss."""
 
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -131,17 +130,17 @@ class Classifier(LightningModule):
             self.loss.compile()
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
-        """The loss of a batch."""
+        """Return the batch's loss."""
         images, target = batch
         return self.loss(self.net((images.float() / 255 - 0.5) / 0.5), target)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Gradient descent with momentum."""
+        """Use gradient descent with momentum."""
         return torch.optim.SGD(self.parameters(), lr=0.001, momentum=0.9)
 
 
 class FakeImages(Dataset[list[Tensor]]):
-    """Random images with the shape of photographs, fetched a batch at a time."""
+    """Random images, fetched a batch at a time."""
 
     def __init__(self, num_images: int, size: int, *, checked: bool) -> None:
         self.images = torch.randint(0, 256, (256, 3, size, size), dtype=torch.uint8)
@@ -161,13 +160,13 @@ class FakeImages(Dataset[list[Tensor]]):
 
 @dataclass(frozen=True)
 class Result:
-    """What one stage took, and what its report says.
+    """One stage's step time and findings.
 
     Attributes:
-        step_ns: mean time of a step.
-        verdict: the first line of the report.
-        findings: titles of what was found.
-        lines: lines of the losses that wait, copy or make tensors in every step.
+        step_ns: Mean step time in nanoseconds.
+        verdict: The first line of the report.
+        findings: Titles of the findings.
+        lines: Lines in the losses that wait, copy or create tensors in every step.
     """
 
     stage: int
@@ -178,7 +177,7 @@ class Result:
 
 
 def train(stage: int, options: argparse.Namespace) -> Report:
-    """Profile the training of a stage."""
+    """Profile one stage's training."""
     seed_everything(0, verbose=False)
     num_images = options.steps * options.batch_size
     loader = DataLoader(
@@ -214,7 +213,7 @@ def train(stage: int, options: argparse.Namespace) -> Report:
 
 
 def read(stage: int, report: Report) -> Result:
-    """The figures of a report, and its lines that are in this file's losses."""
+    """Read a report's figures and its lines in this file's losses."""
     table = next(table for table in report.tables if table.id == "source_lines")
     keys = [column.key for column in table.columns]
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
@@ -237,14 +236,14 @@ def read(stage: int, report: Report) -> Result:
 
 
 def parse() -> argparse.Namespace:
-    """What was asked for on the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--image-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--compile", action="store_true", help="also compile the last loss (stage 6)")
+    parser.add_argument("--compile", action="store_true", help="add stage 6, which compiles the last loss")
     parser.add_argument("--stages", type=int, nargs="+", choices=range(len(STAGES)))
     parser.add_argument("--out", type=Path, help="folder for the reports (default: a temporary one)")
     options = parser.parse_args()
@@ -255,27 +254,29 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train all stages, one after the other; it takes less than a minute."""
+    """Train all stages in turn, which takes less than a minute."""
     options = parse()
-    torch.set_num_threads(1)  # with more, what else the machine does counts for more than the stages
+    torch.set_num_threads(
+        1
+    )  # with more threads, noise from other processes outweighs the differences between stages
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     results = []
     for stage in options.stages:
         result = read(stage, train(stage, options))
         results.append(result)
-        print(f"\nStage {stage}: {STAGES[stage]}: {result.step_ns / 1e6:.2f} ms per step")
+        print(f"\nStage {stage} ({STAGES[stage]}): {result.step_ns / 1e6:.2f} ms per step")
         print(f"  {result.verdict}")
         for finding in result.findings:
             print(f"  found: {finding}")
-        for line in result.lines or ("no line waits, copies or makes tensors",):
+        for line in result.lines or ("no line waits, copies or creates tensors",):
             print(f"  {line}")
-    print(f"\nstage{'':28} ms/step   times as fast as stage {options.stages[0]}")
+    print(f"\nstage{'':28} ms/step   speedup over stage {options.stages[0]}")
     for result in results:
         speed = results[0].step_ns / result.step_ns
         print(f"{result.stage}  {STAGES[result.stage]:30}{result.step_ns / 1e6:8.2f}   {speed:.2f}")
     first, last = (options.out / f"stage_{stage}" for stage in (options.stages[0], options.stages[-1]))
-    print("On a busy machine one run of each tells little: compare says how sure it is.")
-    print(f"\nThe reports are in {options.out}; to compare two of them:")
+    print("On a busy machine, one run per stage isn't enough. compare shows how sure the result is.")
+    print(f"\nThe reports are in {options.out}. To compare two of them:")
     print(f"    lightning-modelprof compare {first} {last}")
 
 

@@ -1,26 +1,26 @@
-"""Find out why training is slow, fix it, and measure what the fix gained: four steps on a small network.
+"""Find out why training is slow, fix it and measure the gain, in four steps.
 
-The network is the one of PaddlePaddle's profiler tutorial: three convolutions that sort 32x32 images into ten
-classes. The tutorial's four steps are
+The network comes from PaddlePaddle's profiler tutorial: three convolutions that classify 32x32 images. The
+tutorial's four steps are:
 
-    1. train without profiling and note the steps per second (ips): the baseline
+    1. Train without a profiler window and note the steps per second (ips).
            python examples/cifar10.py --timer-only
-    2. profile a few steps and read where the time goes
+    2. Profile a few steps and see where the time goes.
            python examples/cifar10.py
-       The report's Reader Ratio says that the network waits for its data more than a third of the time.
-    3. change one thing, and profile again to see whether it did what it should
+       The report's Reader Ratio shows that training waits for data more than a third of the time.
+    3. Change one thing, and profile again to check its effect.
            python examples/cifar10.py --num-workers 2
-    4. train without profiling again and compare with the baseline
+    4. Train without a window again and compare with step 1.
            python examples/cifar10.py --num-workers 2 --timer-only
 
-and all four in one go, with the gain at the end:
+To run all four and print the gain:
            python examples/cifar10.py --compare
 
-Workers need cores of their own: on a machine that is busy with something else the fix gains little.
+Workers need free CPUs. On a busy machine the fix gains little.
 
-The data are handwritten digits that come with scikit-learn (see digits.py), so nothing is downloaded. For
-CIFAR-10 itself unpack cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, pass --data-dir.
-Needs the extra packages of: pip install -e "PATH_OF_THE_CLONE[examples]"
+The data is scikit-learn's handwritten digits (see digits.py), so nothing is downloaded. To use CIFAR-10,
+unpack cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and pass --data-dir.
+First run: pip install -e ".[examples]"
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Accuracy
 
 from lightning_modelprof import ModelProfCallback
 
-Images = Dataset[tuple[Tensor, int]]  # what a data set has to offer here: (image, label) pairs
+Images = Dataset[tuple[Tensor, int]]  # (image, label) pairs
 
 
 class ConvNet(LightningModule):
-    """The tutorial's network. Nothing in it knows about profiling."""
+    """The tutorial's network, without any profiling code."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -57,36 +58,40 @@ class ConvNet(LightningModule):
         self.conv3 = nn.Conv2d(64, 64, kernel_size=3)
         self.linear1 = nn.Linear(1024, 64)
         self.linear2 = nn.Linear(64, num_classes)
+        self.accuracy = Accuracy(task="multiclass", num_classes=num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores of a batch of 3x32x32 images."""
+        """Return class scores for a batch of 3x32x32 images."""
         x = max_pool2d(relu(self.conv1(images)), 2)
         x = max_pool2d(relu(self.conv2(x)), 2)
         x = relu(self.conv3(x)).flatten(1)
         return self.linear2(relu(self.linear1(x)))
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss of one batch."""
+        """Return the batch's loss."""
         images, labels = batch
-        loss = cross_entropy(self(images), labels)
+        scores = self(images)
+        loss = cross_entropy(scores, labels)
+        self.accuracy(scores, labels)
         self.log("train_loss", loss)
+        self.log("train_accuracy", self.accuracy)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, as in the tutorial."""
+        """Use Adam, as in the tutorial."""
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
 class Cifar10(Images):
-    """The 50000 training images of CIFAR-10 in its "python version", augmented like the digits.
+    """CIFAR-10's 50,000 training images ("python version"), augmented like the digits.
 
-    The files are pickles, which run code when they are loaded: use only what you trust.
+    The files are pickles, which can run code when loaded. Only use files you trust.
 
     Args:
-        data_dir: the folder that holds `cifar-10-batches-py`, or that folder itself.
+        data_dir: The folder `cifar-10-batches-py`, or the one that contains it.
 
     Raises:
-        FileNotFoundError: when there are no `data_batch_*` files.
+        FileNotFoundError: If there are no `data_batch_*` files.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -98,7 +103,7 @@ class Cifar10(Images):
                 f"--data-dir {data_dir}: expected the files {folder}/data_batch_1 ... data_batch_5,"
                 f" found {found if data_dir.is_dir() else 'no such folder'}."
                 " Unpack cifar-10-python.tar.gz (https://www.cs.toronto.edu/~kriz/cifar.html) there,"
-                " or leave --data-dir out to train on scikit-learn's digits."
+                " or leave out --data-dir to train on scikit-learn's digits."
             )
         batches = [pickle.loads(path.read_bytes(), encoding="bytes") for path in files]
         pixels = np.concatenate([batch[b"data"] for batch in batches])
@@ -121,7 +126,7 @@ def train(
     name: str | None = None,
     terminal: bool = True,
 ) -> ModelProfCallback:
-    """Trains a fresh network for `--max-steps` steps; returns the callback, which holds the report."""
+    """Train a new network for `--max-steps` steps; returns the callback with the report."""
     seed_everything(args.seed, verbose=False)
     loader = DataLoader(
         images,
@@ -132,7 +137,7 @@ def train(
         persistent_workers=num_workers > 0,
     )
 
-    # This is all there is to profiling. The report is printed when fit() is done, if terminal is true.
+    # Profiling needs only this callback. It prints the report when fit() ends, if terminal is true.
     if timer_only:
         profiling = ModelProfCallback(active=0, report={"terminal": terminal})
     elif args.steps:
@@ -155,18 +160,18 @@ def train(
 
 
 def compare(args: argparse.Namespace, images: Images) -> None:
-    """Goes through the four steps, prints the report of the second one, and what the fix gained."""
+    """Run the four steps; print the second one's report and the gain."""
     workers = args.num_workers or 2
 
-    print("--- 1 of 4: the baseline. No profiler; the data are loaded between the training steps.")
+    print("--- 1 of 4: Baseline without a profiler window. Data loading runs in the main process.")
     baseline = train(args, images, num_workers=0, timer_only=True, name="1_baseline", terminal=False)
-    print("--- 2 of 4: where does the time go? The same, with ten profiled steps.")
+    print("--- 2 of 4: The same with a window of ten steps, to see where the time goes.")
     profile = train(args, images, num_workers=0, timer_only=False, name="2_profile")
-    print(f"--- 3 of 4: the fix. {workers} worker processes load the data during the training steps.")
+    print(f"--- 3 of 4: The fix. {workers} workers load data during training steps.")
     fixed_profile = train(
         args, images, num_workers=workers, timer_only=False, name="3_fixed_profile", terminal=False
     )
-    print("--- 4 of 4: what did it gain? The fixed program without the profiler.")
+    print("--- 4 of 4: The fix without a window, to measure the gain.")
     fixed = train(args, images, num_workers=workers, timer_only=True, name="4_fixed", terminal=False)
 
     before, after = benchmark(baseline), benchmark(fixed)
@@ -178,81 +183,87 @@ def compare(args: argparse.Namespace, images: Images) -> None:
             f"{figures['ips']['avg']:>9.2f} steps/s"
         )
 
-    # Every setting ran twice, once with a profiler window, whose steps are not in these figures. How far the
-    # two are apart shows what the machine does from one run to the next.
+    # Each setting ran twice, once with a window, whose steps these figures exclude. The difference between
+    # the two shows how much the machine varies from run to run.
     repeats = ((before, benchmark(profile)), (after, benchmark(fixed_profile)))
     drift = max(abs(math.log(one["ips"]["avg"] / other["ips"]["avg"])) for one, other in repeats)
     print(gain(before["ips"], after["ips"], drift))
 
 
 def benchmark(callback: ModelProfCallback) -> Mapping[str, Any]:
-    """The figures of a run's undisturbed steps: the ones that two runs may be compared by."""
+    """Return the figures for a run's clean steps, which make runs comparable."""
     if callback.report is None:
-        raise RuntimeError("the callback made no report; it warned about the reason during training")
+        raise RuntimeError("no report; the callback warned about the reason during training")
     figures = callback.report.sections["benchmark"]
     if figures is None:
-        raise SystemExit("error: no undisturbed steps to compare the runs by: try a larger --max-steps")
+        raise SystemExit("error: no clean steps to compare. Increase --max-steps.")
     return figures
 
 
 def gain(before: Mapping[str, Any], after: Mapping[str, Any], drift: float) -> str:
-    """Says what came of it, and how sure that is.
+    """Describe the gain and its uncertainty.
 
-    From 70.99 to 137.3 steps/s is 1.93x, a gain of 93 %; the tutorial calls it 193 %.
+    From 70.99 to 137.3 steps/s is 1.93x, a gain of 93%; the tutorial calls it 193%.
 
     Args:
-        before: average and standard error of the steps per second, as in the report.
-        after: the same of the changed program.
-        drift: difference between two runs of one setting, as a natural logarithm.
+        before: Mean and standard error of the steps per second, as in the report.
+        after: The same for the changed program.
+        drift: Difference between two runs with the same setting, as a natural logarithm.
     """
     ratio = after["avg"] / before["avg"]
-    text = f"The change made it {ratio:.2f}x = {100 * (ratio - 1):+.0f} % steps per second"
+    text = f"Speedup: {ratio:.2f}x ({100 * (ratio - 1):+.0f}% steps per second"
     if before["standard_error"] is None or after["standard_error"] is None:
-        return f"{text}, from too few steps to tell the noise: try a larger --max-steps."
+        return f"{text}). Too few steps to estimate the noise: increase --max-steps."
 
-    # The relative errors of a quotient add up in squares; in logarithms the interval cannot go below zero.
+    # Relative errors of a ratio add in quadrature; in logarithms the interval stays above zero.
     error = math.hypot(before["standard_error"] / before["avg"], after["standard_error"] / after["avg"])
     low, high = ratio * math.exp(-1.96 * error), ratio * math.exp(1.96 * error)
-    text += f" (95 % interval of these two runs {low:.2f}x .. {high:.2f}x).\n"
-    text += f"Two runs of the same setting differed by up to {math.exp(drift):.2f}x. "
-    unproven = "these runs do not show that the change made a difference."
+    text += f", 95% interval {low:.2f}x to {high:.2f}x).\n"
+    text += f"Two runs with the same setting differed by up to {math.exp(drift):.2f}x. "
     if low <= 1 <= high:
-        return f"{text}The interval holds 1x: {unproven}"
+        return f"{text}The interval includes 1x, so these runs show no difference."
     if abs(math.log(ratio)) <= drift:
-        return f"{text}The change is within the noise: it is no larger than that, so {unproven}"
+        return f"{text}The change is within the noise, so these runs show no difference."
     if ratio < 1:
-        return f"{text}The difference is more than noise: slower, as workers need CPUs that are free."
-    return f"{text}The difference is more than noise."
+        return f"{text}It's slower, by more than noise. Workers need free CPUs."
+    return f"{text}The speedup is more than noise."
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data (default: 0)")
+    parser.add_argument("--num-workers", type=int, default=0, help="DataLoader workers (default: 0)")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step (default: 32)")
     parser.add_argument("--max-steps", type=int, default=100, help="steps to train (default: 100)")
-    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10 (default: scikit-learn's digits)")
     parser.add_argument(
-        "--log-dir", type=Path, default=Path("lightning_logs"), help="default: lightning_logs"
+        "--data-dir", type=Path, help="folder with CIFAR-10 (default: use scikit-learn's digits)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        default=Path("lightning_logs"),
+        help="folder for logs (default: lightning_logs)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--timer-only", action="store_true", help="measure phases and ips, open no profiler")
     mode.add_argument(
-        "--steps", type=int, nargs=2, metavar=("START", "END"), help="profile the steps START to END - 1"
+        "--timer-only", action="store_true", help="measure phases and ips only, without a window"
     )
     mode.add_argument(
-        "--compare", action="store_true", help="do the four steps; the fix is --num-workers or 2"
+        "--steps", type=int, nargs=2, metavar=("START", "END"), help="profile steps START to END - 1"
+    )
+    mode.add_argument(
+        "--compare", action="store_true", help="run all four steps; the fix uses --num-workers, or 2"
     )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Runs what the command line asks for."""
+    """Train or compare, as the command line says."""
     args = parse_args()
-    # One thread for the network leaves the other cores to the workers, and makes CPU runs comparable.
+    # One thread for training leaves the other CPUs to the workers and makes CPU runs comparable.
     torch.set_num_threads(1)
     try:
         images = Cifar10(args.data_dir) if args.data_dir else Digits()
@@ -263,7 +274,7 @@ def main() -> None:
         compare(args, images)
     else:
         train(args, images, num_workers=args.num_workers, timer_only=args.timer_only)
-    print(f"To see the runs in TensorBoard: tensorboard --logdir {args.log_dir}")
+    print(f"Open the runs in TensorBoard: tensorboard --logdir {args.log_dir}")
 
 
 if __name__ == "__main__":

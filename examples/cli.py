@@ -1,13 +1,15 @@
-"""lightning-modelprof in a LightningCLI program: nothing in the code, everything in the YAML file.
+"""Use lightning-modelprof in a LightningCLI program, with changes to the YAML file only.
 
     python examples/cli.py fit --config configs/lightning_cli.yaml
 
-The callback is named in the file by its class path. Its arguments can be set on the command line too, as long
-as it is the last callback of the list:
+The file names the callback by its class path. You can also set its arguments on the command line, if it's the
+last callback in the list:
 
     python examples/cli.py fit --config configs/lightning_cli.yaml --trainer.callbacks.active 5
 
-All its arguments: python examples/cli.py fit --trainer.callbacks.help lightning_modelprof.ModelProfCallback
+To list its arguments:
+
+    python examples/cli.py fit --trainer.callbacks.help lightning_modelprof.ModelProfCallback
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from digits import Digits
 from lightning import LightningDataModule, LightningModule
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
+from torchmetrics import Accuracy
 
 from lightning_modelprof.errors import require
 
@@ -28,8 +31,8 @@ class DigitsModel(LightningModule):
     """Two linear layers.
 
     Args:
-        hidden: number of units between the two layers.
-        learning_rate: step size of Adam.
+        hidden: Number of hidden units.
+        learning_rate: Adam's learning rate.
     """
 
     def __init__(self, hidden: int = 64, learning_rate: float = 1e-3) -> None:
@@ -38,25 +41,29 @@ class DigitsModel(LightningModule):
         self.net = nn.Sequential(
             nn.Flatten(), nn.Linear(3 * 32 * 32, hidden), nn.ReLU(), nn.Linear(hidden, 10)
         )
+        self.accuracy = Accuracy(task="multiclass", num_classes=10)
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss of one batch."""
+        """Return the batch's loss."""
         images, labels = batch
-        loss = nn.functional.cross_entropy(self.net(images), labels)
+        scores = self.net(images)
+        loss = nn.functional.cross_entropy(scores, labels)
+        self.accuracy(scores, labels)
         self.log("train_loss", loss)
+        self.log("train_accuracy", self.accuracy)
         return loss
 
     def configure_optimizers(self) -> optim.Optimizer:
-        """Adam at a constant rate."""
+        """Use Adam with a constant learning rate."""
         return optim.Adam(self.parameters(), lr=self.learning_rate)
 
 
 class DigitsData(LightningDataModule):
-    """The handwritten digits of `digits.py`.
+    """The handwritten digits from `digits.py`.
 
     Args:
-        batch_size: samples per step.
-        num_workers: processes that load ahead; 0 loads in the training process, between two steps.
+        batch_size: Samples per step.
+        num_workers: Number of DataLoader workers; 0 loads in the main process, between steps.
     """
 
     def __init__(self, batch_size: int = 32, num_workers: int = 0) -> None:
@@ -65,7 +72,7 @@ class DigitsData(LightningDataModule):
         self.num_workers = num_workers
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """Shuffled batches."""
+        """Return shuffled batches."""
         return DataLoader(Digits(), batch_size=self.batch_size, shuffle=True, num_workers=self.num_workers)
 
 

@@ -1,8 +1,8 @@
-"""The data of the examples: real handwritten digits, fed through a loader that costs what a loader costs.
+"""Data for the examples: handwritten digits with a realistic data loading cost.
 
-scikit-learn ships 1797 scanned digits of 8x8 pixels, so nothing is downloaded. They are packed as PNG once,
-in memory; from then on every sample is decoded, augmented and turned into a tensor each time it is asked for,
-which is what the loader of an image data set on a disk does all day.
+scikit-learn ships 1797 scanned digits of 8x8 pixels, so nothing is downloaded. The dataset keeps them in
+memory as PNG files. It decodes, augments and converts a sample each time it's requested, as an image dataset
+on disk does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ require("sklearn", "PIL", extra="examples", where="examples/digits.py")
 from PIL import Image, ImageEnhance  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
-CANVAS = (
-    56  # the side on which images are turned and shifted; finer than the result, so that edges stay smooth
-)
-SIDE = 32  # the side of the finished image, that of CIFAR-10
+CANVAS = 56  # pixels per side while rotating and shifting; larger than the result to keep edges smooth
+SIDE = 32  # pixels per side of the result, as in CIFAR-10
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """The digits as (image of 3x32x32 floats in 0..1, label) pairs; another augmentation at every access."""
+    """Digits as (image, label) pairs; images are 3x32x32 floats in 0..1, augmented differently each time."""
 
     def __init__(self) -> None:
         scans = load_digits()
@@ -44,10 +42,10 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
 
 def augment(image: Image.Image) -> Tensor:
-    """Turns, shifts, recolours and adds grain to an RGB image; returns 3x32x32 floats in 0..1.
+    """Rotate, shift, recolor and add grain to an RGB image; returns 3x32x32 floats in 0..1.
 
-    The random numbers come from torch because DataLoader seeds torch's generator anew in every worker, from
-    the run's seed. Numpy's global generator would give every worker the same numbers.
+    Random numbers come from torch, because DataLoader seeds torch's generator differently in every worker.
+    NumPy's global generator would give every worker the same numbers.
     """
     angle, x, y, brightness, contrast, color = torch.rand(6).tolist()
     margin = CANVAS // 8
@@ -69,7 +67,7 @@ def augment(image: Image.Image) -> Tensor:
 
 
 def _to_png(scan: np.ndarray) -> bytes:
-    """Packs an 8x8 scan with grey values 0..16 as a PNG file in memory."""
+    """Encode an 8x8 scan with gray values 0..16 as PNG."""
     buffer = io.BytesIO()
     Image.fromarray((scan * 255 / 16).astype(np.uint8)).save(buffer, format="PNG")
     return buffer.getvalue()

@@ -1,16 +1,15 @@
-"""A training loop of your own with Lightning Fabric: what its stages take, what a step costs, a trace.
+"""Time a Lightning Fabric training loop, count its FLOPs and record a trace.
 
     python examples/fabric.py
-    lightning-modelprof analyze fabric_trace.json.gz      # all tables of the trace: operators, idle time, ...
+    lightning-modelprof analyze fabric_trace.json.gz      # trace tables: operators, idle time, ...
 
-`ModelProfCallback` needs a Trainer, since it lives on what the Trainer tells its profiler. In a loop of your
-own
+`ModelProfCallback` needs a Trainer. In your own loop, use these instead:
 
-    EventTimer        times the stages that you name, on a GPU by marks on its stream, so that nothing waits;
-    count_flops       counts one step of the model, forward and backward, and changes nothing on it;
-    torch.profiler    records a few steps, and `lightning-modelprof analyze` reads what it wrote.
+    EventTimer        times stages; on a GPU it uses device events, so nothing waits
+    count_flops       counts the forward and backward FLOPs of a step, and leaves the model unchanged
+    torch.profiler    records a few steps for `lightning-modelprof analyze`
 
-In plain PyTorch, without Fabric, the four numbered places are the same.
+In plain PyTorch, the four numbered places are the same.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Accuracy
 
 from lightning_modelprof import EventTimer, count_flops
 
@@ -31,7 +31,7 @@ STAGES = ("data", "forward", "backward", "optimizer")
 
 
 def timed(batches: Iterable[Any], timer: EventTimer) -> Iterator[Any]:
-    """The same batches; the wait for each is the stage "data"."""
+    """Yield the batches, with the wait for each as the stage "data"."""
     iterator = iter(batches)
     while True:
         with timer("data"):
@@ -45,27 +45,31 @@ def timed(batches: Iterable[Any], timer: EventTimer) -> Iterator[Any]:
 def train(
     fabric: Fabric, model: nn.Module, optimizer: optim.Optimizer, data: Any, profiler: Any
 ) -> EventTimer:
-    """One epoch; returns the times of its stages."""
-    timer = EventTimer(fabric.device)  # 1. one timer for each thread
-    for images, labels in timed(data, timer):  # 2. the wait for a batch
+    """Train for one epoch; returns the stage times."""
+    accuracy = Accuracy(task="multiclass", num_classes=10).to(fabric.device)
+    timer = EventTimer(fabric.device)  # 1. one timer per thread
+    for images, labels in timed(data, timer):  # 2. the wait for each batch
         with timer("forward"):  # 3. a name for each stage
-            loss = nn.functional.cross_entropy(model(images), labels)
+            scores = model(images)
+            loss = nn.functional.cross_entropy(scores, labels)
+            accuracy.update(scores, labels)
         with timer("backward"):
             fabric.backward(loss)
         with timer("optimizer"):
             optimizer.step()
             optimizer.zero_grad()
-        profiler.step()  # 4. torch.profiler is told where a step ends
+        profiler.step()  # 4. mark the end of the step for torch.profiler
+    print(f"Training accuracy on random labels: {accuracy.compute():.0%}")
     return timer
 
 
 def loss_of(output: Tensor) -> Tensor:
-    """A loss for the count: which one it is hardly matters, but that there is one makes backward count."""
+    """Return a loss, so that count_flops counts backward too."""
     return output.logsumexp(dim=1).mean()
 
 
 def show(timer: EventTimer, steps: int) -> None:
-    """A line for each stage: device time where the device has marks, else that of the host."""
+    """Print a line per stage, with device time if the device has events, else CPU time."""
     stages = timer.results()
     totals_ns = {}
     for name in STAGES:
@@ -73,12 +77,12 @@ def show(timer: EventTimer, steps: int) -> None:
         totals_ns[name] = spread.avg_ns * stages[name].calls
     for name, total_ns in totals_ns.items():
         share = total_ns / sum(totals_ns.values())
-        print(f"{name:>10} {total_ns / steps / 1e6:9.3f} ms a step {share:7.1%}")
+        print(f"{name:>10} {total_ns / steps / 1e6:9.3f} ms per step {share:7.1%}")
 
 
 def main() -> None:
-    """Train, then say where the time went."""
-    parser = argparse.ArgumentParser(description="Where does the time of a Fabric loop go?")
+    """Train, then print where the time went."""
+    parser = argparse.ArgumentParser(description="Show where a Fabric loop spends its time.")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -99,7 +103,7 @@ def main() -> None:
     batch = torch.rand(options.batch_size, 3, 16, 16, device=fabric.device)
     count = count_flops(model, batch, loss_fn=loss_of)
     for phase, macs in count.macs.items():
-        print(f"{phase:>10} {macs:,} multiply-adds a step")
+        print(f"{phase:>10} {macs:,} multiply-adds per step")
 
     schedule = torch.profiler.schedule(skip_first=5, wait=0, warmup=2, active=5, repeat=1)
     with torch.profiler.profile(
@@ -107,7 +111,7 @@ def main() -> None:
     ) as profiler:
         timer = train(fabric, model, optimizer, data, profiler)
     show(timer, options.steps)
-    print(f"Trace: lightning-modelprof analyze {options.trace}")
+    print(f"Analyze the trace: lightning-modelprof analyze {options.trace}")
 
 
 if __name__ == "__main__":

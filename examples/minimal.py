@@ -1,15 +1,16 @@
-"""The smallest use of lightning-modelprof: one callback in the list.
+"""The smallest use of lightning-modelprof: add one callback to the Trainer.
 
-    pip install -e "PATH_OF_THE_CLONE[examples]"
+    pip install -e ".[examples]"
     python examples/minimal.py
 
-The report is printed when training ends, and lies with its files in lightning_logs/version_0/modelprof.
+When training ends, it prints the report and saves it in lightning_logs/version_0/modelprof.
 """
 
 from digits import Digits
 from lightning import LightningModule, Trainer
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
+from torchmetrics import Accuracy
 
 from lightning_modelprof import ModelProfCallback
 
@@ -20,14 +21,18 @@ class Classifier(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+        self.accuracy = Accuracy(task="multiclass", num_classes=10)
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss of one batch."""
+        """Return the batch's loss."""
         images, labels = batch
-        return nn.functional.cross_entropy(self.net(images), labels)
+        scores = self.net(images)
+        self.accuracy(scores, labels)
+        self.log("train_accuracy", self.accuracy)
+        return nn.functional.cross_entropy(scores, labels)
 
     def configure_optimizers(self) -> optim.Optimizer:
-        """Plain gradient descent."""
+        """Use plain gradient descent."""
         return optim.SGD(self.parameters(), lr=0.1)
 
 

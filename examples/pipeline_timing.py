@@ -1,16 +1,16 @@
-"""How long do two models take that share a pipeline with CPU work? Three methods, and what each misses.
+"""Time two models in a pipeline with CPU work in three ways, and see what each misses.
 
-    python examples/pipeline_timing.py        # on a GPU, or without one on the CPU, in a few seconds
+    python examples/pipeline_timing.py        # a few seconds, on a GPU if there is one, else on the CPU
     python examples/pipeline_timing.py --device cuda --batch-size 32 --image-size 224
 
-The pipeline is model1, then work on the CPU alone, then model2. A device works behind the host's back, so
+The pipeline runs model1, then CPU work, then model2. A GPU runs asynchronously, so the methods differ:
 
-    wall         a host clock around each model sees only how long the launches took;
-    synchronize  waiting for the device around each model gives the right times, but the host stands still
-                 meanwhile: the CPU work no longer runs beside model1, and the pipeline takes longer;
-    event        marks on the device's stream give the same times, and nothing waits.
+    wall         A CPU clock around each model only times the launches.
+    synchronize  Waiting for the device around each model gives correct times but blocks the CPU. CPU work no
+                 longer overlaps with model1, so the pipeline takes longer.
+    event        Device events give the same times without waiting.
 
-On the CPU nothing runs behind the host's back, and the three agree.
+On the CPU nothing is asynchronous, so all three agree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 
 def make_models(width: int) -> tuple[nn.Module, nn.Module]:
-    """Convolutions that make features of images, and a head that makes a score of them."""
+    """Make convolutions that extract features, and a head that scores them."""
     convolutions = nn.Sequential(
         nn.Conv2d(3, width, kernel_size=3, stride=2, padding=1),
         nn.GELU(),
@@ -52,19 +52,19 @@ def make_models(width: int) -> tuple[nn.Module, nn.Module]:
 
 
 def cpu_work(size: int) -> None:
-    """What a pipeline does between its models, here with random numbers."""
+    """Stand in for the pipeline's CPU work, with random numbers."""
     (np.random.randn(1, 3, size, size).astype(np.float32) * 1024**0.5).sum()
 
 
 class HostClock:
-    """Times stages with the host clock, waiting for the device or not."""
+    """Times stages with the CPU clock, waiting for the device or not."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.wait = wait
         self.times_ns: dict[str, list[int]] = {}
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """A context manager for one call of a stage."""
+        """Return a context manager for one call of a stage."""
         return HostStage(self, name)
 
 
@@ -86,7 +86,7 @@ class HostStage(AbstractContextManager[None]):
 def run_pipeline(
     args: argparse.Namespace, models: tuple[nn.Module, nn.Module], x: Tensor, stage: Stage
 ) -> None:
-    """One batch through the pipeline."""
+    """Run one batch through the pipeline."""
     with stage("model1"):
         features = models[0](x)
     with stage("cpu work"):
@@ -98,7 +98,7 @@ def run_pipeline(
 def measure(
     args: argparse.Namespace, models: tuple[nn.Module, nn.Module], x: Tensor, method: str
 ) -> dict[str, float]:
-    """Median milliseconds of each stage by one method, and of the whole pipeline until the device is done."""
+    """Return the median milliseconds of each stage and of the whole pipeline, by one method."""
 
     def wait_for_device() -> None:
         if x.device.type != "cpu":
@@ -115,7 +115,7 @@ def measure(
     totals_ns = []
     with torch.inference_mode():
         for number in range(args.warm_up + args.runs):
-            wait_for_device()  # each batch starts with an idle device, as far as the whole goes
+            wait_for_device()  # each batch starts with an idle device
             begin_ns = perf_counter_ns()
             run_pipeline(args, models, x, stage if number >= args.warm_up else unmeasured)
             wait_for_device()
@@ -124,7 +124,7 @@ def measure(
 
     if method == "event":
         results = events.results()
-        # CPU work is the host clock's; the models' is the device's where there is one.
+        # CPU work uses the CPU clock, the models the device's clock if there is one.
         spreads = {
             name: times.real if name == "cpu work" else times.device or times.real
             for name, times in results.items()
@@ -136,17 +136,19 @@ def measure(
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line; sizes depend on the device unless they are given."""
+    """Parse the command line; default sizes depend on the device."""
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default=default, help=f"where the models run (default: {default})")
-    parser.add_argument("--batch-size", type=int, help="images (default: 2 on the CPU, else 32)")
-    parser.add_argument("--image-size", type=int, help="pixels a side (default: 32 on the CPU, else 224)")
-    parser.add_argument("--width", type=int, help="channels of model1 (default: 32 on the CPU, else 512)")
-    parser.add_argument("--cpu-size", type=int, help="of the CPU work (default: 64 on the CPU, else 512)")
-    parser.add_argument("--warm-up", type=int, default=5, help="batches before those timed (default: 5)")
+    parser.add_argument("--device", default=default, help=f"device for the models (default: {default})")
+    parser.add_argument("--batch-size", type=int, help="images per batch (default: 2 on the CPU, else 32)")
+    parser.add_argument("--image-size", type=int, help="pixels per side (default: 32 on the CPU, else 224)")
+    parser.add_argument("--width", type=int, help="model1's channels (default: 32 on the CPU, else 512)")
+    parser.add_argument(
+        "--cpu-size", type=int, help="size of the CPU work (default: 64 on the CPU, else 512)"
+    )
+    parser.add_argument("--warm-up", type=int, default=5, help="warm-up batches (default: 5)")
     parser.add_argument("--runs", type=int, default=45, help="timed batches (default: 45)")
     args = parser.parse_args()
     small = torch.device(args.device).type == "cpu"
@@ -158,11 +160,13 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints one model alone, then the pipeline, by the three methods."""
+    """Time one model alone, then the pipeline, with all three methods."""
     args = parse_args()
     device = torch.device(args.device)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # on a busy machine threads wait for each other longer than this work takes
+        torch.set_num_threads(
+            1
+        )  # on a busy machine, threads would wait for each other longer than the work takes
     first, second = (model.to(device) for model in make_models(args.width))
     x = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
     methods: tuple[Method, ...] = ("wall", "synchronize", "event")
@@ -170,22 +174,22 @@ def main() -> None:
     print(f"model1 alone on {device}:\n{'method':>13}{'median':>12}{'p99':>12}{'fps':>12}")
     for method in methods:
         if method == "event" and device.type == "cpu":
-            print(f"{method:>13}   the CPU has no device events; wall is exact there")
+            print(f"{method:>13}   no device events on the CPU; wall is exact")
             continue
         times = benchmark_inference(first, x, warm_up=args.warm_up, runs=args.runs, method=method)
         fps = "unknown" if times.fps is None else f"{times.fps:.1f}"
         print(f"{method:>13}{times.p50_ns / 1e6:>9.3f} ms{times.p99_ns / 1e6:>9.3f} ms{fps:>12}")
 
-    print(f"\nThe pipeline, median of {args.runs} batches:")
+    print(f"\nPipeline, median of {args.runs} batches:")
     print(f"{'method':>13}{'model1':>12}{'cpu work':>12}{'model2':>12}{'pipeline':>12}")
     for method in methods:
         times_ms = measure(args, (first, second), x, method)
         print(f"{method:>13}" + "".join(f"{ms:>9.3f} ms" for ms in times_ms.values()))
 
-    print("\nWhat each misses:")
-    print("  wall         the device's work: a model's time is that of its launches (exact on the CPU)")
-    print("  synchronize  that CPU work may run beside a model: waiting makes the pipeline longer")
-    print("  event        nothing of this; a model's time includes where the device waited for the host")
+    print("\nWhat each method misses:")
+    print("  wall         device work: it only times a model's launches (exact on the CPU)")
+    print("  synchronize  overlap of CPU work and models: waiting makes the pipeline longer")
+    print("  event        none of this; a model's time includes the device's waits for the CPU")
 
 
 if __name__ == "__main__":

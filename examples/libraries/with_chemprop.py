@@ -1,4 +1,4 @@
-"""A message-passing network of chemprop: its user builds the Trainer, and the callback goes into it.
+"""Profile a chemprop model: pass the callback to your Trainer.
 
 pip install chemprop
 python examples/libraries/with_chemprop.py
@@ -19,11 +19,11 @@ ATOMS = ("C", "N", "O", "CC", "C(=O)", "C(C)", "c1ccccc1")
 
 
 def fit(callbacks: Sequence[Any], *, faster: bool = False) -> models.MPNN:
-    """Train on 1,000 molecules that are made up.
+    """Train on 1,000 random molecules.
 
     Args:
-        callbacks: for Lightning's Trainer.
-        faster: as the report advises.
+        callbacks: Callbacks for the Trainer.
+        faster: Follow the report's advice.
     """
     dataset = data.MoleculeDataset(molecules())
     dataset.cache = faster
@@ -33,7 +33,7 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> models.MPNN:
 
 
 def trainer(callbacks: Sequence[Any]) -> Trainer:
-    """Of a fit or a prediction."""
+    """Return a Trainer for a fit or a prediction."""
     return Trainer(
         max_epochs=4,
         accelerator="cpu",
@@ -46,7 +46,7 @@ def trainer(callbacks: Sequence[Any]) -> Trainer:
 
 
 def molecules(number: int = 1_000) -> list[data.MoleculeDatapoint]:
-    """Chains of some atoms and rings, with a target that depends on them."""
+    """Return random chains of atoms and rings, with a target that depends on them."""
     generator = np.random.default_rng(0)
     points = []
     for _ in range(number):
@@ -56,7 +56,7 @@ def molecules(number: int = 1_000) -> list[data.MoleculeDatapoint]:
 
 
 def predict(model: models.MPNN, callbacks: Sequence[Any] = ()) -> object:
-    """A prediction for 20 molecules."""
+    """Predict 20 molecules."""
     loader = data.build_dataloader(data.MoleculeDataset(molecules(20)), shuffle=False)
     return trainer(callbacks).predict(model, loader)
 

@@ -1,4 +1,4 @@
-"""A darts model: the callback goes into ``pl_trainer_kwargs``.
+"""Profile a darts model: pass the callback in ``pl_trainer_kwargs``.
 
 pip install darts
 python examples/libraries/with_darts.py
@@ -20,8 +20,8 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> NBEATSModel:
     """Train N-BEATS on a noisy wave.
 
     Args:
-        callbacks: for Lightning's Trainer.
-        faster: as the report advises.
+        callbacks: Callbacks for the Trainer.
+        faster: Follow the report's advice.
     """
     model = NBEATSModel(
         input_chunk_length=48,
@@ -41,14 +41,14 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> NBEATSModel:
 
 
 def wave() -> TimeSeries:
-    """2,000 points."""
+    """Return a noisy wave of 2,000 points."""
     time = np.arange(2_000)
     noise = np.random.default_rng(0).normal(scale=0.1, size=len(time))
     return TimeSeries.from_values((np.sin(time / 20) + noise).astype(np.float32))
 
 
 def predict(model: NBEATSModel) -> object:
-    """The next 12 points."""
+    """Predict the next 12 points."""
     return model.predict(12)
 
 

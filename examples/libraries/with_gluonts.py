@@ -1,4 +1,4 @@
-"""A GluonTS estimator: the callback goes into ``trainer_kwargs``.
+"""Profile a GluonTS estimator: pass the callback in ``trainer_kwargs``.
 
 pip install "gluonts[torch]"
 python examples/libraries/with_gluonts.py
@@ -20,8 +20,8 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> Any:
     """Train DeepAR on 50 noisy waves.
 
     Args:
-        callbacks: for Lightning's Trainer.
-        faster: as the report advises.
+        callbacks: Callbacks for the Trainer.
+        faster: Follow the report's advice.
     """
     estimator = DeepAREstimator(
         freq="h",
@@ -41,7 +41,7 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> Any:
 
 
 def waves() -> ListDataset:
-    """50 series of 500 hours."""
+    """Return 50 noisy waves of 500 hours."""
     generator = np.random.default_rng(0)
     time = np.arange(500)
     return ListDataset(
@@ -54,7 +54,7 @@ def waves() -> ListDataset:
 
 
 def predict(predictor: Any) -> object:
-    """The next 12 hours of each series; GluonTS predicts without a Trainer."""
+    """Predict the next 12 hours of each series; GluonTS does so without a Trainer."""
     return list(predictor.predict(waves()))
 
 

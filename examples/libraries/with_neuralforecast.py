@@ -1,4 +1,4 @@
-"""A neuralforecast model: the callback is an argument of the model, as all of the Trainer's are.
+"""Profile a neuralforecast model: pass the callback to the model, like all Trainer arguments.
 
 pip install neuralforecast
 python examples/libraries/with_neuralforecast.py
@@ -18,11 +18,11 @@ from lightning_modelprof import ModelProfCallback
 
 
 def fit(callbacks: Sequence[Any], *, faster: bool = False) -> NeuralForecast:
-    """Train NHITS on 20 noisy waves, which are one batch: each epoch has one step.
+    """Train NHITS on 20 noisy waves, which form one batch, so each epoch has one step.
 
     Args:
-        callbacks: for Lightning's Trainer.
-        faster: as the report advises.
+        callbacks: Callbacks for the Trainer.
+        faster: Follow the report's advice.
     """
     model = NHITS(
         h=12,
@@ -42,7 +42,7 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> NeuralForecast:
 
 
 def waves() -> pd.DataFrame:
-    """20 series of 300 points."""
+    """Return 20 noisy waves of 300 points."""
     generator = np.random.default_rng(0)
     time = np.arange(300)
     series = [np.sin(time / 20 + phase) + generator.normal(scale=0.1, size=300) for phase in range(20)]
@@ -51,7 +51,7 @@ def waves() -> pd.DataFrame:
 
 
 def predict(forecast: NeuralForecast) -> object:
-    """The next 12 points of each series."""
+    """Predict the next 12 points of each series."""
     return forecast.predict()
 
 

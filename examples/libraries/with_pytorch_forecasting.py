@@ -1,4 +1,4 @@
-"""A model of pytorch-forecasting: its user builds the Trainer, and the callback goes into it.
+"""Profile a pytorch-forecasting model: pass the callback to your Trainer.
 
 pip install pytorch-forecasting
 python examples/libraries/with_pytorch_forecasting.py
@@ -21,8 +21,8 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> TemporalFusionTran
     """Train a Temporal Fusion Transformer on 20 noisy waves.
 
     Args:
-        callbacks: for Lightning's Trainer.
-        faster: as the report advises.
+        callbacks: Callbacks for the Trainer.
+        faster: Follow the report's advice.
     """
     data = dataset()
     model = TemporalFusionTransformer.from_dataset(
@@ -48,7 +48,7 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> TemporalFusionTran
 
 
 def dataset() -> TimeSeriesDataSet:
-    """20 series of 200 points."""
+    """Return 20 noisy waves of 200 points."""
     generator = np.random.default_rng(0)
     time = np.arange(200)
     waves = [np.sin(time / 20 + phase) + generator.normal(scale=0.1, size=200) for phase in range(20)]
@@ -72,7 +72,7 @@ def dataset() -> TimeSeriesDataSet:
 
 
 def predict(model: TemporalFusionTransformer) -> object:
-    """The last 12 points of each series, by a Trainer that the library makes."""
+    """Predict the last 12 points of each series, with a Trainer the library creates."""
     return model.predict(
         dataset().to_dataloader(train=False, batch_size=64), trainer_kwargs={"logger": False}
     )

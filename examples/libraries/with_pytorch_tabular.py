@@ -1,4 +1,4 @@
-"""A model of pytorch-tabular: the callback is an argument of ``fit``.
+"""Profile a pytorch-tabular model: pass the callback to ``fit``.
 
 pip install pytorch_tabular
 python examples/libraries/with_pytorch_tabular.py
@@ -21,11 +21,11 @@ COLUMNS = [f"column {number}" for number in range(8)]
 
 
 def fit(callbacks: Sequence[Any], *, faster: bool = False) -> TabularModel:
-    """Train a classifier on a table of 6,400 rows.
+    """Train a classifier on 6,400 rows.
 
     Args:
-        callbacks: for Lightning's Trainer.
-        faster: as the report advises.
+        callbacks: Callbacks for the Trainer.
+        faster: Follow the report's advice.
     """
     model = TabularModel(
         data_config=DataConfig(target=["label"], continuous_cols=COLUMNS),
@@ -48,13 +48,13 @@ def fit(callbacks: Sequence[Any], *, faster: bool = False) -> TabularModel:
 
 
 def table(rows: int = 6_400) -> pd.DataFrame:
-    """Numbers, and a label that depends on them."""
+    """Return random numbers, with a label that depends on them."""
     values = np.random.default_rng(0).normal(size=(rows, len(COLUMNS)))
     return pd.DataFrame(values, columns=COLUMNS).assign(label=(values.sum(axis=1) > 0).astype(int))
 
 
 def predict(model: TabularModel) -> object:
-    """Labels of 64 rows; the library predicts without a Trainer."""
+    """Predict 64 rows; the library does so without a Trainer."""
     return model.predict(table(64))
 
 

@@ -100,22 +100,22 @@ class Table(Record, frozen=True, kw_only=True):
             raise ValueError(f"table {self.id!r}: a table without rows needs an absent_reason")
 
     def to_dataframe(self) -> Any:
-        """The table as a pandas DataFrame of raw values: durations in nanoseconds, shares as fractions.
+        """Return the table as a pandas DataFrame of raw values.
 
-        The columns are named by their keys, and a tree has the column ``depth``. What was not measured is
-        ``None``.
+        Durations are in nanoseconds, shares are fractions, and missing values are ``None``. Columns are named
+        by their keys; trees also have a column ``depth``.
 
         Raises:
-            MissingExtraError: when pandas is not installed.
+            MissingExtraError: If pandas isn't installed.
         """
         return _shown("text", "table_dataframe")(self)
 
     def to_csv(self) -> str:
-        """The same values as CSV with a header, as of RFC 4180; what was not measured is empty."""
+        """Return the raw values as CSV (RFC 4180) with a header; missing values are empty."""
         return str(_shown("text", "table_csv")(self))
 
     def to_markdown(self) -> str:
-        """The table as a reader sees it, in GitHub's Markdown."""
+        """Return the formatted table as GitHub Markdown."""
         return str(_shown("tensorboard.scalars", "markdown_table")(self, max_rows=len(self.rows) + 1))
 
 
@@ -430,19 +430,20 @@ class StepCard(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """All that an output ever sees.
+    """A report: verdict, findings, tables and charts, as every output shows them.
 
     Attributes:
-        title: one line: what ran.
-        facts: label → value pairs for the head of the report, in order.
-        tables: in reading order.
-        notes: what was not measured and why; what was left out.
-        verdict: the first line; ``None`` where nothing was diagnosed.
-        findings: what each rule says, found ones first, by time at stake.
-        step_card: the mean step as a picture; ``None`` where no step was measured.
-        charts, flames: for outputs that can draw.
-        sections: the machine-readable part of report.json besides the tables
-            (``run``, ``benchmark``, ``phases``, ``windows``, ...), plain JSON values only.
+        title: One line that says what ran.
+        facts: Label and value pairs for the head of the report, in order.
+        tables: Tables in reading order.
+        notes: What wasn't measured and why, and what was left out.
+        verdict: The first line; ``None`` if nothing was diagnosed.
+        findings: Each rule's result, found ones first, by the time they could save.
+        step_card: The mean step as a picture; ``None`` if no step was measured.
+        charts: Charts, for outputs that can draw.
+        flames: Flame graphs, for outputs that can draw.
+        sections: The machine-readable part of report.json in addition to the tables (``run``, ``benchmark``,
+            ``phases``, ``windows``, ...), as plain JSON values.
     """
 
     title: str
@@ -462,32 +463,32 @@ class Report(Record, frozen=True, kw_only=True):
         return f"<Report: {self.title}; {verdict}; findings {found}, tables {len(self.tables)}>"
 
     def _repr_html_(self) -> str:
-        """A card, for notebooks."""
+        """Return a card for notebooks."""
         return str(_shown("notebook", "report_card")(self))
 
     def step_card_svg(self) -> str:
-        """The mean step to scale, as SVG.
+        """Return the picture of the mean step, to scale, as SVG.
 
         Raises:
-            ValueError: when no step was measured.
+            ValueError: If no step was measured.
         """
         if self.step_card is None or self.step_card.wall_ns <= 0:
-            raise ValueError("there is no step card: no step was measured")
+            raise ValueError("no step was measured, so there's no step card")
         return str(_shown("step_card", "step_card_svg")(self.step_card))
 
     def table(self, table_id: str) -> Table:
-        """The table of this id, such as ``phases``.
+        """Return the table with this id, such as ``phases``.
 
         Args:
-            table_id: ``Table.id``; docs/report.md has all of them.
+            table_id: The table's id; docs/report.md lists them.
 
         Raises:
-            KeyError: when there is no such table in this report.
+            KeyError: If the report has no such table.
         """
         for table in self.tables:
             if table.id == table_id:
                 return table
         known = [table.id for table in self.tables]
         raise KeyError(
-            f"no table {quoted(table_id)}.{nearest(table_id, known)} There are: {', '.join(known)}"
+            f"no table {quoted(table_id)}.{nearest(table_id, known)} This report has {', '.join(known)}."
         )

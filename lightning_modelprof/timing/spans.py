@@ -107,15 +107,15 @@ METHODS: Final = get_args(Method)
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """How long something took that happened several times, in ns.
+    """The distribution of repeated timings, in ns.
 
     Attributes:
-        avg_ns: mean.
-        p50_ns: median; percentiles are interpolated linearly between the two nearest values.
-        p90_ns: nine of ten took no longer.
-        p99_ns: 99 of 100 took no longer.
-        min_ns: the shortest.
-        max_ns: the longest.
+        avg_ns: Mean.
+        p50_ns: Median. Percentiles are interpolated linearly between the two nearest values.
+        p90_ns: 90th percentile.
+        p99_ns: 99th percentile.
+        min_ns: Shortest.
+        max_ns: Longest.
     """
 
     avg_ns: float
@@ -127,18 +127,18 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class InferenceTimes(Spread, frozen=True, kw_only=True):
-    """What ``benchmark_inference`` measured; the spread is that of single runs.
+    """The result of ``benchmark_inference``; the distribution is over single runs.
 
     Attributes:
         method: ``event``, ``synchronize`` or ``wall``.
-        device: where the model ran.
-        runs: runs that were timed.
-        samples_per_s: samples of a run divided by ``avg_ns``; ``None`` if their number is unknown, and by
-            ``wall`` on a device, where ``avg_ns`` is only the time of the launches.
-        tokens_per_s: the same of ``tokens``.
-        real_ns: host clock over all timed runs, with the wait for the device at their end.
-        user_ns: CPU time of all threads of this process in its own code meanwhile.
-        system_ns: CPU time of all threads of this process in the operating system meanwhile.
+        device: Where the model ran.
+        runs: Number of timed runs.
+        samples_per_s: Samples per run divided by ``avg_ns``. ``None`` if the sample count is unknown, or with
+            ``wall`` on a GPU, where ``avg_ns`` only covers the launches.
+        tokens_per_s: Tokens per run divided by ``avg_ns``; ``None`` in the same cases.
+        real_ns: CPU clock over all timed runs, including the wait for the device at the end.
+        user_ns: CPU time of all threads in user code during the timed runs.
+        system_ns: CPU time of all threads in the kernel during the timed runs.
     """
 
     method: Method
@@ -152,23 +152,23 @@ class InferenceTimes(Spread, frozen=True, kw_only=True):
 
     @property
     def fps(self) -> float | None:
-        """Frames per second: ``samples_per_s`` where a sample is an image."""
+        """Frames per second, the same as ``samples_per_s`` if a sample is an image."""
         return self.samples_per_s
 
 
 class StageTimes(Record, frozen=True, kw_only=True):
-    """What ``EventTimer`` measured of all calls of one stage, with what was nested in it.
+    """One stage's times from ``EventTimer``, including nested stages.
 
     Attributes:
-        name: as given.
-        calls: how often the stage ran.
-        real: host clock from entering to leaving the stage. Where a device works this is the time of the
-            launches and of the CPU work, not the model's.
-        device: elapsed time on the device's stream between the stage's two marks, with the time in which the
-            device waited for the host. ``None`` on the CPU, or if no call could be measured.
-        device_calls: the calls that ``device`` is of.
-        user_ns: CPU time of all threads of this process in its own code, all calls together.
-        system_ns: CPU time of all threads of this process in the operating system, all calls together.
+        name: The stage's name.
+        calls: Number of calls.
+        real: CPU clock from the stage's start to its end. On a GPU this covers launches and CPU work, not the
+            model's device time.
+        device: Elapsed time on the device's stream, including the device's waits for the CPU. ``None`` on the
+            CPU, or if no call could be measured.
+        device_calls: Number of calls that ``device`` covers.
+        user_ns: CPU time of all threads in user code, over all calls.
+        system_ns: CPU time of all threads in the kernel, over all calls.
     """
 
     name: str

@@ -213,7 +213,7 @@ def test_batches_that_also_differ_otherwise_are_no_experiment(shapes, is_judged)
     found = batch_scaling(experiment(6, 0.03125, LAST), sizes)
     assert isinstance(found, Absent) is not is_judged
     if not is_judged:
-        assert "more than the number" in found.reason
+        assert "more than their sample count" in found.reason
     rounded = replace(sizes, num_rounded=1)
     assert isinstance(batch_scaling(experiment(6, 0.03125, LAST), rounded), Absent)
 

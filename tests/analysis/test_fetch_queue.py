@@ -122,16 +122,16 @@ def test_what_a_device_hides_of_a_fetch_is_not_to_be_gained():
     ("changes", "reason"),
     [
         ({"num_steps": 19}, "only 19 batches were timed (at least 20)"),
-        ({"cpu": None}, "the CPU time of no step was read"),
+        ({"cpu": None}, "no step's CPU time was read"),
         ({"fetch_ms": None, "cpu": used(40, 10)}, "fetches were not seen"),
         ({"tags": [StepTag.FIRST_OF_EPOCH] * 40}, "fetches were not seen"),
-        ({"cpu": replace(used(40, 10), fetches_ns=0)}, "the CPU time of no fetch was read"),
+        ({"cpu": replace(used(40, 10), fetches_ns=0)}, "no fetch's CPU time was read"),
         (
             {"setup": with_loader(num_workers=2)},
-            "there is no single DataLoader of torch's with num_workers=0",
+            "there isn't exactly one torch DataLoader with num_workers=0",
         ),
-        ({"setup": with_loader(num_workers=None)}, "there is no single DataLoader of"),
-        ({"setup": replace(SETUP, loaders=SETUP.loaders * 2)}, "there is no single DataLoader of"),
+        ({"setup": with_loader(num_workers=None)}, "there isn't exactly one torch DataLoader"),
+        ({"setup": replace(SETUP, loaders=SETUP.loaders * 2)}, "there isn't exactly one torch DataLoader"),
         ({"setup": with_loader(batch_size=1000)}, "samples are rows in memory"),
     ],
 )
@@ -152,7 +152,7 @@ def test_choosing_indices_is_not_the_workers_business():
     )
     stack = SampledStack(phase="dataloader", frames=(0,), samples=50, time_ns=900 * MS)
     found = queue_of(40, 10, stacks=StackSamples(frames=(frame,), stacks=(stack,), samples=50))
-    assert found == Absent("a fetch mostly chooses indices, which is never the workers' business")
+    assert found == Absent("a fetch mostly chooses indices, which always runs in the main process")
 
 
 def test_workers_that_were_looked_into_stay_absent():

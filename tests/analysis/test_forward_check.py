@@ -108,7 +108,7 @@ def test_reason_one_factor():
     facts = facts_of({module: macs // 4 for module, macs in MACS.items()})
     assert {found.module for found in facts.disagreements} == {"encoder.a", "encoder.b", "head"}
     assert {found.reason for found in facts.disagreements} == {
-        "all modules differ by one factor: batches of different sizes, or another number of passes"
+        "all modules differ by one factor, from another batch size or number of passes"
     }
 
 
@@ -116,13 +116,13 @@ def test_reason_uncounted_by_us():
     extra = [operator("head", None, name="mine::product")]
     facts = facts_of(MACS | {"head": 1500}, extra=extra)
     assert differences(facts) == [("head", 1500, 4000)]
-    assert reason(facts) == "the count of the step has no formula for mine::product"
+    assert reason(facts) == "the step's count has no formula for mine::product"
     assert reason(facts_of(MACS | {"head": 4500}, extra=extra)) == "unknown"  # it would be lower
 
 
 def test_reason_recomputed():
     facts = facts_of(MACS | {"head": 1500}, extra=[operator("head", 2500, phase="recompute")])
-    assert reason(facts) == "the difference is what a checkpoint computed again in backward"
+    assert reason(facts) == "the difference is what a checkpoint recomputed in backward"
     facts = facts_of(MACS | {"head": 1500}, extra=[operator("head", 2400, phase="recompute")])
     assert reason(facts) == "unknown"
 
@@ -131,7 +131,7 @@ def test_reason_not_in_the_step():
     facts = facts_of({"encoder.a": 1000, "encoder.b": 3000})
     assert (differences(facts), reason(facts)) == (
         [("head", 0, 4000)],
-        "the counted step lists no operator in it",
+        "the counted step ran no operator in it",
     )
 
 
@@ -144,8 +144,7 @@ def test_reason_unsupported_by_fvcore():
     )
     facts = facts_of(MACS | {"head": 4700}, unsupported={"prim::PythonOp.Mine": 2, "other::one": 1})
     assert reason(facts) == (
-        "unknown; fvcore has no formula for the autograd function Mine, other::one,"
-        " and does not say where they ran"
+        "unknown; fvcore has no formula for autograd function Mine, other::one and doesn't say where they ran"
     )
 
 
@@ -153,7 +152,7 @@ def test_reason_uncalled():
     theirs = {"encoder.a": 1000, "encoder.b": 3000}
     facts = facts_of(MACS, theirs, uncalled=("head",))
     assert differences(facts) == [("head", 4000, 0)]
-    assert reason(facts).startswith("it did not run in fvcore's forward pass")
+    assert reason(facts).startswith("it didn't run in fvcore's forward pass")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,8 @@ def test_reason_uncalled():
 )
 def test_reason_whole_multiple(ours, expected):
     assert (
-        reason(facts_of(MACS | {"head": ours})) == f"{expected} times as much: more calls, or a larger batch"
+        reason(facts_of(MACS | {"head": ours}))
+        == f"{expected} times as much, from more calls or a larger batch"
     )
 
 
@@ -247,7 +247,7 @@ def test_notes_name_what_differs_and_what_is_not_covered():
     assert facts.uncalled == ("spare", "other")
     assert forward_tables(facts, module_depth=None)[0].notes[2:] == (
         "head: the counted step has 4700 MACs, fvcore 4000. Reason: unknown; fvcore has no formula for"
-        " mine::product, and does not say where they ran.",
+        " mine::product and doesn't say where they ran.",
         "fvcore has no formula for these operators (calls), which may add MACs: mine::product (2).",
         "Not called: spare, other. What is done with their weights counts at their parents.",
         "a note of the table",

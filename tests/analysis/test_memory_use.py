@@ -241,8 +241,8 @@ def test_what_cannot_be_read_is_said_once():
     record = one.record()
     assert [point.rss_bytes for point in record.curve] == [None] * 5
     assert record.notes == (
-        "The memory of the process could not be read: OSError: no such driver.",
-        "The memory of the device could not be read: OSError: no such driver.",
+        "The process's memory couldn't be read: OSError: no such driver.",
+        "The device's memory couldn't be read: OSError: no such driver.",
     )
     assert record.peak_rss_bytes is not None
 

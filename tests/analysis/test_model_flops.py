@@ -79,7 +79,7 @@ def test_without_clean_steps_there_is_no_rate(step_ns):
 
 
 def test_reasons_of_absence():
-    assert model_flops(None, 1.0) == Absent("not counted (flops=True counts one step)")
+    assert model_flops(None, 1.0) == Absent("not counted; set flops=True to count one step")
     assert model_flops(ModelCost(count_note="why"), 1.0) == Absent("why")
     phases, operators = tables(Absent("why"))
     assert phases.absent_reason == operators.absent_reason == "why"

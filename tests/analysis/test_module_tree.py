@@ -140,8 +140,9 @@ def test_ignored_class_inside_of_kept_modules():
 def test_what_was_ignored_is_said():
     tree = module_tree(COST, ["head", "haed"])
     assert tree.notes[:2] == (
-        "Without 1 of 6 modules (ignore_modules); FLOPs, Model size and fvcore's tables have them.",
-        "ignore_modules: no module has the class or path haed.",
+        "ignore_modules leaves out 1 of 6 modules here, but not in the tables FLOPs, Model size and those"
+        " from fvcore.",
+        "ignore_modules: no module has this class or path: haed.",
     )
 
 
@@ -153,10 +154,10 @@ def test_nothing_measured_is_none_and_not_zero():
     assert (root.forward_ns, root.backward_ns) == (None,) * 2
     assert (root.forward_flops_per_s, root.macs_share, root.forward_share) == (None,) * 3
     assert tree.notes == (
-        "FLOPs are not measured: switched off.",
-        "Latency is not measured: too short.",
+        "FLOPs weren't measured: switched off.",
+        "Latency wasn't measured: too short.",
     )
-    assert module_tree(ModelCost()) == Absent("the model's modules were not recorded")
+    assert module_tree(ModelCost()) == Absent("the model's modules weren't recorded")
 
 
 @pytest.mark.parametrize(("calls", "is_said"), [(0, True), (2, False)])
@@ -224,7 +225,7 @@ def test_operators_without_a_formula():
     found = by_path(tree)
     assert found["body.1"].forward_flops is None
     assert (found["head"].forward_flops, found[""].forward_flops) == (400, 400)
-    assert tree.notes == ("Without a formula, so in no FLOPs here: aten::mm, my::op.",)
+    assert tree.notes == ("FLOPs exclude operators without a formula: aten::mm, my::op.",)
 
 
 def test_inside_of_torchscript_nothing_is_known():
@@ -375,10 +376,10 @@ def test_what_was_not_measured_has_no_columns_but_a_note():
     top, tree = module_tables(module_tree(ModelCost(modules=MODULES, count_note="off", times_note="off")))
     assert [column.key for column in tree.columns] == ["module", "parameters", "parameters_ratio"]
     assert [column.key for column in top.columns] == ["depth", "parameters_class", "parameters"]
-    assert "Latency is not measured: off." in tree.notes
+    assert "Latency wasn't measured: off." in tree.notes
 
 
 def test_absent_tree_says_why():
-    tables = module_tables(Absent("the model's modules were not recorded"))
-    assert [table.absent_reason for table in tables] == ["the model's modules were not recorded"] * 2
+    tables = module_tables(Absent("the model's modules weren't recorded"))
+    assert [table.absent_reason for table in tables] == ["the model's modules weren't recorded"] * 2
     assert "not recorded" in render(*tables)

@@ -505,7 +505,7 @@ def test_a_message_is_read_back():
     "message", [b"", b"nothing", pack_rank_steps(rank_steps(run_of(0, steps_of(3))))[:-9]]
 )
 def test_a_damaged_message_is_refused(message):
-    with pytest.raises(ArchiveError, match="expected what a rank says of its steps"):
+    with pytest.raises(ArchiveError, match="expected a rank's step record"):
         unpack_rank_steps(message)
 
 
@@ -745,9 +745,7 @@ def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
 def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(tmp_path):
     report = run_job(tmp_path, "ddp_fork", "breaks")
     (table,) = (one for one in report["tables"].values() if one["title"] == "Ranks")
-    assert [row["rank"] for row in table["rows"]] == [
-        "rank 1: an internal error stopped the measurement there"
-    ]
+    assert [row["rank"] for row in table["rows"]] == ["rank 1: an internal error stopped the profiler there"]
     assert report["run"]["status"] == "finished"
 
 

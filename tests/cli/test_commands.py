@@ -424,7 +424,7 @@ def test_run_profiles_an_unchanged_script(tmp_path, how):
     assert "given --lr 3" in result.stdout
     saved = json.loads((tmp_path / "out" / "run.json").read_text())["info"]["config"]
     assert (saved["active"], saved["terminal"]) == (3, False)
-    assert "made no Lightning Trainer" not in result.stderr
+    assert "created no Lightning Trainer" not in result.stderr
 
 
 def test_a_script_without_a_trainer_is_told_so(tmp_path):

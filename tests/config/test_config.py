@@ -84,9 +84,7 @@ def bad(argument, value, *parts):
         bad("report", 3, "report: expected ReportOptions(...) or a mapping of its values, got 3"),
         bad("bounds", [1], "bounds: expected Bounds(...) or a mapping of its values, got [1]"),
         bad("report", {"veiws": 3}, "report: unknown argument 'veiws'. Did you mean 'views'?"),
-        bad(
-            "report", {"ranks": [0]}, "report: ranks is in the group bounds. Write bounds={'ranks': [0]}"
-        ),
+        bad("report", {"ranks": [0]}, "report: ranks is in the group bounds. Write bounds={'ranks': [0]}"),
         bad("inspect", {"active": 3}, "inspect: active is a top-level argument. Write active=3"),
         bad("report", {3: 4}, "report: unknown argument 3."),
         bad("rules", {"input_bond": False}, "rules: unknown rule 'input_bond'. Did you mean 'input_bound'?"),
@@ -122,12 +120,19 @@ def bad(argument, value, *parts):
                 (-1, 4),
             )
         ),
-        pytest.param({"steps": (3, 14), "active": 5}, ("steps=(3, 14) and active=5", "Remove one"), id="both"),
+        pytest.param(
+            {"steps": (3, 14), "active": 5}, ("steps=(3, 14) and active=5", "Remove one"), id="both"
+        ),
         pytest.param({"steps": [3, 14], "repeat": 2}, ("steps=(3, 14) and repeat=2",), id="steps and repeat"),
         bad("activities", "cpu", "activities: expected a list of cpu, cuda, xpu", "got 'cpu'"),
         bad("activities", 7, "activities: expected a list", "got 7"),
         bad("activities", iter(["cpu"]), "activities: expected a list", "iterator"),
-        bad("activities", [], "activities: expected at least one activity for a window of 10 steps, got []", "active=0"),
+        bad(
+            "activities",
+            [],
+            "activities: expected at least one activity for a window of 10 steps, got []",
+            "active=0",
+        ),
         bad("activities", ["cpu", "cudda"], "unknown activity 'cudda'", "Did you mean 'cuda'?"),
         bad("activities", ["CPU"], "unknown activity 'CPU'", "Did you mean 'cpu'?", "cpu, cuda, xpu"),
         bad("activities", ["gpu"], "unknown activity 'gpu'", "Did you mean 'cuda'?"),
@@ -187,7 +192,9 @@ def bad(argument, value, *parts):
         bad("samples_fn", 4, "samples_fn: expected a function that takes a batch", "got 4"),
         bad("flops", 1, "flops: expected true, false, or None", "got 1"),
         bad("flop_formulas", [len], "flop_formulas: expected a mapping of operators to functions"),
-        bad("flop_formulas", {"aten::mm": 2}, "flop_formulas: expected a mapping", "An example is {torch.ops."),
+        bad(
+            "flop_formulas", {"aten::mm": 2}, "flop_formulas: expected a mapping", "An example is {torch.ops."
+        ),
         bad("peak_flops_per_s", 989, "peak_flops_per_s: expected FLOP/s of at least 1e9", "got 989"),
         bad("peak_flops_per_s", True, "peak_flops_per_s: expected FLOP/s of at least", "got True"),
         bad("peak_flops_per_s", {"float32": float("inf")}, "peak_flops_per_s: expected FLOP/s of"),
@@ -350,7 +357,7 @@ def test_refuses_a_folder_that_is_not_on_this_machine(tmp_path, monkeypatch, add
 
 def test_refuses_a_logger_that_is_not_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="got s3://bucket/runs/modelprof. Set dirpath"):
+    with pytest.raises(ConfigError, match=r"got s3://bucket/runs/modelprof. Set dirpath"):
         check_writeable(Path("s3://bucket/runs") / "modelprof")
     check_writeable(tmp_path / "a:" / "b")  # a folder may be called so
     check_writeable(Path("C:") / "b")
@@ -442,7 +449,9 @@ def test_a_name_like_no_other_gets_no_guess():
         ),
         pytest.param("steps: [3]\n", "steps: expected two integers (start, end), got (3,)", id="steps"),
         pytest.param("steps: [3, 9]\nactive: 2\n", "steps=(3, 9) and active=2", id="steps and active"),
-        pytest.param("activities: []\n", "activities: expected at least one activity for a window", id="no activities"),
+        pytest.param(
+            "activities: []\n", "activities: expected at least one activity for a window", id="no activities"
+        ),
         pytest.param("activities: [gpu]\n", "Did you mean 'cuda'?", id="activity"),
         pytest.param(
             "report: {terminal: 1}\n",

@@ -137,7 +137,7 @@ def test_training_goes_on_where_threads_die_at_their_start(tmp_path, dying):
     [window] = windows_of(callback)
     assert window.recorded_steps == (2, 3)
     assert metadata_of(tmp_path, window)["cpu"] is None
-    assert "Sampling ended: no thread could be started" in "".join(callback.run.ranks[0].stacks.notes)
+    assert "Sampling ended, because no thread could be started" in "".join(callback.run.ranks[0].stacks.notes)
     assert our_threads() == []
 
 
@@ -170,7 +170,7 @@ def test_a_look_that_hangs_ends_sampling_and_not_the_training(impatient):
     assert looked.wait(60)
     [thread] = our_threads()
     sampler.pause()
-    assert sampler.notes == ["Sampling ended: its thread didn't pause within 5 s."]
+    assert sampler.notes == ["Sampling ended, because its thread didn't pause within 5 s."]
     sampler.resume()
     assert our_threads() == [thread]
     go_on.set()

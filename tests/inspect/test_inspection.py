@@ -296,7 +296,7 @@ def test_a_compiled_model_stays_compiled(tmp_path, how):
     assert callback.report.sections["flops"]["on_fake_tensors"]
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
     note = table(callback, "flops").notes[0]
-    assert "on a copy of the model without data, without the optimizer, as torch.compile has wrapped " in note
+    assert "on a copy of the model without data, without the optimizer, as torch.compile wraps " in note
 
 
 class DataDependent(Net):
@@ -314,7 +314,7 @@ class CompiledManual(Manual):
 def test_a_compiled_model_with_manual_optimization_says_so(tmp_path):
     callback = run_fit(tmp_path, module=CompiledManual(), active=0, skip_first=10)
     reason = table(callback, "flops").absent_reason
-    assert "torch.compile has wrapped layers, so a copy" in reason
+    assert "torch.compile wraps layers, and a copy" in reason
     assert "manual optimization" in reason
     assert "profile a short run without torch.compile" in reason
 

@@ -119,7 +119,7 @@ def test_modules_called_without_the_root_and_code_outside_of_modules(clock):
     times = run(ModuleTimer(model, clock), model, X, call=training_step)
     assert by_path(times) == {"a": (1, 7, 70), "b": (1, 5, 50)}
     assert len(times.notes) == 1
-    assert "outside of all modules" in times.notes[0]
+    assert "outside all modules" in times.notes[0]
     assert "2 ms per step" in times.notes[0]
 
 
@@ -161,7 +161,7 @@ def test_backward_in_some_steps_only_is_not_measured(clock):
         model(X)
     times = run(timer, model, X)
     assert by_path(times) == {"": (2, 0, None), "0": (2, 3, None)}
-    assert times.notes == ("Backward ran in 1 of 2 timed steps: it is not measured.",)
+    assert times.notes == ("Backward isn't measured, because it ran in only 1 of 2 timed steps.",)
 
 
 def test_two_backward_passes_in_a_step(clock):
@@ -555,7 +555,7 @@ def test_compiled_region_is_timed_as_a_whole_and_stays_as_it_is(backend, compile
     assert sorted(by_path(times)) == ["", "0", "1", "2"]
     assert all(calls == 2 and ns > 0 and back > 0 for calls, ns, back in by_path(times).values() if back)
     assert by_path(times)["1"][2] > 0
-    assert "Compiled, so timed as a whole without the modules inside: 1." in times.notes
+    assert "Compiled modules are timed as a whole: 1." in times.notes
     model(batch).sum().backward()
     assert backend.graphs == 1
     assert backend.runs == 3 + is_warm
@@ -621,7 +621,7 @@ def test_device_marks_are_read_when_they_are_reached():
     run(timer, model, X)
     waiting = timer.times()
     assert (waiting.steps, waiting.times, waiting.clock) == (0, (), "device")
-    assert waiting.notes == ("Left out: 1 steps that the device had not passed yet.",)
+    assert waiting.notes == ("1 steps are left out, because the device hadn't finished them.",)
     device.reached_ns = None
     times = run(timer, model, X)
     assert by_path(times) == {"": (2, 100, 1_000), "parts.0": (2, 7, 70)}
@@ -660,7 +660,7 @@ def test_device_step_with_negative_time_is_left_out():
     device.marks[-1].ns -= 10**9
     times = timer.times()
     assert times.steps == 1
-    assert times.notes == ("Left out: 1 steps in which streams overtook each other.",)
+    assert times.notes == ("1 steps are left out, because their streams overlapped.",)
 
 
 def test_nothing_synchronizes(monkeypatch):

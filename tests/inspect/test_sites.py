@@ -414,7 +414,7 @@ def test_places_are_capped(monkeypatch):
     result = watch_run(lambda: (item(), to_float()))
     assert len(result.lines) == len(result.sites) == 1
     # Two operators of the first line are at two instructions: one of them, and all three of float's line.
-    assert result.dropped == (f"{3 + 1} calls came from more places than are told apart",)
+    assert result.dropped == (f"{3 + 1} calls from too many different places",)
 
 
 # ---- Real fits

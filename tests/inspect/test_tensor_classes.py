@@ -83,7 +83,7 @@ def test_a_training_with_them_goes_on(tmp_path, kind, flops):
     assert trainer.global_step == 20
     cost = callback.run.ranks[0].model_cost
     said = cost.count.copy_reason if cost.count is not None else cost.count_note
-    assert "tensors of the class labels.tensors.Labelled cannot always be made" in said
+    assert "tensors of class labels.tensors.Labelled can't always be created" in said
     assert cost.times is not None, "modules are timed all the same"
 
 

@@ -548,7 +548,7 @@ class Nothing(Callback):
 def test_a_loop_that_lightning_skips_is_said_so(bench, data, arguments):
     with our_warnings() as messages:
         bench.run("validate", HookedNet(bench.truth), data, before=(Nothing(),), **arguments)
-    assert messages == ["ModelProfCallback: the validation loop had no batch: there is no report of it"]
+    assert messages == ["ModelProfCallback: the validation loop had no batches, so it has no report."]
     assert bench.callback.run is None
 
 
@@ -598,9 +598,9 @@ def test_clean_batches(bench):
     [
         (
             {"skip_first": 10},
-            "none of the 4 batches is clean; give the loop more batches, or lower skip_first",
+            "none of the 4 batches is clean; use more batches, or lower skip_first",
         ),
-        ({"skip_first": 0}, "To get more, give the loop more batches."),
+        ({"skip_first": 0}, "To get more, use more batches."),
     ],
 )
 def test_advice_when_few_batches_are_clean(arguments, advice):
@@ -857,7 +857,7 @@ def test_an_internal_error_does_not_reach_the_loop(tmp_path, monkeypatch, name):
         results = trainer.validate(Real(), loader(), verbose=False)
     assert "val_loss" in results[0]
     assert len(messages) == 1, messages
-    assert "stopped the measurement; the validation loop goes on without it" in messages[0]
+    assert "stopped the profiler; the validation loop continues without it" in messages[0]
     assert trainer.profiler is profiler
     if name == "arm":
         assert callback.run is None
@@ -870,7 +870,7 @@ def test_samples_fn_that_fails(tmp_path):
     with our_warnings() as messages:
         callback = run_real(tmp_path, "predict", active=0, samples_fn=lambda batch: batch["missing"])
     assert len(messages) == 1
-    assert "samples/s will not be known" in messages[0]
+    assert "The report won't have samples/s" in messages[0]
     assert (steps_of(callback).samples == NOT_MEASURED).all()
     assert len(steps_of(callback)) == 32
 
@@ -920,10 +920,10 @@ def test_two_ranks(tmp_path):
     assert figures.batch_total_ns == sum(int(steps.duration_ns.sum()) for steps in clean)
     assert "All 2 ranks" in (tmp_path / "whole" / "modelprof" / "report.txt").read_text()
 
-    assert result.stderr.count("an internal error stopped the measurement") == 1
+    assert result.stderr.count("an internal error stopped the profiler") == 1
     broken = tmp_path / "broken" / "modelprof"
     [absent] = load_run(broken / "run.json").absent_ranks
-    assert (absent.rank, absent.reason) == (1, "an internal error stopped the measurement there")
+    assert (absent.rank, absent.reason) == (1, "an internal error stopped the profiler there")
     assert load_run(broken / "run_rank1.json").info.status == "aborted"
 
 
@@ -951,7 +951,7 @@ def test_unknown_names_end_the_measurement(monkeypatch, bench, hook, place):
     with renamed(monkeypatch, hook), our_warnings() as messages:
         bench.run("validate", PlainNet(bench.truth), bench.data(6), **{place: (Other(bench.truth),)})
     assert len(messages) == 1, messages
-    assert f"this Lightning does not tell its profiler of {hook}" in messages[0]
+    assert f"this Lightning version doesn't report {hook}" in messages[0]
     assert bench.callback.run.info.status == "aborted"
     assert len(bench.record.steps) == 1
 

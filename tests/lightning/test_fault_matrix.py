@@ -96,8 +96,8 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "ctrl-c": KeyboardInterrupt,
 }
 
-INTERNAL = "an internal error stopped the measurement"
-OUTPUT = "could not write to"
+INTERNAL = "an internal error stopped the profiler"
+OUTPUT = "couldn't write"
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ PLACES = {
     "on_train_start: sampling": Place(session, "Sampling", steps=0),
     # on_train_batch_start
     "on_train_batch_start: samples": Place(
-        SampleCounter, "__call__", message="will not be known", status="finished", errors=ALL
+        SampleCounter, "__call__", message="The report won't have", status="finished", errors=ALL
     ),
     "on_train_batch_start: inspection": Place(Inspection, "begin_batch", steps=1),
     "on_train_batch_start: timing": Place(Inspection, "begin_batch", 3, steps=3),
@@ -471,7 +471,7 @@ LOOPS = ("validate", "test", "predict")
 LOOP_PLACES = {
     "epoch start": Place(LoopSession, "arm"),
     "batch start": Place(Inspection, "begin_batch", 2),
-    "batch start: samples": Place(SampleCounter, "__call__", 3, message="will not be known"),
+    "batch start: samples": Place(SampleCounter, "__call__", 3, message="The report won't have"),
     "batch end": Place(Inspection, "end_batch", 2),
     "action: fetch": Place(evaluation.EvaluationFetchAction, "__enter__", 3),
     "action: step ends": Place(PhaseLedger, "end_step", 3),

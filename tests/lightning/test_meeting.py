@@ -85,7 +85,7 @@ def test_who_says_nothing_in_time_is_absent_with_the_reason(store):
     ranks[0].find_absent()
     ranks[2].say(None, "an internal error")
     assert ranks[0].hear() == {}
-    assert ranks[0].absent == {1: "said nothing within 0.2 s", 2: "an internal error"}
+    assert ranks[0].absent == {1: "sent nothing within 0.2 s", 2: "an internal error"}
 
 
 def test_who_leaves_is_not_waited_for(store, monkeypatch):
@@ -104,7 +104,7 @@ def test_too_long_a_message_is_not_sent(store):
     ranks[1].say(bytes(meeting_module.MOST_BYTES + 1))
     ranks[0].find_absent()
     assert ranks[0].hear() == {}
-    assert ranks[0].absent[1] == "had more to say than 1 MiB"
+    assert ranks[0].absent[1] == "its data exceeded 1 MiB"
 
 
 def test_what_was_said_in_another_loop_is_not_mistaken(store):
@@ -198,7 +198,7 @@ def test_without_a_store_the_first_rank_reports_of_itself(monkeypatch):
     assert (first.is_first, second.is_first) == (True, False)
     assert (first.agree_on_folder("here"), second.agree_on_folder("")) == ("here", None)
     first.find_absent()
-    assert (first.hear(), first.absent) == ({}, {1: "the process group has no store to reach it by"})
+    assert (first.hear(), first.absent) == ({}, {1: "the process group has no store to reach it through"})
 
 
 def test_a_first_rank_that_has_gone_is_no_error_for_who_leaves(store):
@@ -453,7 +453,7 @@ def test_a_callback_on_one_rank_alone(jobs, rank, stop):
     assert found[rank][:2] == [16, "finished"]
     assert found[1 - rank][:2] == [16, None]
     assert found[0][2] == found[1][2]
-    assert said.count("1 of 2 ranks did not join the measurement of training") == 1
+    assert said.count("1 of 2 ranks don't profile training") == 1
     assert said.count("stop_after_profile: not every rank has this callback") == len(stop)
     run = load_run(folder / "modelprof")
     assert (run.info.status, run.ranks[0].rank, run.ranks[0].num_steps) == ("finished", rank, 16)
@@ -475,8 +475,8 @@ def test_windows_end_training_on_a_rank_that_has_stepped_aside(jobs):
     assert [steps for steps, *_ in found] == [6, 6]
     assert [status for _, status, _ in found] == ["finished", "aborted"]
     assert found[0][2] == found[1][2]
-    assert said.count("an internal error stopped the measurement") == 1
-    assert rows_of(folder) == ["rank 1: an internal error stopped the measurement there"]
+    assert said.count("an internal error stopped the profiler") == 1
+    assert rows_of(folder) == ["rank 1: an internal error stopped the profiler there"]
 
 
 @on_linux
@@ -503,7 +503,7 @@ def test_what_fails_on_one_rank_in_the_meeting(jobs, rank, name, num_steps):
     assert found[1 - rank][1] == "finished"
     assert found[0][2] == found[1][2]
     assert "injected" in said
-    assert said.count("could not reach the other ranks") + said.count("an internal error stopped") <= 2
+    assert said.count("couldn't reach the other ranks") + said.count("an internal error stopped") <= 2
 
 
 @on_linux
@@ -514,4 +514,4 @@ def test_a_rank_that_is_killed_before_it_has_said_anything(jobs):
     run = load_run(folder / "modelprof")
     assert run.ranks[0].rank == 0
     if run.info.status == "finished":  # unless the launcher was quicker, which ends the other ranks
-        assert rows_of(folder) in (["rank 1: said nothing within 3 s"], ["rank 1: could not be reached"])
+        assert rows_of(folder) in (["rank 1: sent nothing within 3 s"], ["rank 1: could not be reached"])

@@ -85,8 +85,8 @@ class MockedMethods(Callback):
 
 # Name → what is given to the Trainer and to fit, and what the one warning has to say of it: "" for none.
 ADDRESS = "is not on this machine"
-NO_PATH = "is no path but of type"
-FAILED = "could not be asked for"
+NO_PATH = "isn't a path but a"
+FAILED = "the run's folder is unknown"
 TABLE = {
     "default_root_dir: memory": ({"default_root_dir": "memory://runs/a"}, ADDRESS),
     "default_root_dir: s3": ({"default_root_dir": "s3://bucket/a"}, ADDRESS),
@@ -120,7 +120,7 @@ TABLE = {
     ),
     "profiler: simple": (lambda: {"profiler": SimpleProfiler(dirpath=".", filename="simple")}, ""),
     "profiler: advanced": (lambda: {"profiler": AdvancedProfiler(dirpath=".", filename="advanced")}, ""),
-    "profiler: pytorch": (lambda: {"profiler": "pytorch"}, "is a torch profiler"),
+    "profiler: pytorch": (lambda: {"profiler": "pytorch"}, "already uses torch.profiler"),
     "callback: odd names": (lambda: {"callbacks": [OddNames()]}, ""),
     "callback: mocked methods": (lambda: {"callbacks": [MockedMethods()]}, ""),
 }

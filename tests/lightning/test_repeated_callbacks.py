@@ -23,7 +23,7 @@ from tests.support.fits import (
     windows_of,
 )
 
-SAID = "the Trainer has {} ModelProfCallbacks; all but one are ignored. Pass one, in a new list per Trainer"
+SAID = "the Trainer has {} ModelProfCallbacks and uses only one. Pass one, in a new list per Trainer."
 
 
 def said(messages):

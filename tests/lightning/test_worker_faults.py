@@ -490,7 +490,7 @@ def test_where_something_is_short_training_gets_it(tmp_path: Path, what: str) ->
         resource.setrlimit(limit, before)
     assert expected.error is None
     ((note,),) = (loader.notes for loader in found.workers)
-    assert note.startswith("Its workers could not be looked into: OSError: ")
+    assert note.startswith("Its workers couldn't be measured: OSError: ")
     assert said in note
 
 

@@ -77,7 +77,7 @@ def test_a_short_fit_has_no_window_and_says_how_to_get_one(tmp_path):
     assert window.status is WindowStatus.NOT_REACHED
     assert window.recorded_steps == ()
     assert window.note == (
-        "a profiler window would have taken more than 5% of training (active=10 does it in any case)"
+        "a profiler window would have taken more than 5% of training; set active=10 to do it anyway"
     )
     assert not (callback.run.ranks[0].steps.tags & int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)).any()
     assert callback.run.ranks[0].model_cost.count is not None, "counting so small a step fits"
@@ -95,7 +95,7 @@ def test_what_is_asked_for_by_name_is_done(tmp_path, monkeypatch):
     cost = callback.run.ranks[0].model_cost
     assert (cost.count, cost.times) == (None, None)
     assert cost.count_note == (
-        "looking into a step would have taken more than 5% of training (flops=True does it in any case)"
+        "inspecting a step would have taken more than 5% of training; set flops=True to do it anyway"
     )
     assert not (callback.run.ranks[0].steps.tags & int(StepTag.INSPECTED)).any()
 

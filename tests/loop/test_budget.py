@@ -426,7 +426,7 @@ def test_a_dear_count_is_the_last_thing_done_in_a_short_fit():
     assert "times" not in dict(rank.taken)
     assert rank.ours_ns == 150 * MS <= 0.05 * 80 * 40 * MS
     assert rank.parts.inspection.cost.times_note == (
-        "timing modules would have taken more than 5% of training (flops=True does it in any case)"
+        "timing modules would have taken more than 5% of training; set flops=True to do it anyway"
     )
 
 
@@ -459,7 +459,7 @@ def test_a_short_fit_of_several_ranks_has_no_window():
         [window] = rank.windows
         assert window.status is WindowStatus.NOT_REACHED
         assert window.note == (
-            "a profiler window would have taken more than 5% of training (active=10 does it in any case)"
+            "a profiler window would have taken more than 5% of training; set active=10 to do it anyway"
         )
         assert rank.ours_ns <= 0.05 * 300 * MS
 
@@ -490,7 +490,7 @@ def test_a_rank_that_hears_too_late_says_so(monkeypatch):
     assert (len(first.opened), len(second.opened)) == (1, 0)
     second.parts.capture.finish("training ended first")
     assert second.windows[-1].note == (
-        "this rank heard too late at which step the other ranks did it (active=10 does it in any case)"
+        "this rank learned too late at which step the other ranks did it; set active=10 to do it anyway"
     )
 
 
@@ -501,7 +501,7 @@ def test_ranks_that_cannot_talk_have_no_window_unless_asked_for(monkeypatch):
     for rank in ranks:
         rank.parts.capture.finish("training ended first")
         assert rank.windows[-1].note == (
-            "the ranks could not agree on a step for a profiler window (active=10 does it in any case)"
+            "the ranks couldn't agree on a step for a profiler window; set active=10 to do it anyway"
         )
     assert [rank.opened for rank in run(costs_of(), 40 * MS, 60, world_size=2, active=10)] == [[12], [12]]
 

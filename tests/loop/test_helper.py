@@ -203,7 +203,7 @@ def test_it_dies(tmp_path, temporary, monkeypatch, files):
         fit_quietly(make_trainer(tmp_path, callback), at(12, kill), loader())
     (message,) = messages
     why = "ended by signal 9"
-    assert f"the process that analyzes traces {why}; lightning-modelprof analyze reads it" in message
+    assert f"the process that analyzes traces {why}; read it with lightning-modelprof analyze" in message
     assert callback.run.info.status == "finished"
     assert len(callback.run.ranks[0].steps) == 32
     (window,) = windows_of(callback)
@@ -479,7 +479,7 @@ def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, executabl
     if executable is not None:
         monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)
-    with pytest.raises(OSError, match="no Python that could be started"):
+    with pytest.raises(OSError, match="can't start Python"):
         start_module("lightning_modelprof.loop.helper")
 
 

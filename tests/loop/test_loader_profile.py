@@ -46,8 +46,8 @@ def test_batches_are_taken_and_transforms_named(capsys):
 def test_without_a_step_it_is_said_how_to_give_one(capsys):
     """Who only takes batches always waits for them, which says nothing of a training."""
     profile = profile_loader(DataLoader(Slow(), 4), max_batches=20, max_s=None)
-    assert profile.report.verdict.summary.startswith("A batch comes every ")
-    assert "--step-ms 40, or step_s=0.04" in " ".join(capsys.readouterr().out.split())
+    assert profile.report.verdict.summary.startswith("A batch arrives every ")
+    assert "--step-ms 40 or step_s=0.04" in " ".join(capsys.readouterr().out.split())
     profile = profile_loader(DataLoader(Slow(), 4), step_s=0.01, max_batches=20, max_s=None)
     assert "--step-ms" not in capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_meant_is_refused(arguments, part):
 def test_no_batch_and_no_loader_are_refused():
     with pytest.raises(ModelProfError, match="expected batches, got none"):
         profile_loader([], print_profile=False)
-    with pytest.raises(ModelProfError, match="what else gives batches"):
+    with pytest.raises(ModelProfError, match="another iterable of batches"):
         profile_loader(3)
 
 
@@ -122,7 +122,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert main(["loader", f"{file}:make", "--batches", "5"]) == 0
     said = capsys.readouterr()
     assert "5 batches of DataLoader" in said.out
-    assert said.err.startswith("Taking batches for 20 s at most.\n")
+    assert said.err.startswith("Loading batches for up to 20 s.\n")
 
 
 WRONG = """
@@ -163,25 +163,25 @@ WRONG_MODULES = {
 }
 SAID = {
     "loaders": "expected MODULE:FACTORY, such as train.py:make_loader, got 'loaders'.",
-    "none.py:make": "expected a file, got 'none.py', which is not there. Check the path.",
-    "no_such_module_here:make": "expected a module, got 'no_such_module_here', which is not there. Write",
-    "wrong_loaders.py:emty": "got 'emty', which it does not have. Did you mean 'empty'?",
+    "none.py:make": "no such file: none.py",
+    "no_such_module_here:make": "no module named 'no_such_module_here'. Give",
+    "wrong_loaders.py:emty": "has no 'emty'. Did you mean 'empty'?",
     "wrong_syntax.py:make": "expected 'wrong_syntax.py' to be imported, got the SyntaxError above. Its last",
-    "wrong_import.py:make": "got the ModuleNotFoundError above. Its last lines say what to mend.",
+    "wrong_import.py:make": "got ModuleNotFoundError. See the traceback above.",
     "wrong_script.py:make": "got the SystemExit above. Put what a script does by itself behind if __name__",
-    "argparse.py:make": "expected 'argparse.py', got the other module argparse",
+    "argparse.py:make": "can't import 'argparse.py': another module named argparse",
     "wrong_loaders.py:raises": "expected a DataLoader from 'wrong_loaders.py:raises', got the OSError above.",
     "wrong_loaders.py:ends": "got the SystemExit above. Put what a script does",
-    "wrong_loaders.py:needs": "to be called without arguments, got: missing a required argument: 'path'.",
-    "wrong_loaders.py:nothing": "to give a DataLoader, got None. Name a function that returns one.",
+    "wrong_loaders.py:needs": "without arguments: missing a required argument: 'path'.",
+    "wrong_loaders.py:nothing": "to be or return a DataLoader, got None. Name a function that returns one.",
     "wrong_loaders.py:text": "expected a DataLoader, or what else gives batches, got 'abc'.",
     "wrong_loaders.py:several": "expected one DataLoader, got a dict of 2. Give one of them, or lightning",
     "wrong_loaders.py:Module": "expected a DataLoader from 'wrong_loaders.py:Module', got the OSError above.",
-    "wrong_loaders.py:empty": "Look at the length of its data set, its sampler and drop_last.",
+    "wrong_loaders.py:empty": "Check the dataset's length, the sampler and drop_last.",
     "wrong_loaders.py:fails": "expected batches of 'wrong_loaders.py:fails', got the OSError above. Its last",
-    "wrong_loaders.py:fails_in_worker": "got the OSError above. Its last lines say what to mend.",
-    "wrong_loaders.py:dies": "A worker was killed, or ended itself: look for a lack of memory; try",
-    "wrong_loaders.py:is_pickled": "Error above. Its last lines say what to mend.",
+    "wrong_loaders.py:fails_in_worker": "got OSError. See the traceback above.",
+    "wrong_loaders.py:dies": "A worker was killed or exited. Check whether memory ran out, or try",
+    "wrong_loaders.py:is_pickled": "Error. See the traceback above.",
 }
 USERS_LINES = {
     "wrong_syntax.py:make": "def make(:",

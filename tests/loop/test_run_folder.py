@@ -116,7 +116,7 @@ def test_the_working_folder_is_gone(tmp_path, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(ConfigError, match=r"expected a folder that can be written"):
+    with pytest.raises(ConfigError, match=r"can't write files to"):
         run_fit(tmp_path, dirpath="out")
 
 
@@ -134,7 +134,7 @@ def test_a_folder_that_becomes_a_link_is_not_written_through(tmp_path, has_folde
     with our_warnings() as messages:
         callback = run_fit(folder.parent, module=at(5, swap), dirpath=str(folder), steps=(3, 8))
     assert len(messages) == 1
-    assert f"{folder} is another folder now: {elsewhere}" in messages[0]
+    assert f"{folder} now points to another folder: {elsewhere}" in messages[0]
     assert not contents(elsewhere)
     assert elsewhere.exists() == has_folder
     assert len(callback.run.ranks[0].steps) == 32
@@ -208,7 +208,7 @@ def test_a_link_on_the_way_is_put_elsewhere(tmp_path):
         callback = run_fit(link, module=at(5, move), steps=(3, 8))
     assert contents(theirs / "modelprof") == earlier
     assert len(messages) == 1
-    assert "another run is saved there now" in messages[0]
+    assert "another run has been saved there" in messages[0]
     assert len(callback.run.ranks[0].steps) == 32, "nothing measured is lost"
     assert callback.report is not None
 

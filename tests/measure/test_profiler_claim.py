@@ -39,7 +39,7 @@ def test_the_second_is_told_why_until_the_first_gives_it_back():
     assert claim.take(first) == claim.take(first) == ""
     assert (
         claim.take(second)
-        == "another fit of this process has a profiler window open, and torch has one profiler"
+        == "another fit in this process has a profiler window open, and torch allows only one profiler"
     )
     claim.give_back(second)
     assert claim.take(second), "it was not the second's to give back"
@@ -70,7 +70,7 @@ def test_a_profiler_of_somebody_else_in_another_thread_is_seen():
         assert not is_profiling(), "torch says so of this thread alone"
         assert (
             ProfilerClaim().take(Holder())
-            == "another torch profiler was recording when this window was to open"
+            == "another torch profiler was recording when this window should have opened"
         )
     finally:
         ended.set()
@@ -159,7 +159,7 @@ def test_a_fit_inside_a_window_of_another_fit(tmp_path, at):
     assert windows_of(outer)[0].status is WindowStatus.COMPLETE
     assert windows_of(outer)[0].recorded_steps == (4, 5, 6)
     assert windows_of(inner)[0].status is WindowStatus.REFUSED
-    assert "another fit of this process" in windows_of(inner)[0].note
+    assert "another fit in this process" in windows_of(inner)[0].note
     assert [len(steps_of(one)) for one in (outer, inner)] == [16, 8]
     assert [message for message in messages if "refused" not in message] == []
     again = make_callback(tmp_path / "again", steps=(1, 3))

@@ -115,9 +115,9 @@ class Speaking(Net):
     ("data", "module", "why"),
     [
         (DataLoader(Stream(), batch_size=8), None, "iterable"),
-        (DataLoader([Numbers(8)[:8]], batch_size=None), None, "no batches of single samples"),
+        (DataLoader([Numbers(8)[:8]], batch_size=None), None, "doesn't build batches from single samples"),
         (Batches(), None, "DataLoader of torch's"),
-        (DataLoader(Texts(32), batch_size=8), Speaking, "one row for each sample"),
+        (DataLoader(Texts(32), batch_size=8), Speaking, "one row per sample"),
     ],
 )
 def test_what_cannot_be_seen_says_why(tmp_path, data, module, why):
@@ -177,7 +177,7 @@ def test_an_error_of_ours_ends_only_the_watch(tmp_path, monkeypatch):
         lambda *_: (_ for _ in ()).throw(KeyError("x")),
     )
     seen = fit(tmp_path, Numbers(64))
-    assert "could not be compared" in seen.note
+    assert "couldn't be compared" in seen.note
 
 
 class Odd:
@@ -263,7 +263,7 @@ def test_it_is_found_with_the_memory_of_all_samples():
         (replace(SAME, num_equal=31), Status.CLEAN),
         (replace(SAME, num_compared=11, num_equal=11), Status.NOT_EVALUATED),
         (replace(SAME, num_compared=12, num_equal=12), Status.FOUND),
-        (RepeatedSamples(note="the data set is iterable"), Status.NOT_EVALUATED),
+        (RepeatedSamples(note="the dataset is iterable"), Status.NOT_EVALUATED),
         (None, Status.NOT_EVALUATED),
     ],
 )

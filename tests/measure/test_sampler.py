@@ -235,7 +235,9 @@ def test_nothing_runs_without_an_interpreter_lock(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with running({"it": print}) as sampler:
         assert not sampling_threads()
-    assert sampler.notes == ["Nothing was sampled: this Python runs without a global interpreter lock."]
+    assert sampler.notes == [
+        "Nothing was sampled, because this Python runs without a global interpreter lock."
+    ]
 
 
 def test_a_system_without_threads_costs_the_samples_only(monkeypatch):
@@ -245,7 +247,7 @@ def test_a_system_without_threads_costs_the_samples_only(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with running({"it": print}) as sampler:
         pass
-    assert sampler.notes == ["Sampling ended: no thread could be started (can't start new thread)."]
+    assert sampler.notes == ["Sampling ended, because no thread could be started (can't start new thread)."]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -482,7 +484,7 @@ def test_of_a_deep_stack_the_innermost_functions_are_noted():
     assert len(stack.frames) == 80
     assert samples.frames[stack.frames[0]].line == line_of("descend")
     assert samples.frames[stack.frames[-1]].module == "threading"
-    assert samples.notes == ("Of 1 samples only the innermost 80 functions were noted.",)
+    assert samples.notes == ("1 samples keep only their innermost 80 functions.",)
 
 
 @pytest.mark.parametrize(("limit", "value", "kept"), [("MOST_STACKS", 1, 1), ("MOST_FRAMES", 2, 0)])

@@ -321,7 +321,7 @@ def test_where_no_fit_holds_there_is_a_dash_with_the_reason(tmp_path):
     assert section["flops_per_s"] is None
     assert "no fit through the" in section["mean_step"]["note"]
     assert [row[4:] for row in table.rows if row[0] == "Model"] == [(None, None, None)]
-    assert any("No FLOP/s and no shares: batches vary in size, no fit" in note for note in table.notes)
+    assert any("No FLOP/s and no shares: batch sizes vary, no fit" in note for note in table.notes)
     assert callback.run.ranks[0].model_cost.count.step is not None
 
 
@@ -331,7 +331,7 @@ def test_modules_of_other_sizes_than_the_counted_one_have_no_rate(tmp_path):
     table = table_of(callback.report, "module_tree")
     assert "forward_ns" in [column.key for column in table.columns]
     assert not any("flops_per_s" in column.key for column in table.columns)
-    assert any("no FLOP/s here" in note for note in table.notes)
+    assert any("so there are no FLOP/s" in note for note in table.notes)
 
 
 def test_scalars_are_those_of_their_steps(tmp_path):

@@ -754,6 +754,6 @@ def test_no_place_for_a_trace_costs_the_window_alone(tmp_path, monkeypatch):
     with our_warnings() as messages:
         callback = run_fit(tmp_path, steps=(3, 5))
     assert len(messages) == 1
-    assert "window 0 was refused: there is no place for its trace: No usable temporary" in messages[0]
+    assert "window 0 was not recorded: there is no place for its trace: No usable temporary" in messages[0]
     assert (callback.run.info.status, len(steps_of(callback))) == ("finished", 32)
     assert not is_profiling()

@@ -68,7 +68,7 @@ def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_f
         assert "training was interrupted while its trace was" in reason
     else:
         assert window.status is WindowStatus.PARTIAL
-        assert window.note == "training was interrupted first, while its trace was taken"
+        assert window.note == "training was interrupted first, while its trace was being saved"
     has_trace = has_files and place in ("save", "parse", "analyze")
     assert (window.trace_file is not None) == has_trace
     if has_files:
@@ -89,7 +89,7 @@ def test_an_analysis_that_fails_takes_nothing_else_with_it(tmp_path, monkeypatch
     with our_warnings() as messages:
         callback = run_fit(tmp_path, active=2, repeat=2, wait=2, warmup=1)
     (message,) = messages
-    said = f"its trace could not be analyzed: {type(error).__name__}: {error}"
+    said = f"its trace couldn't be analyzed: {type(error).__name__}: {error}"
     assert f"window 0: {said}" in message
     first, second = windows_of(callback)
     assert first.status is second.status is WindowStatus.COMPLETE

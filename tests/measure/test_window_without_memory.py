@@ -53,7 +53,7 @@ def test_no_window_comes_after_one_without_memory(tmp_path, calls, name, error, 
     with our_warnings() as messages:
         callback = run_fit(tmp_path, active=2, repeat=3, wait=2, warmup=1)
     [message] = messages
-    assert "no memory for it; no more windows are recorded" in message
+    assert "memory ran out; no more windows are recorded" in message
     [window] = windows_of(callback)
     assert window.status is WindowStatus.REFUSED
     assert (callback.run.info.status, len(steps_of(callback))) == ("finished", 32)
@@ -66,7 +66,7 @@ def test_no_window_comes_after_one_without_memory(tmp_path, calls, name, error, 
     [message] = messages
     [window] = windows_of(later)
     assert window.note in message
-    assert "ran out of memory before" in window.note
+    assert "ran out of memory earlier" in window.note
     assert made.count("_prepare_profiler") == 1
 
 

@@ -364,7 +364,7 @@ def test_workers_that_live_already_are_a_reason():
     next(iter(loader))
     watched = WatchedLoaders()
     watched.add(loader)
-    assert "had started before" in watched.record()[0].notes[0]
+    assert "started before this loop" in watched.record()[0].notes[0]
     loader._iterator._shutdown_workers()
 
 
@@ -525,7 +525,7 @@ def test_all_workers_of_all_epochs_are_seen():
             assert len(batch) == 100
     (record,) = watched.record()
     assert sum(worker.samples for worker in record.workers) == 6000
-    assert not any("lived at once" in note for note in record.notes)
+    assert not any("ran at once" in note for note in record.notes)
     watched.end()
     del iterators
 
@@ -538,7 +538,7 @@ def test_loaders_of_many_settings_do_not_pile_up():
     assert open_files() - before <= 2 * 5
     record = watched.record()
     assert len(record) <= 13
-    assert "made with other settings" in record[0].notes[-1]
+    assert "had other settings" in record[0].notes[-1]
     watched.end()
     assert open_files() == before
 
@@ -567,7 +567,7 @@ def test_trial_runs_are_forgotten_and_shared_loaders_said():
     watched.add_other(DataLoader(FastOnes(), 8, num_workers=1))
     (record,) = watched.record()
     assert (record.loader, record.batch_size) == (0, 128)
-    assert "Validation takes batches from the same DataLoader" in record.notes[-1]
+    assert "Includes batches that validation takes from the same DataLoader" in record.notes[-1]
     watched.end()
 
 

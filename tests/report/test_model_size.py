@@ -31,7 +31,7 @@ TRAINABLE, FROZEN, GRADIENTS, STATE, BUFFERS = (
 )
 PACKED = "packed weights"
 NO_GRADIENTS = "no gradients at this moment"
-NO_OPTIMIZER = "no optimizer was given, so its state is not known"
+NO_OPTIMIZER = "no optimizer was given, so its state is unknown"
 
 
 def rows(size):
@@ -135,7 +135,7 @@ def test_an_optimizer_that_steps_copies_of_the_parameters():
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.SGD(masters, lr=0.1)
     assert model_size(model, [optimizer]).notes[-1] == (
-        "the optimizers step 2 tensors that are no parameters of the model (16 elements);"
+        "the optimizers update 2 tensors that aren't parameters of the model (16 elements);"
         " only their state is counted"
     )
 
@@ -250,7 +250,7 @@ def test_views_that_share_a_storage():
     size = model_size(model)
     # 30 elements; the storage of 100 is held as a whole, once.
     assert rows(size) == {(TRAINABLE, "float32"): (2, 30, 400)}
-    assert size.notes[-1] == "tensors that share memory with tensors before them (1): it counts once"
+    assert size.notes[-1] == "1 tensors share memory with earlier ones; shared memory counts once"
 
 
 def test_an_expanded_tensor_and_an_empty_one():
@@ -304,7 +304,7 @@ def test_a_sparse_gradient_counts_what_it_holds():
     size = model_size(model)
     # Two rows of four values in float32, and two row numbers in int64: 32 + 16 bytes.
     assert rows(size)[GRADIENTS, "float32"] == (1, 8, 48)
-    assert "sparse tensors (1): elements are the values that they hold" in size.notes
+    assert "1 sparse tensors count their stored values as elements" in size.notes
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -363,7 +363,7 @@ def test_a_tensor_that_shows_no_storage():
     model.register_buffer("opaque", torch.ones(3).to_mkldnn())
     size = model_size(model)
     assert rows(size) == {(BUFFERS, "float32"): (1, 3, 12)}
-    assert size.notes[-1] == "tensors without a visible storage (1): bytes are elements times their size"
+    assert size.notes[-1] == "1 tensors have no visible storage; their bytes are elements × element size"
 
 
 @pytest.mark.parametrize("kind", ["meta", "fake"])
@@ -375,7 +375,7 @@ def test_tensors_without_data(kind):
             model = nn.Linear(3, 4)
     size = model_size(model)
     assert rows(size) == {(TRAINABLE, "float32"): (2, 16, 64)}
-    assert size.notes[-1] == "fake tensors and those on the meta device (2): bytes are what they would be"
+    assert size.notes[-1] == "2 fake or meta tensors count the bytes they would need"
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.ao says that it is deprecated
@@ -388,7 +388,7 @@ def test_weights_packed_by_dynamic_quantisation():
         (PACKED, "qint8"): (5, 5 * 32, 5 * 32),
         (PACKED, "float32"): (5, 5 * 4, 5 * 16),
     }
-    assert size.notes[-1].startswith("packed weights are quantised for inference and not trainable")
+    assert size.notes[-1].startswith("packed weights are quantized for inference and not trainable")
     records = {record.path: (record.parameters, record.trainable) for record in module_records(model)}
     assert records["0._packed_params"] == (36, 0)
     assert records["5"] == (8, 8)
@@ -481,7 +481,7 @@ def test_the_shard_of_this_process(mesh):
     model.weight = nn.Parameter(shard)
     size = model_size(model)
     assert rows(size) == {(TRAINABLE, "float32"): (1, 6, 24)}
-    assert "sharded tensors (1): counted are the 6 elements in this process of 12" in size.notes
+    assert "1 sharded tensors count the 6 elements in this process, of 12 in all" in size.notes
     assert module_records(model) == (ModuleRecord(path="", type_name="Linear", parameters=12, trainable=12),)
 
 
@@ -501,7 +501,7 @@ def test_a_fully_sharded_model_after_a_step(mesh):
         (GRADIENTS, "float32"): (4, 22, 88),
         (STATE, "float32"): (12, 48, 192),
     }
-    assert size.notes[0] == "sharded tensors (16): counted are the 88 elements in this process of 176"
+    assert size.notes[0] == "16 sharded tensors count the 88 elements in this process, of 176 in all"
     assert [(r.type_name, r.parameters) for r in module_records(model)] == [
         ("Sequential", 0),
         ("Linear", 30),
@@ -520,7 +520,7 @@ def test_a_flat_shard_says_so():
     model = FullyShardedDataParallel(nn.ReLU())
     size = model_size(model)
     assert rows(size) == {(TRAINABLE, "float32"): (1, 7, 28)}
-    assert size.notes[-1] == "FSDP: parameters are the flat shards that this process holds"
+    assert size.notes[-1] == "with FSDP, parameters are the flat shards in this process"
     assert module_records(model) == (ModuleRecord(path="", type_name="ReLU", parameters=7, trainable=7),)
 
 

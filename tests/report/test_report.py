@@ -128,7 +128,7 @@ def test_few_steps_of_which_none_was_left_out():
             "another torch profiler was recording",
             "another torch profiler was recording",
         ),
-        (WindowStatus.COMPLETE, "", "the trace holds none of the recorded steps"),
+        (WindowStatus.COMPLETE, "", "the trace has none of the recorded steps"),
     ],
 )
 def test_why_there_is_no_model_summary(status, note, expected):

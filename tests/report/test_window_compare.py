@@ -276,5 +276,5 @@ def test_a_trace_without_steps_says_what_its_step_is(resnets):
     report = compare_windows(resnets[0], whole, NAMES)
     assert dict(report.facts)["After"] == "new (1 step)"
     notes = table(report, "comparison_steps").notes
-    assert "After: The trace has no ProfilerStep ranges: step 0 is the span of its host operators." in notes
+    assert "After: The trace has no ProfilerStep ranges, so step 0 is the span of its CPU operators." in notes
     assert len(notes) == len({*notes})

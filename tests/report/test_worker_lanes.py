@@ -188,8 +188,8 @@ def test_clocks_that_do_not_agree_give_no_lanes_and_a_reason():
     found = drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 204))
     assert lanes(found) == []
     assert [note for note in found.notes if "worker" in note] == [
-        "DataLoader workers have no lanes: the clock by which workers were timed cannot be told on that of"
-        " the trace: readings of both at steps differ by more than 200 us."
+        "DataLoader workers have no lanes: the workers' clock can't be matched to the trace's: readings of"
+        " both at steps differ by more than 200 µs."
     ]
     assert len(lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 203)))) == 3
 
@@ -237,8 +237,10 @@ def test_numbers_that_no_clock_has_do_no_harm():
 
 
 def test_why_workers_could_not_be_read_is_a_note():
-    found = timeline_of(window(workers="what they made could not be read: OSError"))
-    assert found.notes[-1] == "DataLoader workers have no lanes: what they made could not be read: OSError."
+    found = timeline_of(window(workers="the workers' batches couldn't be read: OSError"))
+    assert (
+        found.notes[-1] == "DataLoader workers have no lanes: the workers' batches couldn't be read: OSError."
+    )
 
 
 def test_a_window_notes_where_its_steps_are_on_the_clock(tmp_path):

@@ -93,7 +93,7 @@ def test_a_profile_that_cannot_be_made_is_a_warning(tmp_path, plain, monkeypatch
     weights, messages = fit(tmp_path)
     assert same(weights, plain)
     (message,) = messages
-    assert "could not write to the dashboard" in message
+    assert "couldn't write to the dashboard" in message
     assert type(error).__name__ in message
     assert profiles(tmp_path / "net") == {"modelprof/run": 2}, "the other profile is there"
 

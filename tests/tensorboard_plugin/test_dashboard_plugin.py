@@ -305,7 +305,7 @@ def test_a_folder_of_runs_is_imported_whole(logdir, tmp_path):
 def test_what_cannot_be_imported_says_so(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["tensorboard", str(tmp_path / "empty"), "--logdir", str(tmp_path / "logs")]) == 1
-    assert "expected a folder with trace files" in capsys.readouterr().err
+    assert "no trace files (*.json or *.json.gz) in" in capsys.readouterr().err
     (tmp_path / "bad.json").write_text("hello")
     assert main(["tensorboard", str(tmp_path / "bad.json"), "--logdir", str(tmp_path / "logs")]) == 1
     assert "bad.json" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_a_shape_in_the_place_of_a_batch():
 
 @pytest.mark.parametrize("shape", [3, (), (1, -1), (2.0, 3), "3", (True, 2), torch.ones(2)])
 def test_what_is_no_shape(shape):
-    with pytest.raises(ModelProfError, match=r"profile_model\(input_shape\): expected the sizes of a tensor"):
+    with pytest.raises(ModelProfError, match=r"profile_model\(input_shape\): expected a tensor shape"):
         profile_model(nn.Linear(2, 2), input_shape=shape)
     with pytest.raises(ModelProfError, match="expected a shape or a batch, got both"):
         profile_model(nn.Linear(2, 2), torch.ones(1, 2), input_shape=(1, 2))
@@ -314,23 +314,27 @@ class Generates(Net):
         (Net(), {"steps": 0}, "steps.: expected a whole number of at least 1, got 0"),
         (Net(), {"top_modules": 1.5}, "top_modules.: expected a whole number"),
         (Net(), {"module_depth": -1}, "module_depth.: expected a whole number of at least 0, got -1"),
-        (Net(), {"ignore_modules": ["Lineer"]}, "got 'Lineer', which is none. Did you mean 'Linear'"),
+        (
+            Net(),
+            {"ignore_modules": ["Lineer"]},
+            "'Lineer' is no class or module path in this model. Did you mean 'Linear'",
+        ),
         (Net(), {"ignore_modules": "blocks.2"}, "Did you mean 'blocks."),
         (Net(), {"ignore_modules": "zzz"}, "Its classes are BatchNorm1d, Block, Dropout, Linear"),
         (Net(), {"ignore_modules": [nn.Conv2d]}, "got 'Conv2d', which is none"),
-        (Net(), {"ignore_modules": [nn.Linear(1, 1)]}, "expected classes, their names or paths"),
-        (Net(), {"ignore_modules": nn.Module}, "expected some modules to be left"),
+        (Net(), {"ignore_modules": [nn.Linear(1, 1)]}, "expected classes, class names or module paths"),
+        (Net(), {"ignore_modules": nn.Module}, "no modules are left"),
         (Net(), {"formulas": {"aten::nothing": max}}, "expected an operator"),
-        (Net(), {"output_file": "/no/such/folder/file"}, "expected a file in a folder that exists"),
+        (Net(), {"output_file": "/no/such/folder/file"}, "no such folder: /no/such/folder"),
         (Net(), {"loss_fn": lambda output: output}, "one element and a gradient, got 16 × 2 float32"),
         (Net(), {"loss_fn": lambda output: 3.0}, "got float"),
         (Net(), {"loss_fn": lambda output: output.detach().sum()}, "without a gradient"),
-        (Net(), {"loss_fn": lambda output: output.loss}, "function of the model's output"),
+        (Net(), {"loss_fn": lambda output: output.loss}, "failed on the model's output"),
         (Net(), {"speed": 3}, "got TypeError: .*unexpected keyword argument 'speed'.*speed=int"),
         (nn.Linear(5, 2), {}, "a batch that the model can take, got RuntimeError.*16 × 4 float32"),
         (Net(fails=True), {}, "got OSError: the disk is on fire"),
         (nn.LazyLinear(3), {}, "lazy weight, bias"),
-        (nn.Linear(4, 2, device="meta"), {}, "on the device meta"),
+        (nn.Linear(4, 2, device="meta"), {}, "on the meta device"),
         (lambda x: x, {}, "expected a torch.nn.Module, got function"),
     ],
 )
@@ -357,7 +361,7 @@ def test_generate():
     facts = dict(profile.report.facts)
     assert facts["Call"] == "generate, eval mode"
     assert "Generate latency" in facts
-    assert "one whole call of generate" in profile.report.notes[0]
+    assert "one call of generate" in profile.report.notes[0]
 
 
 def test_transformer_that_generates():

@@ -55,7 +55,7 @@ def test_names_with_trace_come_first(tmp_path):
 
 
 def test_folder_without_traces(tmp_path):
-    with pytest.raises(TraceError, match=re.escape("trace files (*.json or *.json.gz), got none")):
+    with pytest.raises(TraceError, match=re.escape("no trace files (*.json or *.json.gz)")):
         trace_files(written(tmp_path, OTHERS))
 
 

@@ -151,7 +151,7 @@ def loop(tmp_path):
     [(read_report, ArchiveError), (analyze, TraceError), (ModelProfCallback.from_yaml, ConfigError)],
 )
 def test_an_impossible_path_is_refused_in_one_sentence(read, kind, path):
-    with pytest.raises(kind, match="expected a path that can be looked at, got: ") as caught:
+    with pytest.raises(kind, match="can't read ") as caught:
         read(IMPOSSIBLE[path])
     assert len(str(caught.value)) < 1_000
     assert str(caught.value).isprintable()
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_called_that(path):
 @pytest.mark.parametrize("place", ["/sys", "/proc", "/sys/kernel/x", "/dev/null", "/proc/self/mem/x"])
 def test_a_folder_of_the_system(tmp_path, place):
     trainer = make_trainer(tmp_path, make_callback(tmp_path, dirpath=place))
-    with pytest.raises(ConfigError, match="expected a folder that can be written for its files") as caught:
+    with pytest.raises(ConfigError, match="can't write files to") as caught:
         trainer.callbacks[0].setup(trainer, None, "fit")
     assert str(caught.value).isprintable()
 

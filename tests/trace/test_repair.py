@@ -103,7 +103,7 @@ MICROSOFTS = [
 def test_words_for_no_value_are_no_value(word):
     trace = trace_with(b'"stream": 7', b'"stream": ' + word.encode())
     assert len(trace) == 6
-    assert trace.damage == ("Repaired while reading: 6 values that are no number.",)
+    assert trace.damage == ("Repaired while reading: 6 values that aren't numbers.",)
 
 
 def test_words_in_names_stay():

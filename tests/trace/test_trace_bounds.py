@@ -229,7 +229,7 @@ def test_one_rank_of_two_records(ddp):
         assert [int(tags) & profiler for tags in rank.steps.tags] == [0, 0, 4, 8, 8, 8, 8, 8] + [0] * 8
         assert rank.steps.tags[8] & STOP
     assert first.notes[-1] == (
-        "Rank 0 records no profiler window (ranks=[1]). The steps of the others' windows are no clean steps"
+        "Rank 0 records no profiler window (ranks=[1]). Steps in other ranks' windows don't count"
         " here either, because ranks wait for each other."
     )
     assert not [note for note in second.notes if "no profiler window" in note]
@@ -258,7 +258,7 @@ def test_ranks_wait_for_each_other_where_the_optimizer_steps():
         ([1], 1, ""),
         ((0, 1), 1, ""),
         ([0, 5], 1, "Rank 1 records no profiler window (ranks=[0, 5])"),
-        ([5], 1, "no profiler window is recorded: ranks=[5] names none of the 2 ranks"),
+        ([5], 1, "no profiler window is recorded, because ranks=[5] includes none of the 2 ranks"),
     ],
     ids=str,
 )
@@ -273,7 +273,7 @@ def test_ranks_that_are_not_there(tmp_path):
     with our_warnings() as messages:
         callback = run_fit(tmp_path, steps=(3, 5), ranks=[5])
     (message,) = messages
-    assert "ranks=[5] names none of the 1 ranks" in message
+    assert "ranks=[5] includes none of the 1 ranks" in message
     assert windows_of(callback) == ()
     assert any("ranks=[5] names none" in note for note in callback.report.notes)
     assert not any(steps_of(callback).tags & int(PROFILED))
@@ -468,7 +468,8 @@ def test_a_window_ends_before_it_is_too_large(tmp_path, monkeypatch):
     assert second.recorded_steps == (12, 13, 14, 15)
     assert first.status is second.status is WindowStatus.PARTIAL
     assert first.note == (
-        "max_trace_mb=45 ended it after 4 of 8 steps, because with one more its trace would have about 50 MB"
+        "it ended after 4 of 8 steps, because another step would have made its trace about 50 MB"
+        " (max_trace_mb=45)"
     )
     assert f"Profiler window 0 (steps 2 to 9): partial: {first.note}." in callback.report.notes
     assert [int(name) for name, _, _ in step_ranges(trace_of(tmp_path, first))] == [2, 3, 4, 5]
@@ -565,8 +566,8 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
     assert not raw.exists()
     if not is_analyzed:
         assert results.trace_notes[0] == (
-            "its trace of 0.000201 MB was not analyzed while training runs, because that is more than 2 x"
-            " max_trace_mb=0.0001; lightning-modelprof analyze reads it"
+            "its trace of 0.000201 MB wasn't analyzed during training, because it's larger than 2 ×"
+            " max_trace_mb=0.0001; read it with lightning-modelprof analyze"
         )
 
 
@@ -575,7 +576,7 @@ def test_the_report_says_why_there_are_no_tables(tmp_path):
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.COMPLETE  # one step is recorded, however large it is
     (table,) = (table for table in callback.report.tables if table.id == "model_summary")
-    assert "more than 2 x max_trace_mb=0.001" in table.absent_reason
+    assert "larger than 2 × max_trace_mb=0.001" in table.absent_reason
     assert trace_of(tmp_path, window)
 
 
@@ -589,7 +590,7 @@ def test_the_first_and_the_newest_traces_stay(tmp_path):
     assert [window.recorded_steps for window in found] == [(step,) for step in range(1, 32, 2)]
     files = {path.name for path in (tmp_path / "modelprof" / "traces").iterdir()}
     assert files == {f"rank0_steps_{step}-{step}.pt.trace.json.gz" for step in (1, 27, 29, 31)}
-    note = "its trace was removed (keep_windows=3: the first and the newest 3 stay)"
+    note = "its trace was removed (keep_windows=3 keeps the first and the newest 3)"
     assert [window.trace_file is None for window in found] == [False, *[True] * 12, *[False] * 3]
     assert [window.note for window in found] == ["", *[note] * 12, *[""] * 3]
     assert {window.status for window in found} == {WindowStatus.COMPLETE}
@@ -666,8 +667,8 @@ def test_of_many_windows_the_first_and_the_newest_are_listed(keep, num_newest):
     assert sorted(results.trace_notes) == expected
     num_complete = num_windows - FIRST_LISTED - num_newest - 5
     assert results.notes == (
-        f"Of 5,000 profiler windows the first 16 and the newest {num_newest} are listed, the others are only"
-        f" counted: {num_complete:,} complete, 5 refused.",
+        f"The list shows the first 16 and the newest {num_newest} of 5,000 profiler windows. The rest:"
+        f" {num_complete:,} complete, 5 refused.",
     )
     assert len(msgspec.json.encode(results.windows)) < 250 * len(expected)
 
@@ -678,10 +679,9 @@ def test_the_report_says_that_windows_are_only_counted(tmp_path, monkeypatch):
         tmp_path, data=loader(96), wait=1, warmup=0, active=1, repeat=0, keep_windows=2
     )  # 24 windows
     assert len(windows_of(callback)) == 20
-    (note,) = (note for note in callback.report.notes if "only counted" in note)
+    (note,) = (note for note in callback.report.notes if "The rest: " in note)
     assert note == (
-        "Of 24 profiler windows the first 16 and the newest 4 are listed, the others are only counted:"
-        " 4 complete."
+        "The list shows the first 16 and the newest 4 of 24 profiler windows. The rest: 4 complete."
     )
     assert len(report_of(tmp_path)["windows"]) == 20
     assert (

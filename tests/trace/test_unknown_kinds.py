@@ -130,7 +130,7 @@ def test_launches_may_come_later_in_the_file(monkeypatch):
     trace = make_trace([*works, *launches])
     assert trace.device.event.tolist() == trace.is_category(Category.KERNEL).nonzero()[0].tolist()
     assert len(trace.device) == 7
-    assert trace.damage[0].startswith("7 device events are of kinds that this version does not know: mlu_op.")
+    assert trace.damage[0].startswith("7 device events have kinds that this version doesn't know: mlu_op.")
 
 
 @pytest.mark.parametrize("name", ["shm_allreduce", "sgl_kernel::shm_allreduce", "my::all_gather_into"])

@@ -189,7 +189,7 @@ def test_absent():
     assert "no fetch of a batch" in nothing.reason
     for elsewhere in (fetch(110, 120), fetch(10, 20, tid=2)):
         found = summarize(step(0, 0, 100), elsewhere)
-        assert found == Absent("all fetches are outside the recorded steps or on other threads")
+        assert found == Absent("all batch fetches are outside the recorded steps or on other threads")
     other = {TRACE_METADATA_KEY: {"recorded_steps": [7]}}
     assert "none of the recorded steps" in summarize(step(0, 0, 100), fetch(0, 10), **other).reason
     table = dataloader_table({0: nothing}, DEFAULT_OPTIONS)

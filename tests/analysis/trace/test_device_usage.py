@@ -170,7 +170,7 @@ def test_the_time_between_windows_does_not_count():
     assert device.sm_efficiency == pytest.approx((50 * 0.5 + 20) / 200, rel=1e-15)
     assert device.occupancy == pytest.approx((50 * 0.4 + 20 * 0.8) / 70, rel=1e-15)
     assert (device.tensor_cores, device.tensor_unknown) == (1.0, pytest.approx(2 / 7, rel=1e-15))
-    assert "2 stretches with time between them that is in no ratio: 5 to 6, 55 to 56." in notes({0: fact})
+    assert "The steps form 2 groups: 5 to 6, 55 to 56." in notes({0: fact})
 
 
 def test_long_gaps_between_steps_do_not_count_either():

@@ -258,7 +258,7 @@ def test_why_no_kernel_communicates(group_size, info, is_several):
     ]
     metadata = {} if info is None else {"distributedInfo": info}
     fact = summarize_distributed(build_timeline(make_trace(events, **metadata)))
-    assert ("was recognised" in fact.reason) == is_several
+    assert ("recognized" in fact.reason) == is_several
     assert ("one process" in fact.reason) != is_several
 
 

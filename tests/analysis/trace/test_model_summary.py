@@ -210,7 +210,7 @@ def test_ranges_of_other_threads_own_nothing():
     summary, rows = rows_of(made)
     assert (rows["backward"].calls, rows["backward"].host_total_ns) == (0, 0)
     assert summary.step_numbers == (1, 2)
-    assert "Steps on other threads are left out (1)" in summary.notes[0]
+    assert "1 steps on other threads are left out" in summary.notes[0]
 
 
 def test_torch_ranges_with_a_closure():

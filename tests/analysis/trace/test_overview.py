@@ -172,7 +172,7 @@ def test_a_range_outlives_the_python_function_that_opened_it():
 
 
 def test_without_steps():
-    reason = "the trace holds none of the recorded steps, or neither steps nor operators"
+    reason = "the trace has none of the recorded steps, or neither steps nor operators"
     assert summarize(event("kernel", "gemm", 0, 10, "stream 7")) == Absent(reason)
     other = {TRACE_METADATA_KEY: {"recorded_steps": [7]}}
     assert summarize(step(0, 0, 10), event("cpu_op", "aten::a", 1, 2), **other) == Absent(reason)
@@ -247,7 +247,7 @@ def test_time_between_windows_is_in_no_ratio():
     assert found.device_steps_ns == 40 * US
     assert [(one.key, one.total_ns, one.ratio) for one in found.device] == [("kernel", 30 * US, 0.75)]
     assert found.notes == (
-        "The steps are 2 stretches with time between them that is in no ratio: 5 to 6, 55 to 56.",
+        "The steps form 2 groups: 5 to 6, 55 to 56. The time between groups is in no ratio.",
     )
 
 
@@ -303,7 +303,7 @@ def test_empty_steps_are_called_empty():
     assert "empty" in summarize_model(build_timeline(make_trace(events))).reason
     found = summarize(*events)
     assert found.notes == (
-        "The trace's ProfilerStep ranges are empty, of length 0: step 0 is the span of its host operators.",
+        "The trace's ProfilerStep ranges have length 0, so step 0 is the span of its CPU operators.",
     )
 
 

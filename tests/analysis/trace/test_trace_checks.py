@@ -64,7 +64,7 @@ def test_nothing_is_said_about_sound_traces():
 
 def test_damage_and_unusable_times_come_first():
     events = [*SOUND, timed("cpu_op", "bad", 1, -5), timed("cpu_op", "bad", None, 5)]
-    assert checks(*events) == ("2 events have no usable time and are in no figure.",)
+    assert checks(*events) == ("2 events are left out, because they have no usable time.",)
     many = [*events, *[timed("cpu_op", "op", 2_500 + n, 1) for n in range(200)]]
     many[20]["ts"] = "noon"
     first, second = checks(*many)
@@ -160,7 +160,7 @@ def test_kernels_before_their_launch(early_us, is_said):
         return
     (note,) = notes
     assert note.startswith(
-        f"1 of 4 device events begin before their launch, by up to {milliseconds(1000 * early_us)}: "
+        f"1 of 4 device events start before their launch, by up to {milliseconds(1000 * early_us)}. "
     )
 
 
@@ -172,7 +172,7 @@ def test_overlapping_steps(overlap_us, is_said):
         return
     (note,) = notes
     assert note.startswith(
-        f"1 steps begin before the step before them ends, by up to {milliseconds(1000 * overlap_us)}"
+        f"1 steps start before the previous step ends, by up to {milliseconds(1000 * overlap_us)}"
     )
 
 
@@ -192,9 +192,7 @@ def test_gaps_between_steps(gap_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(
-        f"Between step 3 and step 4 lie {milliseconds(1000 * gap_us)} that belong to no step"
-    )
+    assert note.startswith(f"The {milliseconds(1000 * gap_us)} between steps 3 and 4 belong to no step")
 
 
 def test_short_steps_may_lie_further_apart_than_their_length():
@@ -206,7 +204,7 @@ def test_short_steps_may_lie_further_apart_than_their_length():
 def test_steps_of_the_same_number():
     """Two windows in one file; of many numbers the first are named."""
     (note,) = checks(*SOUND, step(2, 10 * STEP), step(3, 11 * STEP))
-    assert note.startswith("Several steps have the same number (steps 2, 3): ")
+    assert note.startswith("Several steps have the same number (steps 2, 3). ")
     twice = [step(n % 5, n * STEP) for n in range(10)]
     (note,) = checks(*twice)
     assert "(steps 0, 1, 2 and 2 more)" in note
@@ -227,7 +225,7 @@ def test_the_profilers_own_work(duration_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(f"The profiler's own work takes {duration_us / 30:.0f}% of the steps")
+    assert note.startswith(f"Profiler overhead is {duration_us / 30:.0f} % of the steps")
 
 
 def test_own_work_outside_of_the_steps_does_not_count():
