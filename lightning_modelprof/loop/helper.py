@@ -293,7 +293,7 @@ class ProcessHelper(Helper):
             code = self._line.number and self._process.wait(_GONE_S)
         except Exception:  # the program has closed the connection; TimeoutExpired: it has done so itself
             return "lost its connection"
-        return f"ended by signal {-code}" if code < 0 else f"ended with status {code}"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
     def _write(self, what: Setting | Task) -> None:
         raw = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)

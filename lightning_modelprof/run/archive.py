@@ -177,7 +177,7 @@ def _encode(value: Any) -> dict[str, Any]:
         return _encode_totals(value)
     if isinstance(value, StepTimings):
         return _encode_steps(value)
-    raise TypeError(f"cannot save a {type(value).__name__}")
+    raise TypeError(f"can't save a {type(value).__name__}")
 
 
 def _encode_steps(steps: StepTimings) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _decode(kind: type, value: Any) -> Any:
         return _decode_totals(msgspec.convert(value, _SavedTotals))
     if kind is StepTimings:
         return _decode_steps(msgspec.convert(value, _SavedSteps))
-    raise TypeError(f"cannot load a {kind.__name__}")
+    raise TypeError(f"can't load a {kind.__name__}")
 
 
 def _decode_steps(saved: _SavedSteps) -> StepTimings:

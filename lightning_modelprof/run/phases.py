@@ -142,7 +142,7 @@ PHASES: Final[tuple[Phase, ...]] = (
         "own",
         every_step=False,
     ),
-    Phase("profiler", "Profiler", "the profiler's work between steps", "not_counted"),
+    Phase("profiler", "Profiler", "this profiler's work between steps", "not_counted"),
     Phase("other", "Loop", "Lightning's loop between the phases above", "may_wait"),
     Phase(
         "rank_wait",

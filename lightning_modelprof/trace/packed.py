@@ -89,7 +89,7 @@ class Forward(io.RawIOBase):
     def seek(self, position: int, whence: int = 0) -> int:
         """Go on to a later position."""
         if whence or position < self._position:
-            raise tarfile.ReadError("an archive that leads back")
+            raise tarfile.ReadError("an archive whose index points backwards")
         while self._position < position:
             if not self.read(min(position - self._position, _HEAD_BYTES * 128)):
                 break

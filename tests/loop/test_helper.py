@@ -202,7 +202,7 @@ def test_it_dies(tmp_path, temporary, monkeypatch, files):
     with our_warnings() as messages:
         fit_quietly(make_trainer(tmp_path, callback), at(12, kill), loader())
     (message,) = messages
-    why = "ended by signal 9"
+    why = "was killed by signal 9"
     assert f"the process that analyzes traces {why}; read it with lightning-modelprof analyze" in message
     assert callback.run.info.status == "finished"
     assert len(callback.run.ranks[0].steps) == 32

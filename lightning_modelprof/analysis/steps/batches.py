@@ -110,7 +110,7 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
     counted = steps.select((steps.samples > 0) & _is_comparable(steps))
     clean = counted.clean()
     if not len(clean):
-        return Absent("there is no clean step whose samples were counted")
+        return Absent("no clean step has a sample count")
     numbers, counts = np.unique(clean.samples, return_counts=True)
     usual = int(numbers[counts.argmax()])
     is_clean = (counted.tags & int(NOT_CLEAN)) == 0
@@ -174,7 +174,7 @@ def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: 
     counted = clean.select(clean.samples > 0)
     phases = _phases(counted, has_all=False)
     if not len(counted) or not phases:
-        return Absent("there is no clean step whose samples were counted")
+        return Absent("no clean step has a sample count")
     columns = [PHASE_INDEX[phase] for phase in phases]
     compared_ns = float(np.median(counted.phases_ns[:, columns].sum(axis=1)))
     usual = int(np.median(counted.samples))

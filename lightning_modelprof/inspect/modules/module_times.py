@@ -93,7 +93,7 @@ class ModuleTimer:
             ModelProfError: when it is armed already.
         """
         if self._is_armed:
-            raise ModelProfError("ModuleTimer.arm: expected a timer that is not armed. Call disarm() first")
+            raise ModelProfError("ModuleTimer.arm: already armed. Call disarm() first")
         self._is_armed = True
         self._step = TimedStep()
         self._marks = SequenceMarks(None)
