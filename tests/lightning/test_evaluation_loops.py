@@ -993,7 +993,7 @@ def test_a_loop_that_fails_in_its_first_batch_has_one_line(tmp_path, capsys, key
         getattr(trainer, key)(Broken(), loader(200))
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     told = next(line for line in lines if "failed" in line)
-    assert "CANNOT TELL: No step ran to its end." in told
+    assert "CANNOT TELL: No step finished." in told
     assert len(lines) == 1
     assert "train for longer" not in (tmp_path / "modelprof" / "report.txt").read_text("utf-8")
 

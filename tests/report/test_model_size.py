@@ -428,7 +428,9 @@ def test_packed_weights_that_do_not_tell_are_named(monkeypatch):
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     size = model_size(model)
     assert size.sizes == ()
-    assert size.notes[-1].endswith("are in no row: 0._packed_params")
+    assert size.notes[-1] == (
+        "no row includes quantized weights packed outside parameters and buffers: 0._packed_params"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -102,7 +102,7 @@ def test_a_rule_that_speaks_for_a_verdict():
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        (steps_of(0), "No step ran to its end"),
+        (steps_of(0), "No step finished"),
         (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "No step after the first ones"),
         (steps_of(4, forward=5), "Only 4 steps"),
         (steps_of(forward=5, other=1.5), "1.5 ms per step (23%) isn't attributed to any phase."),
