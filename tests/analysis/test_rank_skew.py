@@ -559,7 +559,7 @@ def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
 def test_files_of_ranks_that_did_not_come_in_time_are_put_beside(tmp_path):
     """The first rank here is rank 1, whose file is called as that of any first rank."""
     first = run_of(1, steps_of(20, dataloader=1), 3)
-    run = side_by_side(first, {}, {0: "no ModelProfCallback joined there", 2: "said nothing within 30 s"})
+    run = side_by_side(first, {}, {0: "no ModelProfCallback joined there", 2: "sent nothing within 30 s"})
     save_run(run, tmp_path / "run.json")
     save_run(run_of(2, steps_of(20, dataloader=1), 3), tmp_path / rank_file(2))
     found = with_other_ranks(run, tmp_path / "run.json")

@@ -287,7 +287,7 @@ def test_values_that_are_asked_for():
         def forward(self, x):
             return x * 2 if x.sum() > 0 else x
 
-    with pytest.raises(ModelProfError, match=r"needs the values .*on_fake_tensors=False"):
+    with pytest.raises(ModelProfError, match=r"needs their values .*on_fake_tensors=False"):
         count_flops(Asks(), torch.ones(3), on_fake_tensors=True)
 
 

@@ -571,7 +571,7 @@ def test_a_step_that_asks_for_its_trainer_says_so_in_one_sentence():
     def step():
         raise RuntimeError("Net is not attached to a `Trainer`.")
 
-    with pytest.raises(ModelProfError, match=r"`Trainer`\. The step asks for its Trainer or its optimizers"):
+    with pytest.raises(ModelProfError, match=r"`Trainer`\)\. The step uses its Trainer or optimizers"):
         forward_table(nn.Linear(2, 2), step)
 
 

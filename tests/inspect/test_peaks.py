@@ -451,5 +451,5 @@ def test_wrong_rates(wrong):
 
 @pytest.mark.parametrize("wrong", ["fp32", "", torch.float32, 3, "nn", "tf32"])
 def test_wrong_dtypes(wrong):
-    with pytest.raises(ValueError, match=r"^peak_flops_per_s: expected names of dtypes such as 'bfloat16'"):
+    with pytest.raises(ValueError, match=r"^peak_flops_per_s: expected dtype names such as 'bfloat16'"):
         peak_rates(CUDA, ("float32",), {wrong: 1e12})

@@ -408,8 +408,8 @@ def test_what_it_found_out_is_lost(tmp_path, temporary, monkeypatch):
     with our_warnings() as messages:
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
     (message,) = messages
-    assert "lost what it found out" in message
-    assert "lost what it found out" in table_of(callback.report, "model_summary").absent_reason
+    assert "lost its results" in message
+    assert "lost its results" in table_of(callback.report, "model_summary").absent_reason
     assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
 
 

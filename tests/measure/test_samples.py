@@ -330,7 +330,7 @@ def test_accepted(count):
     [
         (-1, ValueError, "from 0 to 2**63 - 1, got -1"),
         (MAX_COUNT + 1, ValueError, "from 0 to 2**63 - 1, got 9223372036854775808"),
-        (torch.tensor(5), TypeError, "waiting for the device in every step"),
+        (torch.tensor(5), TypeError, "would make every step wait for the device"),
         (2.5, TypeError, "float"),
         (None, TypeError, "NoneType"),
     ],

@@ -79,7 +79,7 @@ def test_every_command_takes_the_newest_and_says_so(saved, tmp_path, capsys):
     assert main(["tensorboard", str(logger), "--logdir", str(tmp_path / "logs")]) == 0
     assert said in capsys.readouterr().out
     main(["report", str(logger / "modelprof_2")])
-    assert "this is the newest" not in capsys.readouterr().out
+    assert "the newest of" not in capsys.readouterr().out
 
 
 def test_nobody_is_told_to_install_from_an_index():

@@ -321,7 +321,7 @@ class Generates(Net):
         ),
         (Net(), {"ignore_modules": "blocks.2"}, "Did you mean 'blocks."),
         (Net(), {"ignore_modules": "zzz"}, "Its classes are BatchNorm1d, Block, Dropout, Linear"),
-        (Net(), {"ignore_modules": [nn.Conv2d]}, "got 'Conv2d', which is none"),
+        (Net(), {"ignore_modules": [nn.Conv2d]}, "'Conv2d' is no class or module path"),
         (Net(), {"ignore_modules": [nn.Linear(1, 1)]}, "expected classes, class names or module paths"),
         (Net(), {"ignore_modules": nn.Module}, "no modules are left"),
         (Net(), {"formulas": {"aten::nothing": max}}, "expected an operator"),

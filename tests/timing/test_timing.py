@@ -299,7 +299,7 @@ def test_arguments_that_cannot_be_used(arguments, message):
 
 
 def test_models_and_batches_that_cannot_be_used():
-    with pytest.raises(ConfigError, match=r"\(model\): expected something to call, got 3"):
+    with pytest.raises(ConfigError, match=r"\(model\): expected a callable, got 3"):
         benchmark_inference(3, BATCH)
     with pytest.raises(ConfigError, match=r"passed as the keyword arguments x, z. A mapping is passed"):
         benchmark_inference(nn.Linear(3, 2), {"x": BATCH, "z": 1})

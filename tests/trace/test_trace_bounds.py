@@ -275,7 +275,7 @@ def test_ranks_that_are_not_there(tmp_path):
     (message,) = messages
     assert "ranks=[5] includes none of the 1 ranks" in message
     assert windows_of(callback) == ()
-    assert any("ranks=[5] names none" in note for note in callback.report.notes)
+    assert any("ranks=[5] includes none" in note for note in callback.report.notes)
     assert not any(steps_of(callback).tags & int(PROFILED))
 
 

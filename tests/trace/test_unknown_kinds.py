@@ -81,7 +81,7 @@ def test_work_of_unknown_kinds_keeps_the_device_busy(tmp_path, kind, name):
     usage = table(report, "device_usage")
     row = dict(zip((column.key for column in usage.columns), usage.rows[0], strict=True))
     assert row["busy"] == pytest.approx(0.4, abs=0.05)
-    said = [one for one in warnings_of(report) if one.startswith("6 device events are of kinds")]
+    said = [one for one in warnings_of(report) if one.startswith("6 device events have kinds")]
     assert len(said) == 1
     assert name in said[0]
 

@@ -346,7 +346,7 @@ def test_the_time_between_windows_is_in_no_ratio():
     table = distributed_table({0: fact}, DEFAULT_OPTIONS)
     assert table.rows[0] == ("ProfileStep", 40 * US, 1.0, 10 * US)
     assert table.rows[1] == ("Communication", 10 * US, 0.25, 2.5 * US)
-    assert "2 stretches with time between them that is in no ratio" in " ".join(table.notes)
+    assert "The steps form 2 groups" in " ".join(table.notes)
 
 
 def test_host_ranges_do_not_count_beside_kernels():

@@ -254,7 +254,7 @@ def test_a_name_that_is_not_there(file, capsys):
     with pytest.raises(TraceError) as error:
         analyze(file, step_range="step.DECDE")
     said = str(error.value)
-    assert "names match the step range 'step.DECDE', got none. The nearest: 'step[DECODE bs=" in said
+    assert "no range matches 'step.DECDE'. Closest names: 'step[DECODE bs=" in said
     assert main(["analyze", str(file), "--step-range", "executor"]) == 1
     assert "'step[" in capsys.readouterr().err
 
