@@ -68,9 +68,9 @@ def attribute():
     [
         (Plain, None),  # never_used stands in the same file
         (lambda: nn.Sequential(Plain()), None),
-        (UsesAFunction, "used beside UsesAFunction"),
-        (lambda: nn.Sequential(UsesAFunction()), "used beside UsesAFunction"),
-        (OwnMethod, "loss beside OwnMethod"),
+        (UsesAFunction, "used, which UsesAFunction uses"),
+        (lambda: nn.Sequential(UsesAFunction()), "used, which UsesAFunction uses"),
+        (OwnMethod, "loss, which OwnMethod uses"),
         (whole, "OptimizedModule"),
         (part, "1"),
         (in_place, "0"),

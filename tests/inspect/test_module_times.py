@@ -587,7 +587,7 @@ def test_model_that_is_compiled_whole(backend):
     model = torch.compile(small(), backend=backend)
     times = run(ModuleTimer(model), model, torch.rand(4, 3))
     assert list(by_path(times)) == [""]
-    assert "without the modules inside: OptimizedModule" in times.notes[0]
+    assert "timed as a whole: OptimizedModule" in times.notes[0]
 
 
 def test_fast_path_beside_compiled_modules_has_no_hooks(backend):
