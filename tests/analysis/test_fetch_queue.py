@@ -123,8 +123,8 @@ def test_what_a_device_hides_of_a_fetch_is_not_to_be_gained():
     [
         ({"num_steps": 19}, "only 19 batches were timed (at least 20)"),
         ({"cpu": None}, "no step's CPU time was read"),
-        ({"fetch_ms": None, "cpu": used(40, 10)}, "fetches were not seen"),
-        ({"tags": [StepTag.FIRST_OF_EPOCH] * 40}, "fetches were not seen"),
+        ({"fetch_ms": None, "cpu": used(40, 10)}, "fetches weren't measured"),
+        ({"tags": [StepTag.FIRST_OF_EPOCH] * 40}, "fetches weren't measured"),
         ({"cpu": replace(used(40, 10), fetches_ns=0)}, "no fetch's CPU time was read"),
         (
             {"setup": with_loader(num_workers=2)},

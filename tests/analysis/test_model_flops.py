@@ -120,7 +120,7 @@ def test_a_rate_that_an_older_version_measured_is_no_peak():
     table, _ = tables(facts)
     assert table.columns[-1].label == "MFU / HFU"
     text = " ".join(table.notes)
-    assert "MFU and HFU are not known without a peak of float32. No peak of the device is known" in text
+    assert "MFU and HFU are not known without a peak of float32. The device's peak is unknown" in text
     assert "A formula failed: aten::mm: wrong." in text
     assert "on a copy of the model without data, without the optimizer." in text
 

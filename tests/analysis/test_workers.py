@@ -233,7 +233,7 @@ def test_runs_without_workers_say_why():
     assert isinstance(facts.queue, Absent)
     assert (facts.batch, facts.sample_ns, facts.making_ns) == (None, None, 0)
     [facts] = analysis_of(steps_of(dataloader=None, forward=1), workers=(record,)).workers
-    assert facts.queue == Absent("fetches were not seen")
+    assert facts.queue == Absent("fetches weren't measured")
 
 
 def ready(*rows):
