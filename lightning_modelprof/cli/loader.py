@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
     if sys.stderr is not None and sys.stderr.isatty():  # nothing else is printed until the end
         print(f"Loading batches for up to {options.seconds:g} s.", file=sys.stderr)
-    with _users(f"batches of {name}"):
+    with _users(f"batches from {name}"):
         profile_loader(
             loader,
             step_s=options.step_ms / 1e3,
@@ -127,7 +127,7 @@ def find_loader(text: str) -> Any:
     module_name, colon, name = text.rpartition(":")
     if not colon or not module_name or not name:
         raise ConfigError(
-            f"loader: expected MODULE:FACTORY, such as train.py:make_loader, got {quoted(text)}"
+            f"loader: expected MODULE:FACTORY, such as train.py:make_loader, got {quoted(text)}."
         )
     folder, file = os.getcwd(), None  # noqa: PTH109
     if module_name.endswith(".py"):

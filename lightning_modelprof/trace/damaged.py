@@ -164,8 +164,8 @@ def read_with_care(
     problem = text.damage or contents.problem
     if problem and not builder.num_events:
         raise TraceError(
-            f"{source}: expected a Chrome trace in JSON, got something else or a truncated file ({problem})."
-            " Check that it's a trace and that writing it wasn't interrupted."
+            f"{source}: expected a Chrome trace in JSON, got something else or a file that is cut off"
+            f" ({problem}). Check that it's a trace and that writing it wasn't interrupted."
         )
     damage = []
     if problem:

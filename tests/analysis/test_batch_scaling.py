@@ -180,10 +180,10 @@ def test_accumulated_batches_can_be_doubled_without_another_training():
 @pytest.mark.parametrize(
     ("sizes", "why"),
     [
-        ([64] * 100, "another size"),
-        ([*[64] * 19, 20] * 4, "another size"),  # the first one is a warm-up
-        ([*[64] * 19, 60] * 8, "too near"),
-        ([-1] * 100, "counted"),
+        ([64] * 100, "another batch size"),
+        ([*[64] * 19, 20] * 4, "another batch size"),  # the first one is a warm-up
+        ([*[64] * 19, 60] * 8, "too similar"),
+        ([-1] * 100, "sample count"),
     ],
 )
 def test_without_an_experiment_nothing_is_said(sizes, why):

@@ -476,10 +476,10 @@ def test_only_steps_that_are_clean_on_all_ranks_are_compared():
     ("ranks", "world_size", "reason"),
     [
         ([steps_of(20, dataloader=1)], 1, "one rank"),
-        ([], 4, "are not known"),
-        ([steps_of(20, dataloader=1)], 4, "are not known"),
+        ([], 4, "are unknown"),
+        ([steps_of(20, dataloader=1)], 4, "are unknown"),
         ([steps_of(20, dataloader=1), steps_of(20, tags=int(StepTag.PROFILED))], 2, "clean steps"),
-        ([steps_of(20, dataloader=1), steps_of(20, dataloader=-1 / MS)], 2, "not seen"),
+        ([steps_of(20, dataloader=1), steps_of(20, dataloader=-1 / MS)], 2, "not every rank measured"),
     ],
 )
 def test_what_cannot_be_compared(ranks, world_size, reason):
@@ -551,7 +551,7 @@ def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
     tables = {table.id: table for table in report.tables}
     assert [row[0] for row in tables["rank_phases"].rows] == ["rank 1: left the loop early"]
     assert tables["rank_phases"].absent_reason is None
-    assert "The steps of other ranks are not known." in tables["rank_phases"].notes
+    assert "The other ranks' steps are unknown." in tables["rank_phases"].notes
     assert "all_ranks" not in tables
     assert report.sections["run"]["all_ranks"] is None
 

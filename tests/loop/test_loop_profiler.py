@@ -222,7 +222,7 @@ def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
     model, optimizer, batches = small()
     monkeypatch.setattr("lightning_modelprof.loop.profiler.LoopProfiler._end_step", lambda _: 1 / 0)
     with (
-        pytest.warns(RuntimeWarning, match="LoopProfiler: an internal error .* the loop goes on") as warned,
+        pytest.warns(RuntimeWarning, match="LoopProfiler: an internal error .* the loop continues") as warned,
         LoopProfiler(model, **quiet()) as profiler,
     ):
         train(profiler, model, optimizer, batches)
@@ -233,7 +233,7 @@ def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
 def test_a_samples_fn_that_fails_costs_the_samples_alone():
     model, optimizer, batches = small()
     with (
-        pytest.warns(RuntimeWarning, match="LoopProfiler: samples_fn raised ZeroDivisionError.*not be known"),
+        pytest.warns(RuntimeWarning, match="LoopProfiler: samples_fn raised ZeroDivisionError.*won't have"),
         LoopProfiler(model, samples_fn=lambda _: 1 // 0, **quiet()) as profiler,
     ):
         train(profiler, model, optimizer, batches)

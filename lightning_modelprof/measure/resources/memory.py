@@ -95,7 +95,7 @@ class MemoryCurve:
         if points and step < points[-1].step + self._distance:
             return
         process = self._read("process's memory", self._read_process) or ProcessMemory(None, None)
-        device = self._read("memory of the device", lambda: self._read_device(self._device))
+        device = self._read("device's memory", lambda: self._read_device(self._device))
         points.append(
             MemoryPoint(
                 step=step,
@@ -125,7 +125,7 @@ class MemoryCurve:
             growing: attributes that others have seen grow.
             notes: what they have to say, a sentence each.
         """
-        device = self._read("memory of the device", lambda: self._read_device(self._device)) or DeviceBytes()
+        device = self._read("device's memory", lambda: self._read_device(self._device)) or DeviceBytes()
         return MemoryRecord(
             curve=tuple(self._points),
             peak_rss_bytes=self._read("process's peak memory", peak_rss_bytes),
