@@ -178,7 +178,7 @@ SAID = {
     "wrong_loaders.py:several": "got a dict of 2. Pass one of them, or combine them with lightning",
     "wrong_loaders.py:Module": "expected a DataLoader from 'wrong_loaders.py:Module', got OSError.",
     "wrong_loaders.py:empty": "Check the dataset's length, the sampler and drop_last.",
-    "wrong_loaders.py:fails": "expected batches from 'wrong_loaders.py:fails', got OSError. See the traceback",
+    "wrong_loaders.py:fails": "expected batches from 'wrong_loaders.py:fails', got OSError. See the",
     "wrong_loaders.py:fails_in_worker": "got OSError. See the traceback above.",
     "wrong_loaders.py:dies": "A worker was killed or exited. Check whether memory ran out, or try",
     "wrong_loaders.py:is_pickled": "Error. See the traceback above.",
