@@ -93,7 +93,7 @@ def test_it_stops_when_enough_was_compared(tmp_path):
 def test_one_epoch_tells_nothing(tmp_path):
     seen = fit(tmp_path, Numbers(64), epochs=1)
     assert (seen.num_compared, seen.num_equal) == (0, 0)
-    assert "no index" in seen.note
+    assert "no dataset index" in seen.note
 
 
 class Batches:
@@ -116,7 +116,7 @@ class Speaking(Net):
     [
         (DataLoader(Stream(), batch_size=8), None, "iterable"),
         (DataLoader([Numbers(8)[:8]], batch_size=None), None, "doesn't build batches from single samples"),
-        (Batches(), None, "DataLoader of torch's"),
+        (Batches(), None, "torch DataLoader"),
         (DataLoader(Texts(32), batch_size=8), Speaking, "one row per sample"),
     ],
 )

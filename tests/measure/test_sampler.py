@@ -141,7 +141,7 @@ def test_a_look_that_raises_ends_alone():
     with running({"a": wrong, "b": weights.append}) as sampler:
         until(lambda: len(weights) > 3)
     assert len(errors) == 1
-    assert sampler.notes == ["The look at a ended early: ValueError: no such thing."]
+    assert sampler.notes == ["Sampling a ended early: ValueError: no such thing."]
 
 
 def test_without_looks_left_the_thread_ends():
@@ -712,7 +712,7 @@ def test_an_error_of_ours_does_not_reach_the_training(tmp_path, monkeypatch):
     net = Net(lambda _: time.sleep(0.005))
     callback = run_fit(tmp_path, module=net, data=loader(20), active=0, sampling=True)
     assert callback.run.info.status == "finished"
-    note = "The look at the stack ended early: RuntimeError: ours."
+    note = "Sampling the stack ended early: RuntimeError: ours."
     assert callback.run.ranks[0].stacks.notes == (note,)
     assert note in callback.report.notes
 

@@ -161,7 +161,7 @@ def test_counts_without_a_doubt(name):
 TOLD = {
     "class weights": ((X, Y, torch.zeros(10)), 3, "batch[2] is (10,)"),
     "edges": ({"x": torch.zeros(20, 3), "edges": torch.zeros(2, 50), "y": torch.zeros(20)}, 20, "(2, 50)"),
-    "images alone": ([image()] * 8, 8, "it would be 3"),
+    "images alone": ([image()] * 8, 8, "but as 3 by"),
     "time first": ((torch.zeros(50, 8, 3), ["a"] * 8), 50, "batch[1] is a list of 8"),
 }
 

@@ -454,4 +454,6 @@ def test_layers_thawed_in_a_compiled_model_are_noticed(tmp_path):
     first, again = callback.run.ranks[0].model_cost.size_counts
     assert first.step < 20 < again.step <= 20 + 2 * 25
     assert first.total < again.total
-    assert "batches of one size differ in FLOPs" in callback.report.sections["flops"]["mean_step"]["note"]
+    assert (
+        "batches of the same size differ in FLOPs" in callback.report.sections["flops"]["mean_step"]["note"]
+    )

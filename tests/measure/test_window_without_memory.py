@@ -76,6 +76,6 @@ def test_another_error_of_torch_costs_one_window(tmp_path, calls):
     with our_warnings() as messages:
         callback = run_fit(tmp_path, active=2, repeat=2, wait=2, warmup=1)
     [message] = messages
-    assert "could not be prepared: something else" in message
+    assert "couldn't be prepared: something else" in message
     first, second = windows_of(callback)
     assert (first.status, second.status) == (WindowStatus.REFUSED, WindowStatus.COMPLETE)

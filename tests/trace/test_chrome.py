@@ -259,8 +259,8 @@ def test_compression_is_told_by_content(tmp_path):
         (b'{"traceEvents": [', "cut off"),
         (b"not json", "expected a Chrome trace in JSON"),
         (b'{"traceEvents": [\xff]}', "expected a Chrome trace in JSON"),
-        (b'{"schemaVersion": 1}', "got the keys: schemaVersion"),
-        (b"{}", "got the keys: none"),
+        (b'{"schemaVersion": 1}', "got the keys schemaVersion"),
+        (b"{}", "got the keys none"),
         (b"5", "expected a JSON object with the key traceEvents"),
         (b'"text"', "expected a JSON object with the key traceEvents"),
         (b'{"traceEvents": 5}', "expected a list of events in traceEvents"),
@@ -300,7 +300,7 @@ def test_unreadable_file(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(file_of(event()))
     path.chmod(0)
-    with pytest.raises(TraceError, match="cannot be read: Permission denied"):
+    with pytest.raises(TraceError, match="can't read .*: Permission denied"):
         read_trace(path)
 
 
@@ -311,7 +311,7 @@ def test_a_file_that_fails_or_vanishes_while_it_is_read(tmp_path, monkeypatch):
     def vanish(position, size):
         raise OSError(5, "Input/output error")
 
-    with pytest.raises(TraceError, match="cannot be read: Input/output error"):
+    with pytest.raises(TraceError, match="can't read .*: Input/output error"):
         read_trace(path, progress=vanish)
     assert gc.isenabled()
 

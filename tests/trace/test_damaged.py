@@ -159,7 +159,7 @@ def test_changed_bytes_in_gzip_cost_what_comes_after_or_the_file(tmp_path, share
     try:
         trace = read_trace(path)
     except TraceError as error:
-        first_bad = re.search(r"The first: event (\d+)", str(error))
+        first_bad = re.search(r"The first is event (\d+)", str(error))
         trace = None
     if trace is None:
         assert int(first_bad[1]) >= sound
