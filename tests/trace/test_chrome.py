@@ -300,7 +300,7 @@ def test_unreadable_file(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(file_of(event()))
     path.chmod(0)
-    with pytest.raises(TraceError, match="can't read .*: Permission denied"):
+    with pytest.raises(TraceError, match=r"can't read .*: Permission denied"):
         read_trace(path)
 
 
@@ -311,7 +311,7 @@ def test_a_file_that_fails_or_vanishes_while_it_is_read(tmp_path, monkeypatch):
     def vanish(position, size):
         raise OSError(5, "Input/output error")
 
-    with pytest.raises(TraceError, match="can't read .*: Input/output error"):
+    with pytest.raises(TraceError, match=r"can't read .*: Input/output error"):
         read_trace(path, progress=vanish)
     assert gc.isenabled()
 
