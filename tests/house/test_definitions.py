@@ -227,7 +227,7 @@ def test_levels_of_a_rule_are_its_fields():
         ("row", "flops", "Recompute", "Recompute: forward work done a second time"),
         ("row", "model_summary", "Gradient clipping", "Gradient clipping: configure_gradient_clipping"),
         ("phase", "Dataloader", "", "Dataloader: waiting for the next batch"),
-        ("verdict", "input_bound", "", "INPUT-BOUND: from 20 % on, the time of"),
+        ("verdict", "input_bound", "", "INPUT-BOUND: from 20% on, the time of"),
         ("rule", "clip_cost", "", "Found if"),
     ],
 )

@@ -225,7 +225,7 @@ def test_the_profilers_own_work(duration_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(f"Profiler overhead is {duration_us / 30:.0f} % of the steps")
+    assert note.startswith(f"Profiler overhead is {duration_us / 30:.0f}% of the steps")
 
 
 def test_own_work_outside_of_the_steps_does_not_count():
