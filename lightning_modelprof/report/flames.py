@@ -35,10 +35,10 @@ def call_flame(analysis: Analysis) -> FlameGraph | None:
     tree, hot = analysis.call_tree, analysis.hot_lines
     if isinstance(tree, Absent):
         return None
-    notes = _notes("the thread that runs the loop", tree, None if isinstance(hot, Absent) else hot.samples)
+    notes = _notes("the training thread", tree, None if isinstance(hot, Absent) else hot.samples)
     return FlameGraph(
         id="call_stacks",
-        title="Where the training thread was",
+        title="Training thread (flame graph)",
         unit=Unit.DURATION_NS,
         frames=_boxes(tree),
         notes=notes,
@@ -55,10 +55,10 @@ def worker_flame(analysis: Analysis) -> FlameGraph | None:
         return None
     notes = _notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
     if not isinstance(analysis.workers, Absent) and len(analysis.workers) > 1:
-        notes = (f"Of loader {stacks.loader}, whose workers have most to do.", *notes)
+        notes = (f"Loader {stacks.loader}, the one with the busiest workers.", *notes)
     return FlameGraph(
         id="worker_stacks",
-        title="Where the workers were",
+        title="Workers (flame graph)",
         unit=Unit.DURATION_NS,
         frames=_boxes(stacks.call_tree),
         notes=notes,
@@ -152,18 +152,20 @@ def _place(node: CallNode) -> str:
 
 def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[str, ...]:
     notes = [
-        f"{tree.samples:,} samples of {whose}; each stands for the time since the one before it. Functions"
-        " that only call another one are left out.",
+        (
+            f"{tree.samples:,} samples of {whose}, each weighted by time since the previous sample."
+            " Functions that only call another function are omitted."
+        ),
     ]
     if samples is not None:
         first, last = samples.first_interval_ns, samples.last_interval_ns
         notes.append(
-            f"One sample every {milliseconds(first)} at first, every {milliseconds(last)} in the end."
+            f"One sample every {milliseconds(first)} at the start, every {milliseconds(last)} at the end."
         )
     return tuple(notes)
 
 
-_DEVICE: Final = "Times are between events on the device's stream, so they include waiting for the host."
+_DEVICE: Final = "Times are between events on the GPU stream, so they include waiting for the CPU."
 
 
 def module_flame(analysis: Analysis) -> FlameGraph | None:
@@ -194,16 +196,16 @@ def flame_of_modules(tree: ModuleTree) -> FlameGraph | None:
     shown = [module for module in tree.modules if module.path in totals]
     steps = "one timed step" if tree.steps == 1 else f"{tree.steps} timed steps"
     missing = len(tree.modules) - len(shown)
-    notes = [f"Median {names} time of {steps}; each module with what is inside of it."]
+    notes = [f"Median {names} time over {steps}. Each module includes its submodules."]
     if tree.clock == "device":
         notes.append(_DEVICE)
     if missing:
         has = (
-            "module has no time of its own and is"
+            "module isn't shown because it has no time of its own"
             if missing == 1
-            else "modules have no time of their own and are"
+            else "modules aren't shown because they have no time of their own"
         )
-        notes.append(f"{missing:,} {has} not shown.")
+        notes.append(f"{missing:,} {has}.")
     return FlameGraph(
         id="modules",
         title=f"Modules, {names}",

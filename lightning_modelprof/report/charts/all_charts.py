@@ -24,44 +24,40 @@ from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
 
 _WINDOW_MEMORY: Final = (
-    "What was allocated while a window with `profile_memory=True` ran, in layers that add up to it:"
-    " of the device, of any rank, with the highest peak, the CPU only where there is no other. Each block is"
-    " in the layer of the phase that allocated it, as long as it lives: activations (forward), gradients"
-    " (backward), optimizer state (optimizer), batch (dataloader and transfer). What the same phase"
-    " of the same step releases is temporary. A block that is released without having been allocated"
-    " in the window was there before, and so is what the allocator counts beyond the others; of a"
-    " run its parameters, buffers and optimizer state (table Model size) are taken out of that. Where"
-    " the allocator's count is not recorded (the CPU, torch 1.9), what stays from before to the end"
-    " is in no layer. Traces without addresses (torch 1): a release ends the newest block of its"
-    " size. The window is cut into at most 400 parts, and each shows its highest moment; the line is"
-    " the peak."
+    "Memory allocated during a window with `profile_memory=True`, in layers that add up to the total. It"
+    " shows the GPU with the highest peak over all ranks, or the CPU if there is no GPU. A block belongs to"
+    " the phase that allocated it: activations (forward), gradients (backward), optimizer state (optimizer)"
+    " or batch (dataloader and transfer). Blocks freed within the same phase are temporary. Memory"
+    " allocated before the window is a layer of its own; for a run it's split into parameters, buffers and"
+    " optimizer state. On the CPU and with torch 1.9, memory that stays from before the window is missing."
+    " Traces without addresses (torch 1) match each release to the newest block of its size. The curve has"
+    " at most 400 points, each the peak of its time slice."
 )
 """What the chart means, of a run and of traces."""
 
 CHARTS: Final = (
     Drawing(
         id="phase_shares",
-        title="Where the steps spend their time",
+        title="Step time by phase",
         draw=phase_shares,
-        help="The column Ratio of the table Phases as one bar.",
+        help="The Ratio column of the Phases table as a bar.",
         views=("overview",),
     ),
     Drawing(
         id="validation_shares",
-        title="Where validation spends its time",
+        title="Validation time by part",
         draw=validation_shares,
-        help="The column Ratio of the table Validation as one bar.",
+        help="The Ratio column of the Validation table as a bar.",
         views=("overview",),
     ),
     Drawing(
         id="phases_per_step",
-        title="Phases of each step",
+        title="Phase times per step",
         draw=phases_per_step,
         help=(
-            "The self time of each phase in a step. A run of more than 400 steps is shown in at most 400"
-            " points, each the mean of equally many steps (the last may have fewer). The layers add up to"
-            " the step's wall time; phases that were not measured are in no layer and are named. The seven"
-            " phases with the most time have layers of their own, the others share one."
+            "Self time of each phase in each step. Runs of more than 400 steps are averaged into at most"
+            " 400 points. The seven largest phases have their own layers and the rest share one. Unmeasured"
+            " phases are listed in a note."
         ),
     ),
     Drawing(
@@ -69,9 +65,9 @@ CHARTS: Final = (
         title="Step times",
         draw=step_time,
         help=(
-            "Counts the clean steps by wall time without the phase Profiler, in bars as wide as numpy's"
-            " rule `auto` says, at most 60. Where the slowest step took more than twice the 99th"
-            " percentile, the bars end there, and a note counts the steps beyond."
+            "Histogram of clean step times, without profiler overhead. Bin widths follow numpy's `auto`"
+            " rule, with at most 60 bins. If the slowest step took more than twice p99, the histogram ends"
+            " at p99 and a note counts the slower steps."
         ),
         views=("overview",),
     ),
@@ -80,74 +76,73 @@ CHARTS: Final = (
         title="Throughput",
         draw=throughput,
         help=(
-            "Samples over wall time of the steps of a point, clean or not; steps over wall time where the"
-            " samples of any step are unknown."
+            "Samples per second over all steps of a point, clean or not. Shows steps per second if any"
+            " step's sample count is unknown."
         ),
         views=("overview",),
     ),
     Drawing(
         id="num_workers",
-        title="Predicted step by number of workers",
+        title="Predicted step time by worker count",
         draw=workers_prediction,
         help=(
-            "The table Number of workers with the present prefetch factor; *now* is the measured step, and"
-            " the line across is a step without any wait for its batch. Of several loaders the one with the"
-            " longest predicted step."
+            "The Number of workers table at the current prefetch factor. *now* is the measured step time,"
+            " and the horizontal line is the step time without waiting for data. With several loaders, it"
+            " shows the one with the longest predicted step."
         ),
         views=("workers",),
     ),
     Drawing(
         id="worker_queue",
-        title="Workers at work over time",
+        title="Busy workers over time",
         draw=workers_over_time,
         help=(
-            "How many workers make a batch at a time, and how many batches are ready and come behind one that"
-            " is not: means over at most 200 equal parts of the time of the newest 1,000 batches. Workers"
-            " that are all busy are too slow or too few; workers that are not have filled the queue. Of"
-            " several loaders the one whose workers have most to do."
+            "How many workers are making a batch, and how many finished batches wait behind an unfinished"
+            " one. Covers the newest 1,000 batches in at most 200 time slices. If all workers are busy,"
+            " they're too slow or too few; idle workers have filled the queue. With several loaders, it"
+            " shows the one with the busiest workers."
         ),
         views=("workers",),
     ),
     Drawing(
         id="queue_depth",
-        title="Batches ready at a fetch",
+        title="Batches ready at fetch",
         draw=queue_depth,
         help=(
-            "How many batches the workers had made when the loop fetched one: each thirteenth clean step is"
-            " looked at, and at least seven are needed. At 0 the loop waits; a queue that is always full has"
-            " more workers than it needs. Batches that are ready and come behind one that is not count, too."
-            " Of several loaders the one with the fewest. macOS tells no more than whether there is one."
+            "How many batches were ready when training fetched one. Every thirteenth clean step is sampled,"
+            " and at least seven samples are needed. At 0, training waits; if the queue is always full, you"
+            " have more workers than you need. With several loaders, it shows the one with the fewest ready"
+            " batches. On macOS it only shows whether any batch was ready."
         ),
         views=("workers",),
     ),
     Drawing(
         id="rank_phases",
-        title="Phases of each rank",
+        title="Phase times per rank",
         draw=rank_phases,
-        help="The mean clean step of each rank by phase, for at most 256 ranks.",
+        help="Mean clean step of each rank by phase, for at most 256 ranks.",
         views=("distributed",),
     ),
     Drawing(
         id="flops_by_phase",
-        title="FLOPs of a step",
+        title="FLOPs per step",
         draw=flops_by_phase,
-        help="Those of the table FLOPs, by phase, without Fourier transforms.",
+        help="The FLOPs table by phase, without Fourier transforms.",
         views=("modules",),
     ),
     Drawing(
         id="memory_curve",
-        title="Memory over the steps",
+        title="Memory by step",
         draw=memory_curve,
         help=(
-            "(On the page: *Memory*) What was there when each step was first looked at: of the process"
-            " (its own is without files and shared memory), and of the device what torch's allocator gave"
-            " to tensors and held."
+            "Memory at the first sample of each step: process memory (private excludes files and shared"
+            " memory), and GPU memory that torch's allocator handed to tensors or reserved."
         ),
         views=("memory",),
     ),
     Drawing(
         id="window_memory",
-        title="Memory over the window",
+        title="Memory in the window",
         draw=window_memory_of_run,
         help=_WINDOW_MEMORY,
         views=("memory",),
@@ -158,54 +153,53 @@ CHARTS: Final = (
 TRACE_CHARTS: Final = (
     Drawing(
         id="window_memory",
-        title="Memory over the window",
+        title="Memory in the window",
         draw=window_memory,
         help=_WINDOW_MEMORY,
         views=("memory",),
     ),
     Drawing(
         id="step_breakdown",
-        title="What each step of the trace waited for",
+        title="Step time breakdown by step",
         draw=trace_steps,
         help=(
-            "The table Step time breakdown as bars, step by step. Of several ranks it is called *What the"
-            " steps of each rank waited for* and shows the mean step of each. More than 400 steps share"
-            " points, each the mean of equally many. Numbers with gaps between them are counted from 1."
+            "The Step time breakdown table as bars. With several ranks, it shows each rank's mean step."
+            " More than 400 steps are averaged into fewer points. Step numbers with gaps are renumbered"
+            " from 1."
         ),
         views=("overview",),
     ),
     Drawing(
         id="rank_shares",
-        title="Ranks side by side",
+        title="Computation and communication by rank",
         draw=rank_shares,
         help=(
-            "The mean step of each rank, where at least two have steps and communication: Computation"
-            " (only kernels that do not communicate run), Overlap (such and communication), Exposed"
-            " communication (the wait for other ranks included), Copies (only copies and sets) and Other,"
-            " disjoint, so they add up to the step. Without any kernels (gloo on the CPU) it is unknown"
-            " what computes beside Communication. Ranks without kernels beside others that have some are"
-            " left out, and named."
+            "Mean step of each rank, if at least two have steps and communication. Computation is time in"
+            " compute kernels only, Overlap is compute and communication together, Exposed communication"
+            " includes waiting for other ranks, and Copies is time in copies and sets only. The layers are"
+            " disjoint and add up to the step. Without kernels (gloo on the CPU), overlap is unknown. Ranks"
+            " without kernels are listed in a note if other ranks have some."
         ),
         views=("distributed",),
     ),
     Drawing(
         id="operator_shares",
-        title="Operators by their own time",
+        title="Operators by self time",
         draw=operator_shares,
         help=(
-            "The column Self of the Operator Summary, on the device if the trace has device events, else"
-            " on the host: the seven operators with the most, and the rest."
+            "The Self column of Operator Summary, GPU time if the trace has GPU events and CPU time"
+            " otherwise. Shows the seven largest operators and the rest."
         ),
         views=("operators",),
     ),
     Drawing(
         id="kernel_types",
-        title="Time of the kernels",
+        title="Kernel time by type",
         draw=kernel_types,
         help=(
-            "All kernels of the Kernel Summary added up by their names: those that communicate, those"
-            " that use tensor cores, and the others, also those whose names do not tell; with one kind"
-            " only there is no chart."
+            "Total time in Kernel Summary, grouped by kernel name into communication, tensor cores and"
+            " other. Kernels we can't classify count as other. The chart is hidden if there's only one"
+            " group."
         ),
         views=("kernels",),
     ),
@@ -215,23 +209,23 @@ TRACE_CHARTS: Final = (
 FLAMES: Final = (
     Drawing(
         id="call_stacks",
-        title="Where the training thread was",
+        title="Training thread (flame graph)",
         draw=call_flame,
         help=(
-            "Phases at the top, below them functions by who called them; the width is sampled time"
-            " (Source lines). Functions that only call another one are left out, and their time is their"
-            ' caller\'s. Boxes below 0.2 % are joined into "other"; the widths add up exactly.'
+            "Phases are at the top and callees below their callers. Width is sampled time (see Source"
+            " lines). Functions that only call another function are omitted and their time goes to the"
+            ' caller. Boxes below 0.2% are merged into "other".'
         ),
         views=("modules",),
     ),
     Drawing(
         id="worker_stacks",
-        title="Where the workers were",
+        title="Workers (flame graph)",
         draw=worker_flame,
         help=(
-            "Functions of the DataLoader's workers by who called them, all workers of a loader together;"
-            " the width is sampled time, as in *Where the training thread was*. Of several loaders the one"
-            " whose workers have most to do."
+            "Functions in the DataLoader workers by caller, all workers of a loader together. Width is"
+            " sampled time, as in *Training thread (flame graph)*. With several loaders, it shows the one"
+            " with the busiest workers."
         ),
         views=("workers",),
     ),
@@ -240,10 +234,9 @@ FLAMES: Final = (
         title="Modules, forward and backward",
         draw=module_flame,
         help=(
-            "The latency of the table Modules, forward and backward together, of one step. A module's own"
-            " time is that without the modules inside of it, so what is on a box and its own time sum to"
-            " it exactly. Modules without a time of their own are not shown. There is no graph where the"
-            " model's time holds that of ignored modules."
+            "Forward plus backward latency per step from the Modules table. A module's self time excludes"
+            " its submodules. Modules without a time of their own aren't shown. The graph is hidden if the"
+            " model's time includes ignored modules."
         ),
         views=("modules",),
     ),

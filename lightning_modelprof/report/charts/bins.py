@@ -43,13 +43,13 @@ def even_axis(numbers: Sequence[int], name: str, counted: str) -> tuple[int, str
     """
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return numbers[0], name
-    return 1, f"{counted}, counted from 1"
+    return 1, f"{counted}, renumbered from 1"
 
 
 def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -> str:
     """A sentence on what one point of the chart stands for."""
     size = int(bin_sizes(starts, num_steps)[0])
-    return f"One point is one {step}." if size == 1 else f"One point is the mean of {size:,} {steps}."
+    return f"One point per {step}." if size == 1 else f"Each point is the mean of {size:,} {steps}."
 
 
 MAX_LAYERS: Final = 7
@@ -72,5 +72,5 @@ def layer_notes(phases: Sequence[PhaseTime], rest: Sequence[PhaseTime]) -> tuple
     if rest:
         notes.append(f"Other phases: {', '.join(phase.label for phase in rest)}.")
     if missing:
-        notes.append(f"Not measured, and in no layer: {', '.join(missing)}.")
+        notes.append(f"Not measured: {', '.join(missing)}.")
     return tuple(notes)

@@ -37,9 +37,9 @@ def _of_steps(fact: StepBreakdown) -> Chart:
     starts = bin_starts(len(fact.steps))
     sizes = bin_sizes(starts, len(fact.steps))
     parts_ns = np.array([step.parts_ns for step in fact.steps], np.float64)
-    first, x_label = even_axis([step.number for step in fact.steps], "step", "steps of the trace")
+    first, x_label = even_axis([step.number for step in fact.steps], "step", "recorded steps")
     return _chart(
-        title="What each step of the trace waited for",
+        title="Step time breakdown by step",
         x_label=x_label,
         x=tuple((first + starts).astype(float).tolist()),
         points_ns=(np.add.reduceat(parts_ns, starts, axis=0) / sizes[:, np.newaxis]).tolist(),
@@ -52,11 +52,11 @@ def _of_ranks(found: Mapping[int, StepBreakdown]) -> Chart:
     ranks = sorted(found)
     first, x_label = even_axis(ranks, "rank", "ranks with steps")
     return _chart(
-        title="What the steps of each rank waited for",
+        title="Step time breakdown by rank",
         x_label=x_label,
         x=tuple(float(first + place) for place in range(len(ranks))),
         points_ns=[found[rank].mean_parts_ns for rank in ranks],
-        note="One point is the mean of a rank's steps.",
+        note="Each point is a rank's mean step.",
     )
 
 
@@ -84,7 +84,7 @@ def _chart(
             for place, key in enumerate(STEP_CATEGORIES)
             if any(parts[place] for parts in points_ns)
         ),
-        notes=(f"{note} Each moment counts for the first of the categories in Step time breakdown.",),
+        notes=(f"{note} Each moment counts once, in the first busy category of Step time breakdown.",),
     )
 
 
@@ -110,15 +110,17 @@ def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
         return None
     return Chart(
         id="kernel_types",
-        title="Time of the kernels",
+        title="Kernel time by type",
         kind="stacked",
         x_label="trace",
         x=(0.0,),
         unit=Unit.DURATION_NS,
         series=tuple(Series(key=kind, label=_LABELS[kind], values=(float(time_ns[kind]),)) for kind in kinds),
         notes=(
-            "By the names of the kernels, also of those outside the steps; those that overlap count in full."
-            " Kernels whose names do not tell of tensor cores are among the others.",
+            (
+                "Grouped by kernel name, including kernels outside steps; overlaps counted in full. Kernels"
+                ' we can\'t classify are counted as "other".'
+            ),
         ),
     )
 
@@ -148,16 +150,16 @@ def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     series = [Series(key=f"operator {name}", label=name, values=(float(ns),)) for name, ns in layers.items()]
     if rest_ns:
         series.append(Series(key="rest", label="Other operators", values=(float(rest_ns),)))
-    where = "on the device" if has_device else "on the host"
+    where = "GPU" if has_device else "CPU"
     return Chart(
         id="operator_shares",
-        title="Operators by their own time",
+        title="Operators by self time",
         kind="stacked",
         x_label="trace",
         x=(0.0,),
         unit=Unit.DURATION_NS,
         series=tuple(series),
-        notes=(f"Self {where}, as in the Operator Summary.",),
+        notes=(f"{where} self time, as in Operator Summary.",),
     )
 
 

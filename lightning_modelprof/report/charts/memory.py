@@ -16,7 +16,7 @@ from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.run.model_cost import ModelSize
 
 _LABELS: Final = {
-    "before": "There before the window",
+    "before": "Allocated before the window",
     "optimizer_state": "Optimizer state",
     "gradients": "Gradients",
     "batch": "Batch",
@@ -27,22 +27,26 @@ _LABELS: Final = {
 _HELD: Final = (
     ("parameters", "Parameters", ("trainable parameters", "frozen parameters", "packed weights")),
     ("buffers", "Buffers", ("buffers",)),
-    ("optimizer_state_before", "Optimizer state from before", ("optimizer state",)),
+    ("optimizer_state_before", "Earlier optimizer state", ("optimizer state",)),
 )
 """Of what was there before the window, what the model's own tensors are: key, label, and kinds of sizes."""
 
 _NOTES: Final = (
-    "One point is the moment at which most was allocated in its part of the window.",
-    "A block is what its phase leaves behind: activations of forward, gradients of backward, optimizer state"
-    " of the optimizer, a batch of the loader. What the phase releases itself is temporary.",
+    "Each point is the peak of its time slice.",
+    (
+        "Blocks are attributed to the phase that allocated them and kept them: activations to forward,"
+        " gradients to backward, optimizer state to the optimizer, batches to the loader. Blocks freed"
+        " within the phase are temporary."
+    ),
 )
 _BY_SIZE: Final = (
-    "The trace has no addresses of blocks: a release is taken to end the newest block of its size."
+    "This trace has no block addresses, so each release is matched to the newest block of its size."
 )
 _NOT_WHOLE: Final = (
-    "Only what the window allocated or released is known here; what was there before and stays is not in it."
+    "Only blocks allocated or freed in the window are known. Memory that was there before and stayed isn't"
+    " shown."
 )
-_NO_PHASES: Final = "The trace tells no phases, so what the window allocated is one layer."
+_NO_PHASES: Final = "This trace has no phases, so everything allocated in the window is one layer."
 
 
 def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
@@ -81,7 +85,7 @@ def _chart(
     name = f"rank {rank} {device.total.name}" if several else device.total.name
     return Chart(
         id="window_memory",
-        title=f"Memory over the window: {name}",
+        title=f"Memory in the window ({name})",
         kind="stacked",
         x_label="ms since the first allocation",
         x=tuple(round(place * curve.part_ns / 1e6, 6) for place in range(len(curve.layers_bytes[0]))),

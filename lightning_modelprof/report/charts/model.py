@@ -22,7 +22,7 @@ def flops_by_phase(analysis: Analysis) -> Chart | None:
     facts = analysis.flops
     return Chart(
         id="flops_by_phase",
-        title="FLOPs of a step",
+        title="FLOPs per step",
         kind="stacked",
         x_label="step",
         x=(float(facts.count.step or 0),),
@@ -31,13 +31,13 @@ def flops_by_phase(analysis: Analysis) -> Chart | None:
             Series(key=phase, label=phase.replace("_", " ").capitalize(), values=(float(flops),))
             for phase, flops in facts.phases.items()
         ),
-        notes=("Contractions in one step of one process; a multiply-add is two FLOPs.",),
+        notes=("Contractions in one step of one process. One multiply-add is two FLOPs.",),
     )
 
 
 _SERIES: Final = (
     ("rss", "Process, resident", "rss_bytes"),
-    ("anonymous", "Process, its own", "anonymous_bytes"),
+    ("anonymous", "Process, private", "anonymous_bytes"),
     ("allocated", "Device, allocated", "allocated_bytes"),
     ("reserved", "Device, reserved", "reserved_bytes"),
 )
@@ -58,13 +58,13 @@ def memory_curve(analysis: Analysis) -> Chart | None:
         return None
     return Chart(
         id="memory_curve",
-        title="Memory",
+        title="Memory by step",
         kind="line",
         x_label=loop_of(analysis.info.loop).step,
         x=tuple(float(point.step) for point in curve),
         unit=Unit.BYTES,
         series=series,
-        notes=("As first seen in each step. The process's own memory is without files and shared memory.",),
+        notes=("First sample in each step. Private memory excludes files and shared memory.",),
     )
 
 

@@ -45,15 +45,17 @@ def rank_phases(analysis: Analysis) -> Chart | None:
         series.append(Series(key="rest", label="Other phases", values=rest))
     return Chart(
         id="rank_phases",
-        title="Phases of each rank",
+        title="Phase times per rank",
         kind="stacked",
         x_label=x_label,
         x=tuple(float(first + place) for place in range(len(numbers))),
         unit=Unit.DURATION_NS,
         series=tuple(series),
         notes=(
-            "Means over the clean steps of each rank. Ranks meet in every step: what one does for longer"
-            " shows on the others where they wait, mostly in Backward.",
+            (
+                "Means over each rank's clean steps. Ranks synchronize every step, so one rank's delay"
+                " shows up as waiting on the others, mostly in Backward."
+            ),
         ),
     )
 
@@ -75,15 +77,14 @@ _LAYERS_ON_HOST: Final = (
 
 
 _NOTE: Final = (
-    "Means over the steps of each rank; the layers are disjoint and add up to its step. Computation: only"
-    " kernels that do not communicate run; Overlap: such and communication; Exposed communication: only"
-    " communication, the wait for other ranks included; Copies: only copies and sets; Other: none of these."
+    "Means over each rank's steps. The layers don't overlap and add up to the step. Overlap is computation"
+    " and communication at once. Exposed communication includes waiting for other ranks."
 )
 
 
 _HOST_NOTE: Final = (
-    "Means over the steps of each rank. Communication is the time in ranges of the backend on the host. No"
-    " kernels were recorded, so how much of it computation hides is not known."
+    "Means over each rank's steps. Communication is CPU time in the backend's ranges. Without kernels, its"
+    " overlap with computation is unknown."
 )
 
 
@@ -110,7 +111,7 @@ def rank_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     first, x_label = even_axis(ranks, "rank", f"ranks {_some(ranks)}")
     return Chart(
         id="rank_shares",
-        title="Ranks side by side",
+        title="Computation and communication by rank",
         kind="stacked",
         x_label=x_label,
         x=tuple(float(first + place) for place in range(len(ranks))),
@@ -139,6 +140,8 @@ def _without_note(by_rank: Mapping[int, TraceFacts], shown: Sequence[int]) -> tu
     if not lacking:
         return ()
     return (
-        f"Without rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}: steps, communication or, unlike"
-        " the others, kernels were not recorded.",
+        (
+            f"Rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)} not shown: no steps, communication"
+            " or kernels recorded."
+        ),
     )

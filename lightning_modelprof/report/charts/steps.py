@@ -31,7 +31,7 @@ def phase_shares(analysis: Analysis) -> Chart | None:
     steps = loop_of(analysis.info.loop).steps
     return Chart(
         id="phase_shares",
-        title=f"Where the {steps} spend their time",
+        title=f"{loop_of(analysis.info.loop).step.capitalize()} time by phase",
         kind="stacked",
         x_label=steps,
         x=(float(analysis.num_steps),),
@@ -67,7 +67,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
     which = "finished" if num_steps == analysis.num_steps else "kept"
     return Chart(
         id="phases_per_step",
-        title=f"Phases of each {loop.step}",
+        title=f"Phase times per {loop.step}",
         kind="stacked",
         x_label=loop.step,
         x=tuple(steps.step[starts].astype(float).tolist()),
@@ -108,17 +108,17 @@ def step_time(analysis: Analysis) -> Chart | None:
     if len(edges) - 1 > MAX_BARS:
         edges = np.histogram_bin_edges(shown, MAX_BARS)
     counts, _ = np.histogram(shown, edges)
-    kept = "" if len(analysis.steps) == analysis.num_steps else ", as far as they were kept"
-    notes = [f"The {len(times_ms):,} clean {loop.steps}, which the benchmark is made of{kept}."]
+    kept = "" if len(analysis.steps) == analysis.num_steps else " saved"
+    notes = [f"The {len(times_ms):,}{kept} clean {loop.steps}."]
     num_beyond = len(times_ms) - len(shown)
     if num_beyond:
-        which = f"{loop.step} lies" if num_beyond == 1 else f"{loop.steps} lie"
-        notes.append(f"{num_beyond:,} slower {which} beyond the right edge.")
+        which = f"{loop.step} is" if num_beyond == 1 else f"{loop.steps} are"
+        notes.append(f"{num_beyond:,} slower {which} past the right edge.")
     return Chart(
         id="step_time",
         title=f"{loop.step.capitalize()} times",
         kind="histogram",
-        x_label=f"time of a {loop.step} (ms)",
+        x_label=f"{loop.step} time (ms)",
         x=tuple(edges[:-1].tolist()),
         unit=Unit.COUNT,
         series=(
@@ -149,7 +149,7 @@ def throughput(analysis: Analysis) -> Chart | None:
     ]
     name = f"{analysis.info.sample_unit if has_samples else loop.steps}/s"
     size = int(sizes[0])
-    over = f"one {loop.step}" if size == 1 else f"{size:,} {loop.steps}"
+    per_point = f"one point per {loop.step}" if size == 1 else f"each point covers {size:,} {loop.steps}"
     return Chart(
         id="throughput",
         title="Throughput",
@@ -158,7 +158,7 @@ def throughput(analysis: Analysis) -> Chart | None:
         x=tuple(steps.step[starts].astype(float).tolist()),
         unit=Unit.RATE,
         series=(Series(key="throughput", label=name, values=tuple(rates)),),
-        notes=(f"All finished {loop.steps}, clean or not. One point is over {over}.",),
+        notes=(f"All {loop.steps}; {per_point}.",),
     )
 
 
@@ -172,7 +172,7 @@ def validation_shares(analysis: Analysis) -> Chart | None:
         return None
     return Chart(
         id="validation_shares",
-        title="Where validation spends its time",
+        title="Validation time by part",
         kind="stacked",
         x_label="validations",
         x=(float(split.num_runs),),

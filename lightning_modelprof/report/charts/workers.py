@@ -36,35 +36,37 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
 
     return Chart(
         id="num_workers",
-        title="Predicted step by number of workers",
+        title="Predicted step time by worker count",
         kind="line",
         x_label="num_workers",
         x=tuple(map(float, x)),
         unit=Unit.DURATION_NS,
         series=(
             series("predicted", "Predicted", of("step_ns")),
-            series("now", f"Now: {_named(queue.present)}, measured", {queue.present.workers: queue.step_ns}),
+            series("now", f"Measured: {_named(queue.present)}", {queue.present.workers: queue.step_ns}),
             series(
-                "advised", f"Advised: {_named(queue.advised)}", {queue.advised.workers: queue.advised.step_ns}
+                "advised",
+                f"Recommended: {_named(queue.advised)}",
+                {queue.advised.workers: queue.advised.step_ns},
             ),
-            series("low", "95 % from", of("low_ns")),
-            series("high", "95 % to", of("high_ns")),
+            series("low", "95% low", of("low_ns")),
+            series("high", "95% high", of("high_ns")),
         ),
         notes=(
-            f"With prefetch_factor={factor}, except for the advised point.",
+            f"With prefetch_factor={factor}, except for the recommended point.",
             *(
                 ()
                 if queue.present.workers
-                else ("There are no workers yet: this is predicted from fetches alone.",)
+                else ("num_workers is 0, so this is extrapolated from fetch times.",)
             ),
         ),
         level=queue.rest_ns,
-        level_label="no wait",
+        level_label="no waiting",
     )
 
 
 def _named(one: PredictedStep) -> str:
-    return f"{one.workers}, prefetching {one.prefetch_factor} each" if one.workers else "0"
+    return f"{one.workers}, prefetch factor {one.prefetch_factor}" if one.workers else "0"
 
 
 def workers_over_time(analysis: Analysis) -> Chart | None:
@@ -78,16 +80,18 @@ def workers_over_time(analysis: Analysis) -> Chart | None:
         return None
     return Chart(
         id="worker_queue",
-        title="Workers at work over time",
+        title="Busy workers over time",
         kind="line",
         x_label="ms since the first batch",
         x=tuple(round(place * curve.part_ns / 1e6, 6) for place in range(len(curve.making))),
         unit=Unit.COUNT,
         series=(
             Series(key="making", label="Workers making a batch", values=curve.making),
-            Series(key="held_back", label="Batches ready and held back", values=curve.held_back),
+            Series(
+                key="held_back", label="Batches ready, waiting for an earlier one", values=curve.held_back
+            ),
         ),
-        notes=(f"Of the newest {len(facts.record.batches):,} batches of the loop.",),
+        notes=(f"Newest {len(facts.record.batches):,} batches.",),
         level=float(facts.record.num_workers),
         level_label="workers",
     )
@@ -100,10 +104,10 @@ def queue_depth(analysis: Analysis) -> Chart | None:
         return None
     return Chart(
         id="queue_depth",
-        title="Batches ready at a fetch",
+        title="Batches ready at fetch",
         kind="stacked",
-        x_label="batches that the workers had made",
+        x_label="ready batches",
         x=tuple(map(float, range(len(cpu.depths)))),
         unit=Unit.RATIO,
-        series=(Series(key="fetches", label="Share of the fetches", values=cpu.depths),),
+        series=(Series(key="fetches", label="Share of fetches", values=cpu.depths),),
     )
