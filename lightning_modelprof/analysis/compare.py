@@ -189,12 +189,12 @@ def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tupl
         if which:
             return Outcome.CANNOT_TELL, f"no clean step {which}"
         if change.before is None or change.after is None:
-            return Outcome.CANNOT_TELL, "the samples of a side were not counted"
-        return Outcome.CANNOT_TELL, "a side took no measurable time"
+            return Outcome.CANNOT_TELL, "the sample count of one side is unknown"
+        return Outcome.CANNOT_TELL, "one side took no measurable time"
     if change.low is None or change.high is None:
         return Outcome.CANNOT_TELL, (
-            f"{num_steps[0]} and {num_steps[1]} clean steps are too few: it takes {FEW_STEPS} a side to"
-            " know how much they vary"
+            f"{num_steps[0]} and {num_steps[1]} clean steps are too few to know how much they vary; each"
+            f" side needs {FEW_STEPS}"
         )
     slower, faster = tolerance, 1 / (1 + tolerance) - 1
     if faster <= change.low and change.high <= slower:
@@ -202,14 +202,14 @@ def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tupl
     if change.low > 0:
         if change.change > slower:
             return Outcome.SLOWER, ""
-        return Outcome.CANNOT_TELL, "slower, but perhaps by less and perhaps by more than the tolerance"
+        return Outcome.CANNOT_TELL, "slower, but the interval includes changes below and above the tolerance"
     if change.high < 0:
         if change.change < faster:
             return Outcome.FASTER, ""
-        return Outcome.CANNOT_TELL, "faster, but perhaps by less and perhaps by more than the tolerance"
+        return Outcome.CANNOT_TELL, "faster, but the interval includes changes below and above the tolerance"
     return (
         Outcome.CANNOT_TELL,
-        "too uncertain: no change at all is possible, and so is one beyond the tolerance",
+        "too noisy: interval includes both no change and a change above tolerance",
     )
 
 
@@ -244,7 +244,7 @@ def _overwhelming(
     before, after = (np.concatenate([figure(run) for run in side.columns]) for side in sides.both)
     if per_sample:
         after = after * ranks[0] / ranks[1]  # of all ranks, as in _deciding_change
-    said = f"though of few steps, every one is more than {_OVERWHELMING_RATIO:g} times "
+    said = f"despite few steps, every one is over {_OVERWHELMING_RATIO:g} times "
     if after.min() > _OVERWHELMING_RATIO * before.max():
         return Outcome.SLOWER, said + "as long as any before"
     if before.min() > _OVERWHELMING_RATIO * after.max():
@@ -252,7 +252,7 @@ def _overwhelming(
     return Outcome.CANNOT_TELL, reason
 
 
-UNKNOWN: Final = "not known"
+UNKNOWN: Final = "unknown"
 
 
 _SETUP_NUMBERS: Final = (
@@ -291,7 +291,7 @@ def run_settings(analysis: Analysis) -> dict[str, str]:
         "model": info.model or UNKNOWN,
         "model parameters": UNKNOWN if root is None else root.parameters,
         "trainable parameters": UNKNOWN if root is None else root.trainable,
-        f"{info.sample_unit} in a step": UNKNOWN if samples is None else samples,
+        f"{info.sample_unit} per step": UNKNOWN if samples is None else samples,
         "accumulate_grad_batches": info.accumulate_grad_batches,
         "precision": info.precision or UNKNOWN,
         "device": f"{info.device_type} {info.device_name}".strip(),

@@ -109,7 +109,7 @@ def sections() -> Iterator[Section]:
     )
     common = tuple(Term(f"column:*:{key_of(label)}", label, text) for label, text in COMMON.items())
     yield Section(
-        "columns", "Columns of many tables", "What a table says of its own columns goes before this.", common
+        "columns", "Common columns", "A table's own definition of a column takes precedence.", common
     )
     yield _verdicts()
     yield _rules()
@@ -122,7 +122,7 @@ def sections() -> Iterator[Section]:
         "",
         (
             *(Term(f"flame:{one.id}", one.title, one.help) for one in FLAMES),
-            Term("flame:changes", "Flame graphs of what changed (Compare)", FLAMES_HELP),
+            Term("flame:changes", "Flame graphs of changes (Compare)", FLAMES_HELP),
         ),
     )
 
@@ -135,14 +135,14 @@ def _verdicts() -> Section:
         Term(
             f"verdict:{kind}",
             names[kind],
-            f"from {shares[kind]} on, the time of {text}" if shares[kind] else text,
+            f"at least {shares[kind]} of the time is {text}" if shares[kind] else text,
         )
         for kind, text in VERDICTS.items()
     )
     return Section(
         "verdicts",
         "Verdict",
-        _table(("verdict", "from", "if, or whose time"), rows),
+        _table(("verdict", "from", "condition, or whose time"), rows),
         tuple(terms),
         is_table=True,
     )

@@ -15,20 +15,18 @@ from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 _FactsT = TypeVar("_FactsT")
 _DrawnT = TypeVar("_DrawnT")
 
-_ONE_CALL: Final = "of one call; of phases, of one step."
-_PERCENTILE: Final = (
-    "percentiles, the values that 50, 90 and 99% of the others do not exceed; p50 is the median."
-)
+_ONE_CALL: Final = "per call; for phases, per step."
+_PERCENTILE: Final = "percentiles: 50, 90 and 99% of the values aren't above them; p50 is the median."
 
 COMMON: Final[Mapping[str, str]] = {
-    "Calls": "how often it happened.",
-    "Total": "time of all calls.",
+    "Calls": "number of calls.",
+    "Total": "total time of all calls.",
     "Avg": _ONE_CALL,
     "Max": _ONE_CALL,
     "Min": _ONE_CALL,
     "Ratio(%)": (
-        "share of the table's whole, which is its first row, or what the table's definition says; shares of"
-        " things that happen at the same time can sum to more than 100%."
+        "share of the first row, unless the table says otherwise. Shares of overlapping things can add up"
+        " to more than 100%."
     ),
     "p50": _PERCENTILE,
     "p90": _PERCENTILE,
@@ -38,38 +36,33 @@ COMMON: Final[Mapping[str, str]] = {
 
 WORDS: Final[Mapping[str, str]] = {
     "step": (
-        "one training batch through the loop. A step runs from the start of its fetch to the start of"
-        " the next fetch. The first step of an epoch starts where the step before it ended, so it also"
-        " holds the end of the last epoch (hooks, checkpoints) and the exchange of the loader's"
-        " workers; the first step of a fit starts with its first epoch. So the steps tile the training"
-        " time. A batch that never ended (an exception, `return -1`) is no step; its time is"
-        " `outside_steps_ns`. In `trainer.validate`, `test` and `predict` every batch is a step: see"
-        " Evaluation loops."
+        "one training batch, from the start of its fetch to the start of the next fetch. The first step of"
+        " an epoch also includes the end of the previous epoch (hooks, checkpoints) and the loader restart,"
+        " so steps cover the whole training time. A batch that never finished (an exception, `return -1`)"
+        " isn't a step; its time is in `outside_steps_ns`. In `trainer.validate`, `test` and `predict`,"
+        " every batch is a step (see Evaluation loops)."
     ),
     "phase": (
-        "one kind of work inside a step. Phases are exclusive (self time) and tile the step: they sum"
-        " to it to the nanosecond."
+        "one kind of work within a step. Phases don't overlap (self time), and they add up to the step"
+        " exactly."
     ),
     "clean step": (
-        "a step that the benchmark uses: not the first of an epoch (in an evaluation loop: of a"
-        " dataloader), not among the first `skip_first`, no FLOPs counted or modules timed in it, no"
-        " profiler warm-up, not recorded, no window closed and no archive saved in it, no validation"
-        " in it, and its batch not prefetched while the profiler worked. The last: training stands"
-        " still while a window closes, the DataLoader's workers do not, so the next `num_workers` ×"
-        " `prefetch_factor` steps (of several dataloaders the largest number) find their batches ready"
-        " and are left out. After a save of the archive these are no more than the batches that steps"
-        " would have taken in the time of the save. On a GPU, steps in which the CPU only queued work"
-        " that the GPU did later aren't clean either: they look much faster than training is. Steps that"
-        " only accumulate gradients are clean: a step is one batch."
+        "a step that counts in all averages. Excluded are the first step of an epoch (in evaluation loops,"
+        " of a dataloader), the first `skip_first` steps, steps with validation, FLOP counting, module"
+        " timing, profiler warm-up, a recorded or closing window or a saved archive, and steps whose batch"
+        " was prefetched while the profiler worked (at most `num_workers` × `prefetch_factor` steps after a"
+        " window closes or an archive is saved). On a GPU, steps where the CPU only queued work that the"
+        " GPU ran later are excluded too. Steps that only accumulate gradients count, since a step is one"
+        " batch."
     ),
-    "kept steps": (
-        "the steps between device-aware bounds (see Step time breakdown), without last ones that are"
-        " incomplete."
+    "complete steps": (
+        "the recorded steps between GPU-aware bounds (see Step time breakdown), without incomplete ones at"
+        " the end."
     ),
     "span": (
-        "from the begin of the first kept step to the end of the last, without the time between steps"
-        " that do not follow each other (several windows in one file, numbers left out, a gap longer"
-        " than 1 ms and than the median step); a note names the stretches."
+        "from the start of the first complete step to the end of the last one, without gaps between steps"
+        " that aren't consecutive (several windows in one file, or a gap longer than 1 ms and than the"
+        " median step). A note lists the parts."
     ),
 }
 """Words that definitions use → what they mean."""

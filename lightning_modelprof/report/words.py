@@ -28,14 +28,14 @@ def other_shares(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     return (
-        f"Shares here are of all finished {loop_of(analysis.info.loop).steps}; the verdict, findings and Perf"
-        " Summary leave some out, and say what theirs are of.",
+        f"Shares are of all {loop_of(analysis.info.loop).steps}, clean or not. The verdict, findings and"
+        f" Perf Summary use clean {loop_of(analysis.info.loop).steps}.",
     )
 
 
 _WORDS: Final = {
     COLLECTOR: "Python's garbage collector",
-    MACHINE: "the machine: the training thread waited for a CPU",
+    MACHINE: "CPU contention",
     "": "unknown",
 }
 

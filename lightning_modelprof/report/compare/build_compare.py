@@ -62,8 +62,8 @@ def build_comparison(
     busy = [run for run in (*before, *after) if _busy_summary(run)]
     if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
         reason = (
-            f"{' and '.join(run.source for run in busy)} ran on a busy machine, which makes single runs"
-            " differ by more than their steps tell; give several runs a side that took turns"
+            f"{' and '.join(run.source for run in busy)} ran on a busy machine, where single runs vary more"
+            " than their steps show; pass several interleaved runs per side"
         )
         result = replace(result, outcome=Outcome.CANNOT_TELL, reason=reason)
     loop = loop_of(before[0].loop)
@@ -102,9 +102,8 @@ def _check_loops(runs: _Runs) -> None:
     for run in runs[1:]:
         if run.loop != first.loop:
             raise ArchiveError(
-                f"{run.source}: expected a run of trainer.{first.loop} as {first.source} is,"
-                f" got one of trainer.{run.loop}. Their steps are different things: compare"
-                " runs of one loop."
+                f"{run.source}: expected a trainer.{first.loop} run like {first.source}, got a"
+                f" trainer.{run.loop} run. Their steps aren't comparable, so compare runs of the same loop."
             )
 
 
@@ -134,10 +133,10 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
     name = names[result.outcome]
     if result.times_as_fast is None:
         return f"{name}: {result.reason}"
-    line = f"{name}: {_times(result, result.times_as_fast)}x as fast: {_cost(result, before, after)}"
+    line = f"{name}: {_times(result, result.times_as_fast)}x as fast, {_cost(result, before, after)}"
     if result.low is None or result.high is None:
         return f"{line} (too few steps for an interval)"
-    return f"{line} (95 % interval {_times(result, result.low)} to {_times(result, result.high)})"
+    return f"{line} (95% interval {_times(result, result.low)} to {_times(result, result.high)})"
 
 
 def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
@@ -175,8 +174,8 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
     if result.detectable is not None:
         facts.append(
             (
-                "Could show",
-                f"a change of {percent(result.detectable)} or more, in four of five such comparisons",
+                "Detectable",
+                f"smallest detectable change: {percent(result.detectable)} (80% power)",
             )
         )
     facts += [
@@ -194,7 +193,7 @@ def _notes(result: Comparison, before: _Runs, after: _Runs) -> tuple[str, ...]:
         notes.append(_interval_note(result))
     if result.per_sample:
         notes.append(
-            "Steps hold different numbers of samples, so the time per sample decides"
+            "Batch sizes differ, so time per sample decides"
             + (", over all ranks." if any(run.world_size > 1 for run in (*before, *after)) else ".")
         )
     notes += _other_things(before, after)
@@ -202,26 +201,28 @@ def _notes(result: Comparison, before: _Runs, after: _Runs) -> tuple[str, ...]:
         if run.status != "finished":
             notes.append(f"{run.source}: the run is {run.status}, not finished.")
     if any(run.world_size > 1 for run in (*before, *after)):
-        notes.append("All figures and phases are those of the first rank.")
+        notes.append("All figures and phases are from the first rank.")
     return tuple(notes)
 
 
 def _interval_note(result: Comparison) -> str:
-    method = "The interval is from blocks of consecutive clean steps, drawn again and again"
+    method = "The interval is bootstrapped from blocks of consecutive clean steps"
     if result.num_runs == (1, 1):
         return (
-            f"{method}, and from what single runs of the same thing are assumed to differ:"
-            f" {percent(ASSUMED_RUN_SPREAD)}, and as much as the speed drifts within them. A machine that"
-            " was slower during one run looks like slower code. To be surer give several runs a side that"
-            " took turns: compare --before A1 A2 A3 --after B1 B2 B3."
+            f"{method}. It also includes the assumed difference between single runs,"
+            f" {percent(ASSUMED_RUN_SPREAD)}, and the drift within each run. A machine that was slower"
+            " during one run looks like slower code. For a tighter interval pass several interleaved runs"
+            " per side: compare --before A1 A2 A3 --after B1 B2 B3."
         )
     if result.paired:
-        pairs = f"how the {result.num_runs[0]} pairs of runs differ"
-        return f"{method}, or from {pairs}, whichever is wider: the runs took turns."
+        pairs = f"the differences between the {result.num_runs[0]} pairs of runs"
+        return f"{method} or from {pairs}, whichever is wider. The runs were interleaved."
     turns = (
-        "" if min(result.num_runs) < 2 else " Runs that take turns (before, after, before, after) tell more."
+        ""
+        if min(result.num_runs) < 2
+        else " Interleave the runs (before, after, before, after) for a tighter interval."
     )
-    return f"{method}, or from how the runs of a side differ, whichever is wider.{turns}"
+    return f"{method} or from the differences between runs of the same side, whichever is wider.{turns}"
 
 
 def _other_things(before: _Runs, after: _Runs) -> list[str]:
@@ -234,7 +235,7 @@ def _other_things(before: _Runs, after: _Runs) -> list[str]:
         ]
         if sides[0] != sides[1]:
             notes.append(
-                f"Different {label}: {sides[0]} before, {sides[1]} after. The change holds for both together."
+                f"Different {label}: {sides[0]} before, {sides[1]} after. The result includes both changes."
             )
     for label, runs in (("before", before), ("after", after)):
         mixed = [
@@ -243,7 +244,9 @@ def _other_things(before: _Runs, after: _Runs) -> list[str]:
             if any(run.settings.get(name) != value for run in runs)
         ]
         if mixed:
-            notes.append(f"The runs {label} are not repeats of one thing: they differ in {', '.join(mixed)}.")
+            notes.append(
+                f"The runs {label} aren't repeats of the same run; they differ in {', '.join(mixed)}."
+            )
     return notes
 
 

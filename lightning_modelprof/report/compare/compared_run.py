@@ -100,6 +100,6 @@ def compared_run_of_report(source: str, report: Report, steps: StepTimings) -> C
         )
     except (KeyError, TypeError) as error:
         raise ArchiveError(
-            f"{source}: expected the report of a run with all that a comparison needs, got one without"
-            f" {error}. It was written by another version, or is no report of a run."
+            f"{source}: expected a run's report with the data for a comparison, got one without {error}. It"
+            " was written by another version or isn't a run's report."
         ) from None

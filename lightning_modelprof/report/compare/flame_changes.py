@@ -11,13 +11,10 @@ from lightning_modelprof.report.model import FlameFrame, FlameGraph, Report, Uni
 from lightning_modelprof.units import format_amount, percent, signed
 
 FLAMES_HELP: Final = (
-    "As wide as after; the colour is how each box changed. Boxes are the same when their names and those of"
-    " all boxes around them are; lines may move. Of call stacks the change is the share of all sampled time"
-    " after less that before, in percentage points, because runs differ in length; of modules it is the"
-    " time of one step after less that before. A box of one side alone has 0 on the other: new ones are"
-    " marked, gone ones have no width and are named below. So the changes of what is on a box and of its own"
-    " time sum to that of the box. What is joined into *other* on one side may be boxes of their own on the"
-    " other."
+    "Box widths are those of the later run, and colors show each box's change. Boxes match if their names"
+    " and all enclosing names match, even if lines moved. Call stacks compare shares of sampled time, in"
+    " percentage points. Modules compare time per step. New boxes are marked; removed boxes have no width"
+    " and are listed below. Functions in *other* on one side may have their own boxes on the other."
 )
 """The definition."""
 
@@ -57,15 +54,15 @@ def flame_change(before: FlameGraph, after: FlameGraph) -> FlameGraph | None:
         replace(frame, change=frame.total / divisors[1] - old.get(path, 0.0), is_new=path not in old)
         for path, frame in new.items()
     )
-    what = "share of all samples, in percentage points" if is_share else "time of one step"
+    what = "share of all samples, in percentage points" if is_share else "time per step"
     return FlameGraph(
         id=f"{after.id}_changes",
-        title=f"{after.title}: what changed",
+        title=f"{after.title}, changes",
         unit=after.unit,
         frames=frames,
         change_unit=unit,
         notes=(
-            f"As wide as after; the colour is the change of each box's {what}.",
+            f"Box widths are those of the later run. Color is the change in each box's {what}.",
             *_gone({path: value for path, value in old.items() if path not in new}, unit),
         ),
     )
@@ -79,8 +76,8 @@ def _gone(gone: Mapping[_FramePath, float], unit: Unit) -> list[str]:
         return []
     named = [f"{path[-1][0]} {_written(-outer[path], unit)}" for path in widest]
     rest = len(gone) - len(widest)
-    others = f", and {rest:,} more, some of them in these" if rest else ""
-    return [f"Gone, so without a box here: {', '.join(named)}{others}."]
+    others = f", and {rest:,} more, including some nested in these" if rest else ""
+    return [f"Removed: {', '.join(named)}{others}."]
 
 
 def _written(value: float, unit: Unit) -> str:

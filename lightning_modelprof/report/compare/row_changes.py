@@ -128,24 +128,19 @@ def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
 
 CHANGES: Final = TableKind(
     id="changes",
-    title="Changes row by row",
-    help=(
-        "Of a table that both sides have, one figure of every row on both sides; figures that are"
-        " sums are per step."
-    ),
+    title="Changes by row",
+    help="One figure per row of a table that both sides have. Sums are divided by the number of steps.",
     columns=(
-        Column("before", "before", help="of the first side."),
-        Column("after", "after", help="of the second side."),
+        Column("before", "before", help="value before."),
+        Column("after", "after", help="value after."),
         Column(
             "difference",
             "difference",
-            help="after less before, of percentages in percentage points.",
+            help="after minus before, in percentage points for percentages.",
             change="bar",
         ),
-        Column("ratio", "change", Unit.RATIO, help="the difference, of before.", change="bar"),
-        Column(
-            "state", "state", help="new or gone, of a row that is on one side alone and so has no difference."
-        ),
+        Column("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
+        Column("state", "state", help="new or gone, for rows that exist on one side only."),
     ),
 )
 
@@ -193,27 +188,27 @@ def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[
     notes = []
     if figure.sum_over == "window":
         notes.append(
-            f"Per step: sums over the window divided by its steps, {steps[0]:,} before and {steps[1]:,} after"
-            " (of all ranks). Where a table covers the whole file, what is outside of its steps counts, too."
+            f"Sums over the window are divided by its steps, {steps[0]:,} before and {steps[1]:,} after (all"
+            " ranks). Tables over the whole file also count what's outside the steps."
         )
     elif figure.sum_over == "run":
         notes.append(
-            f"Per step: sums over the run divided by its steps, {steps[0]:,} before and {steps[1]:,} after."
+            f"Sums over the run are divided by its steps, {steps[0]:,} before and {steps[1]:,} after."
         )
     if any(row.unit is Unit.RATIO for row in rows):
-        notes.append("Differences of percentages are in percentage points.")
+        notes.append("Percentages differ in percentage points.")
     if any(row.state for row in rows):
-        notes.append("New and gone rows are on one side alone, so they have no difference.")
+        notes.append("New and gone rows exist on one side only, so they have no difference.")
     return tuple(notes)
 
 
 def _why_not(key: str | None, figure: Figure, steps: tuple[int | None, int | None]) -> str | None:
     if key is None:
-        return "the sides have no figure in common"
+        return "the two sides have no figure in common"
     if figure.sum_over is None or None not in steps:
         return None
     unknown = [label for label, number in zip(("before", "after"), steps, strict=True) if number is None]
-    return f"it is not known {' and '.join(unknown)} over how many steps the figures are sums"
+    return f"the number of steps {' and '.join(unknown)} is unknown"
 
 
 def _has_numbers(table: Table, key: str) -> bool:

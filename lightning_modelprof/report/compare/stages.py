@@ -13,7 +13,7 @@ from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import three_digits
 
-_INTERVAL: Final = "95 % interval"
+_INTERVAL: Final = "95% interval"
 
 
 def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERANCE) -> Report:
@@ -47,7 +47,7 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
 STAGES: Final = TableKind(
     id="stages",
     title="Stages",
-    help="One row per run, in the order given.",
+    help="One row per run, in the given order.",
     columns=(
         Column("run", "run"),
         Column("batch_cost_ns", "time per step", Unit.DURATION_NS, help="batch_cost."),
@@ -55,13 +55,10 @@ STAGES: Final = TableKind(
             "times_as_fast",
             "times as fast",
             Unit.RATE,
-            help=(
-                "the time of the first run / that of this one, of a step, or of a sample where steps hold"
-                " different numbers of samples."
-            ),
+            help="speed relative to the first run, by time per step, or per sample if batch sizes differ.",
         ),
-        Column("low", "from", Unit.RATE, _INTERVAL, help="its 95 % interval, as in Compare."),
-        Column("high", "to", Unit.RATE, _INTERVAL, help="its 95 % interval, as in Compare."),
+        Column("low", "from", Unit.RATE, _INTERVAL, help="95% interval, as in Compare."),
+        Column("high", "to", Unit.RATE, _INTERVAL, help="95% interval, as in Compare."),
         Column("ips", "steps/s", Unit.RATE, help="ips."),
         Column("reader_ratio", "Reader Ratio", Unit.RATIO, help="Σr / Σb."),
         Column(
@@ -74,7 +71,7 @@ STAGES: Final = TableKind(
             "peak_bytes",
             "peak memory",
             Unit.BYTES,
-            help="allocated on the GPU, of the process where there is none.",
+            help="memory allocated on the GPU; process memory without a GPU.",
         ),
         Column("verdict", "verdict", help="what limits the run."),
     ),
@@ -85,9 +82,9 @@ def _stages_table(runs: Sequence[ComparedRun], results: Sequence[Comparison]) ->
     """One row per run."""
     loop = loop_of(runs[0].loop)
     rows = [_row(run, result) for run, result in zip(runs, [None, *results], strict=True)]
-    notes = ["Each run is compared with the first. A dash: not measured."]
+    notes = ["Each run is compared with the first. A dash means not measured."]
     if any(result.per_sample for result in results):
-        notes.append("Steps hold different numbers of samples, so the time per sample decides.")
+        notes.append("Batch sizes differ, so time per sample decides.")
     notes += [
         f"{run.source}: {result.reason}."
         for run, result in zip(runs[1:], results, strict=True)

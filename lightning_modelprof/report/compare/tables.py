@@ -15,7 +15,7 @@ from lightning_modelprof.report.model import Cell, Column, Finding, Report, Stat
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 
-_INTERVAL: Final = "95 % interval"
+_INTERVAL: Final = "95% interval"
 
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
@@ -23,20 +23,20 @@ _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 SPEED: Final = TableKind(
     id="comparison_figures",
     title="Speed",
-    help=("The figures of the Perf Summary on both sides, of several runs the mean of the runs' means."),
+    help="Perf Summary figures of both sides. Several runs are averaged.",
     columns=(
         Column("figure", ""),
-        Column("before", "before", Unit.BY_ROW, help="of the first side."),
-        Column("after", "after", Unit.BY_ROW, help="of the second side."),
+        Column("before", "before", Unit.BY_ROW, help="value before."),
+        Column("after", "after", Unit.BY_ROW, help="value after."),
         Column(
             "change",
             "change",
             Unit.RATIO,
-            help="of Reader Ratio in percentage points, of all others in % of before.",
+            help="percentage points for Reader Ratio, % of before otherwise.",
             change="bar",
         ),
-        Column("low", "from", Unit.RATIO, _INTERVAL, help="its 95 % interval.", change="bound"),
-        Column("high", "to", Unit.RATIO, _INTERVAL, help="its 95 % interval.", change="bound"),
+        Column("low", "from", Unit.RATIO, _INTERVAL, help="95% interval of the change.", change="bound"),
+        Column("high", "to", Unit.RATIO, _INTERVAL, help="95% interval of the change.", change="bound"),
     ),
 )
 
@@ -54,31 +54,35 @@ def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table
     return SPEED.table(
         rows=tuple((named[figure.key][0], *_cells(figure)) for figure in shown),
         row_units=tuple(named[figure.key][1] for figure in shown),
-        notes=("The change of Reader Ratio is in percentage points, all others in % of before.",)
+        notes=("Changes of Reader Ratio are in percentage points, all others in % of before.",)
         if any(figure.key == "reader_ratio" for figure in shown)
         else (),
-        absent_reason=None if shown else "a side has no clean step",
+        absent_reason=None if shown else "one side has no clean steps",
     )
 
 
 PHASE_CHANGES: Final = TableKind(
     id="comparison_phases",
-    title="Phase by phase, per step",
+    title="Phase changes per step",
     help=(
-        "Time per clean step in each phase, the largest difference first. Each interval stands for"
-        " itself, so of 20 phases that did not change one is called changed by chance."
+        "Time per clean step in each phase, largest difference first. Not corrected for multiple"
+        " comparisons: about 1 in 20 unchanged phases is marked as changed."
     ),
     columns=(
         Column("phase", ""),
-        Column("before", "before", Unit.DURATION_NS, help="of the first side."),
-        Column("after", "after", Unit.DURATION_NS, help="of the second side."),
-        Column("change", "difference", Unit.DURATION_NS, help="after less before.", change="bar"),
-        Column("low", "from", Unit.DURATION_NS, _INTERVAL, help="its 95 % interval.", change="bound"),
-        Column("high", "to", Unit.DURATION_NS, _INTERVAL, help="its 95 % interval.", change="bound"),
-        Column("direction", "changed", help="less or more where the interval excludes no change."),
+        Column("before", "before", Unit.DURATION_NS, help="time before."),
+        Column("after", "after", Unit.DURATION_NS, help="time after."),
+        Column("change", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
+        Column(
+            "low", "from", Unit.DURATION_NS, _INTERVAL, help="95% interval of the difference.", change="bound"
+        ),
+        Column(
+            "high", "to", Unit.DURATION_NS, _INTERVAL, help="95% interval of the difference.", change="bound"
+        ),
+        Column("direction", "changed", help="less or more, if the interval excludes no change."),
     ),
     has_phases=True,
-    heading="Phase by phase",
+    heading="Phases, before and after",
 )
 
 
@@ -100,24 +104,19 @@ def phases_table(comparison: Comparison) -> Table:
     return PHASE_CHANGES.table(
         rows=tuple(rows),
         depths=tuple(min(index, 1) for index in range(len(rows))),
-        notes=(
-            "Each interval stands for itself: of 20 phases that did not change, one is called changed by"
-            " chance.",
-        )
-        if rows
-        else (),
-        absent_reason=None if rows else "a side has no clean step",
+        notes=("Not corrected for multiple comparisons: about 1 in 20 is a false positive.",) if rows else (),
+        absent_reason=None if rows else "one side has no clean steps",
     )
 
 
 SETTINGS: Final = TableKind(
     id="comparison_settings",
     title="Different settings",
-    help="What else differs of configuration, environment and model.",
+    help="Other differences in configuration, environment and model.",
     columns=(
         Column("setting", ""),
-        Column("before", "before", help="of the first side."),
-        Column("after", "after", help="of the second side."),
+        Column("before", "before", help="value before."),
+        Column("after", "after", help="value after."),
     ),
 )
 
@@ -126,7 +125,7 @@ def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
     """What else differs: configuration, environment, model."""
     return SETTINGS.table(
         rows=tuple(differences),
-        absent_reason=None if differences else "none that were recorded",
+        absent_reason=None if differences else "no recorded setting differs",
     )
 
 
@@ -134,16 +133,16 @@ FINDING_CHANGES: Final = TableKind(
     id="comparison_findings",
     title="Findings",
     help=(
-        "Which are gone, new or still there, of the first run of each side; the same is what has the"
-        " same kind, and of several of a kind the same function and module."
+        "Findings that are gone, new or still there, from the first run of each side. Findings match by"
+        " rule, function and module."
     ),
     columns=(
         Column("finding", ""),
         Column("state", "state", help="gone, new or still there."),
-        Column("before", "at stake before", Unit.DURATION_NS, help="time per step."),
-        Column("after", "at stake after", Unit.DURATION_NS, help="time per step."),
+        Column("before", "could save before", Unit.DURATION_NS, help="per step."),
+        Column("after", "could save after", Unit.DURATION_NS, help="per step."),
     ),
-    heading="Findings on both sides",
+    heading="Findings before and after",
 )
 
 
@@ -168,31 +167,29 @@ def findings_table(before: Report, after: Report) -> Table:
             )
     reason = None
     if not rows:
-        reason = "none on either side" if all(is_known) else "a side has no findings that were looked for"
+        reason = "no findings on either side" if all(is_known) else "one side has no findings data"
     return FINDING_CHANGES.table(
         rows=tuple(rows),
-        notes=("Time at stake is per step.",) if rows else (),
+        notes=("Savings are per step.",) if rows else (),
         absent_reason=reason,
     )
 
 
 TABLE_CHANGES: Final = TableKind(
     id="comparison_tables",
-    title="Table by table",
+    title="Largest change per table",
     help=(
-        "Of each table of both sides the row that changed most, from the first run of each side and"
-        " without an interval: a hint where to look, no proof."
+        "The row that changed most in each table, from the first run of each side and without an interval."
+        " It shows where to look and isn't proof."
     ),
     columns=(
         Column("table", ""),
-        Column("gone", "rows gone", Unit.COUNT, help="names on one side only."),
-        Column("new", "rows new", Unit.COUNT, help="names on one side only."),
-        Column(
-            "row", "changed most", help="the row with the largest difference in the column named under in."
-        ),
-        Column("column", "in", help="the column that is compared."),
-        Column("before", "before", Unit.BY_ROW, help="of the first side."),
-        Column("after", "after", Unit.BY_ROW, help="of the second side."),
+        Column("gone", "rows gone", Unit.COUNT, help="rows that exist on one side only."),
+        Column("new", "rows new", Unit.COUNT, help="rows that exist on one side only."),
+        Column("row", "changed most", help="the row with the largest difference in the compared column."),
+        Column("column", "in", help="the compared column."),
+        Column("before", "before", Unit.BY_ROW, help="value before."),
+        Column("after", "after", Unit.BY_ROW, help="value after."),
     ),
 )
 
@@ -211,12 +208,12 @@ def changed_tables(before: Report, after: Report) -> Table:
         rows=tuple(row for row, _ in rows),
         row_units=tuple(unit for _, unit in rows),
         notes=(
-            "From the first run of each side and without an interval: a hint where to look, no proof."
-            " `report` shows the tables themselves.",
+            "From the first run of each side, without an interval: where to look, not proof. `report` shows"
+            " the full tables.",
         )
         if rows
         else (),
-        absent_reason=None if rows else "the reports have no table in common that changed",
+        absent_reason=None if rows else "no table exists on both sides with a change",
         is_detail=True,
     )
 
@@ -228,7 +225,7 @@ def _cells(change: Change) -> tuple[Cell, ...]:
 def _direction(change: Change) -> str | None:
     if change.low is None or change.high is None:
         return None
-    return "more" if change.low > 0 else "less" if change.high < 0 else "not sure"
+    return "more" if change.low > 0 else "less" if change.high < 0 else "uncertain"
 
 
 def _found(report: Report, several: frozenset[str]) -> dict[tuple[str, ...], Finding]:

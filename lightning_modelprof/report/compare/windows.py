@@ -74,7 +74,7 @@ def _first_line(sides: tuple[ComparedSteps | str, ComparedSteps | str]) -> str:
         return line
     part = max(parts, key=lambda part: abs(parts[part]))
     scale, unit = duration_unit(abs(parts[part]))
-    return f"{line}; what changed most: {part} {signed(digits(parts[part] / scale))} {unit}"
+    return f"{line}; largest change: {part} {signed(digits(parts[part] / scale))} {unit}"
 
 
 def _described(name: str, side: ComparedSteps | str) -> str:
@@ -82,7 +82,7 @@ def _described(name: str, side: ComparedSteps | str) -> str:
         return f"{name} ({side})"
     number = len(side.durations_ns)
     if number == 0:
-        return f"{name} (means of ranks)"
+        return f"{name} (rank means)"
     return f"{name} (1 step)" if number == 1 else f"{name} ({number:,} steps of {_spread(side)})"
 
 
@@ -98,12 +98,14 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if known is not None:
-        no_interval = "No confidence interval: too few steps in a window, so a difference may be chance."
+        no_interval = (
+            "No confidence interval, because a window has too few steps. A difference may be chance."
+        )
         if all(len(side.durations_ns) > 1 for side in known):
-            spreads = f" The steps took {_spread(known[0])} before and {_spread(known[1])} after."
+            spreads = f" Steps took {_spread(known[0])} before and {_spread(known[1])} after."
         else:
-            spreads = " How much the steps vary is not known of both sides."
-        notes.append(f"{no_interval}{spreads} Compare runs for a decision with an interval.")
+            spreads = " The spread of steps isn't known for both sides."
+        notes.append(f"{no_interval}{spreads} Compare runs to get an interval.")
     models = [_device_models(report) for report in (before, after)]
     if all(models) and models[0] != models[1]:
         notes.append(f"Different devices: {', '.join(models[0])} before, {', '.join(models[1])} after.")
@@ -163,9 +165,9 @@ def window_steps(report: Report) -> ComparedSteps | str:
     """The steps of a report on traces, or why it has none."""
     table = next((one for one in report.tables if one.id == "step_breakdown"), None)
     if table is None:
-        return "its step time breakdown was not asked for"
+        return "no step time breakdown was requested"
     if not table.rows:
-        return table.absent_reason or "its step time breakdown has no rows"
+        return table.absent_reason or "the step time breakdown has no rows"
     parts = (STEP, *(column.label for column in table.columns[2:]))
     singles = [row[1:] for row in table.rows if _STEP.fullmatch(str(row[0]))]
     by_part = {part: [_number(row[at]) for row in singles] for at, part in enumerate(parts)}
@@ -192,21 +194,20 @@ def differences_ns(before: ComparedSteps, after: ComparedSteps) -> dict[str, flo
     }
 
 
-_RANGE: Final = "the shortest and the longest of the steps of that side, no interval of the mean."
+_RANGE: Final = "shortest and longest step on that side, not an interval of the mean."
 STEP_CHANGES: Final = TableKind(
     id="comparison_steps",
-    title="A step and its parts",
+    title="Step time by part",
     help=(
-        "Two windows side by side: the mean step and the parts of the Step time breakdown, the"
-        " largest difference first. Each moment of a step counts once, so the differences of the parts"
-        " sum to that of the step."
+        "Mean step and its parts from the Step time breakdown of two windows, largest difference first."
+        " Parts don't overlap, so their differences add up to the step's."
     ),
     columns=(
         Column("name", "Part of the step"),
-        Column("before", "before", Unit.DURATION_NS, help="of the first side."),
-        Column("after", "after", Unit.DURATION_NS, help="of the second side."),
-        Column("difference", "difference", Unit.DURATION_NS, help="after less before.", change="bar"),
-        Column("ratio", "change", Unit.RATIO, help="that, of before.", change="bar"),
+        Column("before", "before", Unit.DURATION_NS, help="value before."),
+        Column("after", "after", Unit.DURATION_NS, help="value after."),
+        Column("difference", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
+        Column("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
         Column(
             "before_low",
             "from",
@@ -246,9 +247,12 @@ def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
     parts = [part for part in before.mean_ns if part != STEP]
     parts.sort(key=lambda part: -abs(differences.get(part, 0.0)))
     unknown = [part for part in parts if part not in differences]
-    sums = "The differences of the parts sum to that of the step."
+    sums = "The differences of the parts add up to the step's."
     if unknown:
-        sums = f"A side cannot tell {', '.join(unknown)}: the other differences do not sum to the step's."
+        sums = (
+            f"One side doesn't record {', '.join(unknown)}, so the other differences don't add up to the"
+            " step's."
+        )
     return STEP_CHANGES.table(
         rows=tuple(_row(part, before, after, differences.get(part)) for part in (STEP, *parts)),
         depths=(0, *[1] * len(parts)),
