@@ -77,7 +77,7 @@ def window_summaries(analysis: Analysis, options: TableOptions) -> tuple[Table, 
         ]
         num_earlier = len(analysis.windows) - len(shown)
         if num_earlier:
-            note = f"{num_earlier} earlier windows have no table here; report.json lists those that are kept."
+            note = f"{num_earlier} earlier windows have no tables here. report.json lists the saved ones."
             tables[0] = replace(tables[0], notes=(*tables[0].notes, note))
         tables = [apply_options(table, options) for table in tables]
     if newest is None or newest.facts is None:

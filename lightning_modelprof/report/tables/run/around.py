@@ -10,15 +10,15 @@ from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTime
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.units import milliseconds
+from lightning_modelprof.units import format_duration
 
 _MIN_SHARE: Final = 1e-3
 
 _UNTIL: Final = {True: "before", False: "after"}
 
 _AFTER_UNSEEN: Final = (
-    "What comes after the loop is not among it: Trainer(profiler=ModelProfiler(...)) sees that, and adds it"
-    " to report and files when all is over."
+    "Time after the loop isn't included. Trainer(profiler=ModelProfiler(...)) measures it and adds it to"
+    " the report and files at the end."
 )
 
 
@@ -26,23 +26,23 @@ AROUND: Final = TableKind(
     id="around",
     title="Around the loop",
     help=(
-        "What takes long before the loop and after it: with the time of the loop it sums to all"
-        " that was seen, to the nanosecond. The callback sees from its own `setup` to the loop;"
-        " `Trainer(profiler=ModelProfiler(...))` from `configure_callbacks`, before data are"
-        " prepared, to the very end, and writes report and files once more then. After an"
-        " exception in the loop nothing more is seen."
+        "Slow parts before and after the loop. Together with the loop they add up to all measured time,"
+        " exactly. The callback measures from its own `setup` to the loop."
+        " `Trainer(profiler=ModelProfiler(...))` measures from `configure_callbacks`, before data is"
+        " prepared, to the very end, and then updates report and files. Nothing after an exception in the"
+        " loop is measured."
     ),
     columns=(
         Column(
             "action",
             "Action",
             help=(
-                "one of Lightning's, of which it tells its profiler: a hook (`prepare_data`, `setup`,"
-                " `configure_model`, `configure_optimizers`, `train_dataloader`, those of callbacks), and"
-                " what of others runs inside it."
+                "a Lightning action that it reports to its profiler: a hook (`prepare_data`, `setup`,"
+                " `configure_model`, `configure_optimizers`, `train_dataloader`, callback hooks) with"
+                " everything inside it."
             ),
         ),
-        Column("when", "When", help="before the loop, or after it."),
+        Column("when", "When", help="before or after the loop."),
         Column("calls", "Calls", Unit.COUNT, adds_up=True),
         Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
         Column(
@@ -51,8 +51,8 @@ AROUND: Final = TableKind(
             Unit.DURATION_NS,
             adds_up=True,
             help=(
-                "from its end to the next action, which is Lightning's own work: loading a checkpoint,"
-                " moving the model to the device, starting the first dataloader's workers."
+                "time from its end to the next action. This is Lightning's own work, such as loading a"
+                " checkpoint, moving the model to the device or starting workers."
             ),
         ),
         Column(
@@ -60,16 +60,16 @@ AROUND: Final = TableKind(
             "Ratio(%)",
             Unit.RATIO,
             adds_up=True,
-            help="total and gap, of the loop and all around it.",
+            help="total plus gap, as a share of the loop and everything around it.",
         ),
-        Column("place", "Line", help="where your method is written."),
+        Column("place", "Line", help="location of your method."),
     ),
     rows={
         "sanity check": (
             "from the first callback's `on_sanity_check_start` to the last one's `on_sanity_check_end`."
         ),
-        "this profiler's report": "lasts from the end of the loop to the next action.",
-        "all other actions": "those that take less than 0.1 % each.",
+        "this profiler's report": "from the end of the loop to the next action.",
+        "all other actions": "actions below 0.1% each.",
     },
 )
 
@@ -83,8 +83,8 @@ def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
         rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before))
         after = around.after_ns
         notes.append(
-            f"Before the loop {milliseconds(around.before_ns)} passed, in it {milliseconds(around.loop_ns)}"
-            + ("." if after is None else f", after it {milliseconds(after)}.")
+            f"{format_duration(around.before_ns)} before the loop, {format_duration(around.loop_ns)} in it"
+            + ("." if after is None else f", {format_duration(after)} after it.")
         )
         notes += [_AFTER_UNSEEN] if after is None else []
     return (

@@ -17,27 +17,27 @@ CALLBACKS: Final = TableKind(
     id="callbacks",
     title="Callbacks",
     help=(
-        "Time inside each hook of each other callback, with all it calls (so a ModelCheckpoint's"
-        " saving is in here and in the phase `checkpoint`), over the whole fit. A hook that another"
-        " callback's hook leads to, such as `on_save_checkpoint`, counts once, in its own row."
+        "Time in each hook of the other callbacks over the whole fit, including everything it calls (a"
+        " ModelCheckpoint's saving is here and in the phase `checkpoint`). If a hook triggers another"
+        " callback's hook, such as `on_save_checkpoint`, that time only counts in the inner hook's row."
     ),
     columns=(
         Column("callback", "Callback"),
-        Column("hook", "Hook", help="its name."),
-        Column("calls", "Calls", Unit.COUNT, adds_up=True, help="of the hook."),
-        Column("total_ns", "Total", Unit.DURATION_NS, help="of all calls of the hook."),
+        Column("hook", "Hook", help="hook name."),
+        Column("calls", "Calls", Unit.COUNT, adds_up=True, help="calls of the hook."),
+        Column("total_ns", "Total", Unit.DURATION_NS, help="time of all calls."),
         Column(
             "ratio",
             "Ratio(%)",
             Unit.RATIO,
             help=(
-                "to the time of the whole fit, from its first hook after ours to its end, in finished steps"
-                " or not; the rows together are never more than 100 %."
+                "share of the whole fit, from the first hook after this callback's own to the end. The rows"
+                " never add up to more than 100%."
             ),
         ),
     ),
     rows={
-        "all other hooks": "hooks that take less than 0.1 % of that each, added up.",
+        "all other hooks": "hooks below 0.1% each, added up.",
     },
     views=("steps",),
     compared=Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
@@ -62,15 +62,14 @@ def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ..
         rows.append(("all other hooks", None, small_calls, small_ns, small_ns / loop_ns if loop_ns else None))
     whole = "fit" if loop.is_fit else f"{loop.name} loop"
     note = (
-        f"Time inside the hook with all it calls but other callbacks' hooks, over the whole {whole}. Ratio:"
-        f" to the whole {whole}'s time, in finished {loop.steps} or not; a finding leaves out what this"
-        " profiler takes."
+        f"Time in the hook, excluding other callbacks' hooks, over the whole {whole}. Ratio is the share of"
+        f" the whole {whole}; findings exclude profiler overhead."
     )
     return (
         CALLBACKS.table(
             rows=tuple(rows),
             notes=(note,) if rows else (),
-            absent_reason=None if rows else "no other callback was called",
+            absent_reason=None if rows else "no other callbacks ran",
         ),
     )
 

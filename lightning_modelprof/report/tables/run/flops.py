@@ -31,12 +31,12 @@ _MAX_NAMED: Final = 5
 _MAX_SIZES: Final = 20
 _MAX_SHAPES: Final = 4
 _DEFINITION: Final = (
-    "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs. Model is"
-    " forward and backward, Hardware all that ran."
+    "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs. Model"
+    " is forward and backward; Hardware is everything that ran."
 )
 _NOTHING: Final = "no operator with FLOPs ran in the counted step"
-_RATIO: Final = "Ratio: of all that the hardware computes."
-_NO_FORMULA: Final = "A dash in FLOPs: no formula knows the operator."
+_RATIO: Final = "Ratio is the share of Hardware."
+_NO_FORMULA: Final = "A dash in FLOPs means that no formula covers the operator."
 
 
 def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -50,9 +50,9 @@ FLOPS: Final = TableKind(
     id="flops",
     title="FLOPs",
     help=(
-        "What a step computes, counted on one real step while it runs, and set against the time of"
-        " the clean steps. What counts as a FLOP, and how fvcore, DeepSpeed, torchinfo and"
-        " `FlopCounterMode` count the same 31 models, is in [flops.md](flops.md)."
+        "FLOPs per step, counted during one real step and divided by the clean step time. What counts as a"
+        " FLOP, and how fvcore, DeepSpeed, torchinfo and `FlopCounterMode` count the same 31 models, is in"
+        " [flops.md](flops.md)."
     ),
     columns=(
         Column("part", "Part of a step"),
@@ -60,15 +60,15 @@ FLOPS: Final = TableKind(
             "flops",
             "FLOPs",
             Unit.FLOPS,
-            help="of the counted step, or of the mean clean step where batches vary in size.",
+            help="FLOPs of the counted step, or of the mean clean step if batch sizes vary.",
         ),
         Column(
             "macs",
             "MACs",
             Unit.MACS,
             help=(
-                "1 MAC is one multiply-add, 2 FLOPs. Of the counted step, or of the mean clean step where"
-                " batches vary in size."
+                "multiply-adds (1 MAC is 2 FLOPs) of the counted step, or of the mean clean step if batch"
+                " sizes vary."
             ),
         ),
         Column("ratio", "Ratio(%)", Unit.RATIO, help="share of Hardware."),
@@ -76,7 +76,7 @@ FLOPS: Final = TableKind(
             "flops_per_sample",
             "Per sample",
             Unit.FLOPS,
-            help="divides by the samples of that step.",
+            help="FLOPs divided by that step's samples.",
         ),
         Column("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S, help="FLOPs of the clean steps / their time."),
         Column(
@@ -84,37 +84,36 @@ FLOPS: Final = TableKind(
             "MFU / HFU",
             Unit.RATIO,
             help=(
-                "(Chowdhery et al., *PaLM*, 2022, appendix B) = time that the FLOPs of Model / Hardware would"
-                " take at the device's peak ÷ time of the clean steps. Each dtype's FLOPs are divided by the"
-                " peak of that dtype, so bf16-mixed steps need no choice. Per process: FLOPs and peak of one"
-                " rank. A dash when a dtype has no known peak, as on CPUs without `peak_flops_per_s`."
-                " Uncounted operators make it too low."
+                "model or hardware FLOPs utilization (Chowdhery et al., *PaLM*, 2022, appendix B): time the"
+                " FLOPs would take at the device's peak ÷ time of the clean steps. Each dtype uses its own"
+                " peak, and all figures are for one rank. A dash means that a dtype has no known peak, as"
+                " on CPUs without `peak_flops_per_s`. Uncounted operators make it too low."
             ),
         ),
     ),
     rows={
-        "Model": "forward and backward: what a step needs, however it is computed.",
+        "Model": "forward and backward, the FLOPs a step needs however it's computed.",
         "Forward": (
-            "of contractions: matrix products, convolutions, attention, recurrent gates; norms,"
-            " activations, biases, pooling and look-ups are 0 by convention."
+            "forward FLOPs of contractions: matrix products, convolutions, attention, recurrent gates."
+            " Norms, activations, biases, pooling and lookups count as 0."
         ),
         "Backward": (
-            "of contractions, as Forward. It holds only what gradients need, so it is twice the forward"
-            " where all gradients are wanted, and less where the first layer's input wants none."
+            "backward FLOPs of contractions. This is twice the forward if all gradients are needed, and"
+            " less if the first layer's input needs none."
         ),
         "Hardware": (
-            "all that ran: Model, Recompute and Optimizer. In FLOP/s, HFU and Per sample it holds the"
-            " optimizer's FLOPs by the share of clean steps in which it stepped (`optimizer_share`): with"
-            " gradients accumulated over four batches about a quarter of them. In `report.json`,"
-            " `hardware_flops` is `null` when no formula knew any operator, and 0 when only Fourier"
-            " transforms ran."
+            "all FLOPs that ran, Model plus Recompute plus Optimizer. In FLOP/s, HFU and Per sample,"
+            " optimizer FLOPs are scaled by the share of clean steps in which it stepped"
+            " (`optimizer_share`). In `report.json`, `hardware_flops` is `null` if no operator has a"
+            " formula, and 0 if only Fourier transforms ran."
         ),
         "Recompute": (
-            "forward work done a second time: layers under checkpointing, and the scores that a fused"
-            " attention backward computes again (one of its five products)."
+            "forward work done again, for checkpointed layers and for scores that a fused attention"
+            " backward recomputes (one of its five products)."
         ),
         "Optimizer": (
-            "contractions in the optimizer's step, as in Muon or Shampoo; no row where there are none."
+            "contractions in the optimizer's step, as in Muon or Shampoo. The row is hidden if there are"
+            " none."
         ),
     },
     views=("modules",),
@@ -131,7 +130,7 @@ def _phases(analysis: Analysis) -> Table:
         rows, depths = _phase_rows(facts, None if figures is None else figures.samples_per_step)
         notes = _phase_notes(facts)
         if facts.count.samples is None and analysis.samples_note:
-            notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are not known: {analysis.samples_note}.")
+            notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are unknown: {analysis.samples_note}.")
     return FLOPS.table(
         labels={"flops_per_sample": f"Per {unit.removesuffix('s')}"},
         rows=rows,
@@ -186,8 +185,8 @@ def _phase_rows(
 def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
     count = facts.count
     if count.on_fake_tensors:
-        why = f", as {count.copy_reason}" if count.copy_reason else ""
-        where = f"Counted on a copy of the model without data, without the optimizer{why}."
+        why = f" because {count.copy_reason}" if count.copy_reason else ""
+        where = f"Counted on a copy of the model without data and without the optimizer{why}."
     else:
         where = (
             "Counted while the model ran." if count.step is None else f"Counted while step {count.step} ran."
@@ -195,20 +194,20 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
     notes = [f"{where} {_DEFINITION}", *_size_notes(facts)]
     if facts.uncounted:
         notes.append(
-            f"Not in these figures, which are too low by as much: {_names(facts.uncounted)}."
-            " Give inspect={'flop_formulas': {operator: formula}} to count them."
+            f"Uncounted operators, which make these figures too low: {_names(facts.uncounted)}. Set"
+            f" inspect={{'flop_formulas': {{operator: formula}}}} to count them."
         )
     if facts.fourier:
         total = sum(facts.fourier.values())
-        notes.append(f"Fourier transforms, 5 N log2 N, are {total:,} FLOPs more, in no figure here.")
+        notes.append(f"Fourier transforms (5 N log2 N) add {total:,} FLOPs, which no figure here includes.")
     notes += [f"A formula failed: {error}." for error in count.errors]
     if facts.phases.get("optimizer") and facts.optimizer_share < 1:
         notes.append(
-            f"The optimizer stepped in {100 * facts.optimizer_share:.3g} % of the clean steps: so much of its"
-            " FLOPs is in Per sample, FLOP/s and HFU."
+            f"The optimizer stepped in {100 * facts.optimizer_share:.3g}% of the clean steps. Per sample,"
+            " FLOP/s and HFU include that share of its FLOPs."
         )
     if facts.hardware.flops and facts.hardware.flops_per_s is None:
-        notes.append("No step was clean, so there is no time for FLOP/s and for a share of the peak.")
+        notes.append("There are no clean steps, so FLOP/s and MFU are unknown.")
     notes += _peak_notes(facts)
     return tuple(notes)
 
@@ -216,7 +215,7 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
 def _size_notes(facts: ModelFlops) -> list[str]:
     mean = facts.mean
     if mean is None and not facts.are_sizes_known and facts.model.flops_per_s is not None:
-        return ["Sizes of batches are not known: each step is taken to cost as much as the counted one."]
+        return ["Batch sizes are unknown, so every step is assumed to cost as much as the counted one."]
     if mean is None:
         return []
     if isinstance(mean, Absent):
@@ -226,25 +225,25 @@ def _size_notes(facts: ModelFlops) -> list[str]:
     fitted = "each size was counted"
     if mean.num_fitted:
         fitted = (
-            f"{mean.num_counted} sizes were counted, those of {mean.num_fitted} others are from a fit"
-            f" through these, with a standard error of {_percent(mean.error)} in all"
+            f"{mean.num_counted} sizes were counted and {mean.num_fitted} fitted (standard error"
+            f" {_percent(mean.error)})"
         )
-    return [f"Batches vary in size: all figures are of the mean clean step; {fitted}."]
+    return [f"Batch sizes vary, so all figures are for the mean clean step; {fitted}."]
 
 
 def _percent(share: float) -> str:
-    return "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+    return "less than 0.1%" if share < 0.001 else f"{100 * share:.1f}%"
 
 
 FLOPS_BY_SIZE: Final = TableKind(
     id="flops_by_size",
     title="FLOPs by batch size",
-    help="Only where batches vary in size. The sizes of most steps come first, 20 at most.",
+    help="Shown if batch sizes vary. The 20 most frequent sizes come first.",
     columns=(
         Column("batch", "Batch"),
-        Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True, help="of each size."),
-        Column("flops", "FLOPs", Unit.FLOPS, help="of one step, of forward, backward and recomputation."),
-        Column("source", "From", help="its own count or the fit (see FLOPs)."),
+        Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True, help="clean steps with this size."),
+        Column("flops", "FLOPs", Unit.FLOPS, help="forward, backward and recompute FLOPs per step."),
+        Column("source", "From", help="counted, or fitted from the counted sizes (see FLOPs)."),
     ),
     views=("modules",),
 )
@@ -257,10 +256,10 @@ def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
     shown = facts.mean.rows[:_MAX_SIZES]
     step = loop_of(loop).step
     left_out = len(facts.mean.rows) - len(shown)
-    notes = ["Shapes of the tensors in a batch, the most frequent first. FLOPs are without the optimizer's."]
+    notes = ["Tensor shapes of a batch, most frequent first. FLOPs exclude the optimizer."]
     if left_out:
         steps = sum(row.clean_steps for row in facts.mean.rows[_MAX_SIZES:])
-        notes.append(f"{left_out:,} more sizes ({steps:,} clean steps) are not shown.")
+        notes.append(f"{left_out:,} more sizes ({steps:,} clean steps) aren't shown.")
     return (
         FLOPS_BY_SIZE.table(
             rows=tuple(
@@ -268,7 +267,7 @@ def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
                     size_text(row.shapes),
                     row.clean_steps,
                     None if row.flops is None else round(row.flops),
-                    "the fit" if row.counted_step is None else f"{step} {row.counted_step}, counted",
+                    "fitted" if row.counted_step is None else f"counted in {step} {row.counted_step}",
                 )
                 for row in shown
             ),
@@ -289,12 +288,9 @@ def _peak_notes(facts: ModelFlops) -> list[str]:
     notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
     shares = (facts.model.share_of_peak, facts.hardware.share_of_peak)
     if any(share is not None and share > 1 for share in shares):
-        notes.append(
-            "More than 100 % of the peak: its rate is too low for what ran. Give the right one with"
-            " peak_flops_per_s."
-        )
+        notes.append("MFU is above 100%, so the assumed peak is too low. Set peak_flops_per_s.")
     if facts.without_peak:
-        notes.append(f"MFU and HFU are not known without a peak of {', '.join(facts.without_peak)}.")
+        notes.append(f"MFU and HFU are unknown without a peak for {', '.join(facts.without_peak)}.")
     if facts.note:
         notes.append(f"{facts.note[0].upper()}{facts.note[1:].removesuffix('.')}.")
     return notes
@@ -316,16 +312,16 @@ FLOPS_BY_OPERATOR: Final = TableKind(
     id="flops_by_operator",
     title="FLOPs by operator",
     help=(
-        "The same FLOPs by operator of torch, in the phases that ran. Fourier transforms stand here"
-        " (5 N log2 N) and in no total."
+        "FLOPs by torch operator in each phase. Fourier transforms are listed here (5 N log2 N) but not in"
+        " any total."
     ),
     columns=(
         Column("operator", "Operator"),
         Column("calls", "Calls", Unit.COUNT, adds_up=True),
-        Column("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash is uncounted."),
+        Column("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash means uncounted."),
         Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware."),
         *(
-            Column(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="of this phase.")
+            Column(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="FLOPs in this phase.")
             for phase, label in _LABELS.items()
         ),
     ),
@@ -350,7 +346,7 @@ def _operators(facts: ModelFlops | Absent) -> Table:
         rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in facts.uncounted]
         notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
         if facts.mean is not None:
-            notes += (f"Steps differ in their FLOPs: these are of step {facts.count.step} alone.",)
+            notes += (f"FLOPs vary between steps; these are for step {facts.count.step}.",)
     found_flops = {f"{phase}_flops" for phase in phases}
     return FLOPS_BY_OPERATOR.table(
         columns=tuple(

@@ -16,14 +16,15 @@ _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
 """More disagreements or modules than this are counted, not named."""
 
-_ONE_MAC: Final = (
-    "a MAC is one multiply-add: two FLOPs, and one of what fvcore calls a flop; a complex one is four."
-)
+_ONE_MAC: Final = 'one multiply-add, which is two FLOPs and one fvcore "flop". A complex MAC counts as four.'
 _COLUMNS: Final = (
     Column("module", "Module"),
-    Column("type", "Class", help="of the module."),
+    Column("type", "Class", help="class of the module."),
     Column(
-        "parameters", "Parameters", Unit.COUNT, help="elements; tied parameters count where they come first."
+        "parameters",
+        "Parameters",
+        Unit.COUNT,
+        help="number of elements. Tied parameters count at their first occurrence.",
     ),
     Column(
         "macs",
@@ -32,21 +33,17 @@ _COLUMNS: Final = (
         help=_ONE_MAC,
     ),
     Column("share", "MACs(%)", Unit.RATIO, help="of the model's MACs."),
-    Column(
-        "activations", "Activations", Unit.COUNT, help="the elements of the first outputs of contractions."
-    ),
+    Column("activations", "Activations", Unit.COUNT, help="elements in the first outputs of contractions."),
 )
 FORWARD_MODULES: Final = TableKind(
     id="forward_modules",
     title="Forward pass by module (fvcore)",
     help=(
-        'With `inspect={"fvcore": True}`: fvcore\'s count of one forward pass on a copy of the module'
-        " and the counted batch, traced without gradients, in one process only. What `training_step`"
-        " does outside of the module happens once more. Only contractions count: fvcore's own figures"
-        " for norms, pooling and resampling are left out, and its rules for attention, recurrent"
-        " layers, einsum, broadcast products and named padding replaced, as they are missing or wrong."
-        " A row holds all modules inside of it. Modules that have neither parameters, MACs nor"
-        " activations are left out."
+        'Requires `inspect={"fvcore": True}`. fvcore counts one forward pass of a copy of the module on the'
+        " counted batch, in one process. Work that `training_step` does outside the module runs once more."
+        " Only contractions count; fvcore's rules for attention, recurrent layers, einsum, broadcast"
+        " products and named padding are replaced because they're missing or wrong. Rows include"
+        " submodules, and modules without parameters, MACs or activations are omitted."
     ),
     columns=_COLUMNS,
     views=("modules",),
@@ -68,20 +65,20 @@ _OPERATOR_COLUMNS: Final = (
 FORWARD_OPERATORS: Final = TableKind(
     id="forward_operators",
     title="Forward pass by operator (fvcore)",
-    help="The same MACs by fvcore's names of operators.",
+    help="The same MACs by fvcore's operator names.",
     columns=_OPERATOR_COLUMNS,
     views=("modules",),
     compared=Figure(keys=("macs",)),
 )
 
 _UNIT_NOTE: Final = (
-    "fvcore, one forward pass on one batch. A MAC is one multiply-add: two FLOPs, and what fvcore calls a"
-    " flop. Only contractions count: matrix products, convolutions, attention, recurrent layers."
+    'fvcore, one forward pass on one batch. A MAC is one multiply-add, two FLOPs and one fvcore "flop".'
+    " Only contractions count: matrix products, convolutions, attention, recurrent layers."
 )
-_OPERATOR_NOTE: Final = "fvcore, one forward pass on one batch, by fvcore's names of operators."
+_OPERATOR_NOTE: Final = "fvcore, one forward pass on one batch, by fvcore's operator names."
 _ROWS_NOTE: Final = (
-    "A row holds all modules inside of it. Activations are the elements of the outputs of contractions; tied"
-    " parameters count where they come first. Modules without parameters, MACs and activations are left out."
+    "Rows include submodules. Activations are the elements of contraction outputs. Tied parameters count at"
+    " their first occurrence. Modules without parameters, MACs or activations are omitted."
 )
 
 
@@ -144,20 +141,20 @@ def _is_shown(module: ForwardModule, module_depth: int | None) -> bool:
 def _check_notes(facts: ForwardFacts) -> tuple[str, ...]:
     """Whether the count of the step agrees, and where it does not."""
     if facts.agrees is None:
-        return (f"Not checked against the count of a step: {facts.check_note}.",)
+        return (f"Not checked against the step count: {facts.check_note}.",)
     notes = [
         f"{found.module or _MODEL}: the counted step has {found.ours_macs} MACs, fvcore {found.fvcore_macs}."
         f" Reason: {found.reason}."
         for found in facts.disagreements[:_MOST_NAMED]
     ]
     if facts.agrees:
-        notes.append("The FLOPs counted in the forward of a real step agree: within 0.1 % in every module.")
+        notes.append("Agrees with the forward FLOPs of a real step within 0.1% in every module.")
     more = len(facts.disagreements) - _MOST_NAMED
     if more > 0:
         notes.append(f"{more} more modules differ.")
     if facts.placed_differently:
         places = _some(tuple(path or _MODEL for path in facts.placed_differently))
-        notes.append(f"Both counts place the same work in different modules inside of {places}.")
+        notes.append(f"Both counts assign the same work to different modules inside {places}.")
     return tuple(notes)
 
 
@@ -168,7 +165,7 @@ def _coverage_notes(facts: ForwardFacts) -> tuple[str, ...]:
         notes.append(f"fvcore has no formula for these operators (calls), which may add MACs: {calls}.")
     if facts.uncalled:
         notes.append(
-            f"Not called: {_some(facts.uncalled)}. What is done with their weights counts at their parents."
+            f"Not called: {_some(facts.uncalled)}. Work that uses their weights counts at their parents."
         )
     return tuple(notes)
 

@@ -13,15 +13,15 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, MemoryRecord, PhasePeak, StepMemory
 
 _LABELS: Final = {
-    BEGIN: "Begin",
+    BEGIN: "Start",
     "forward": "Forward",
     "backward": "Backward",
     "recompute": "Recompute",
     "optimizer": "Optimization",
 }
 _NOTE: Final = (
-    "Whole storages of tensors on the model's device, each once. What operators need within themselves and"
-    " what the allocator rounds up is not in it."
+    "Whole storages of tensors on the model's device, each counted once. Operator workspace and allocator"
+    " rounding aren't included."
 )
 
 
@@ -38,22 +38,22 @@ def memory_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...
 MEMORY_PEAKS: Final = TableKind(
     id="memory_peaks",
     title="Memory",
-    help=("The most memory that the loop took. Nothing is reset and no device is started or waited for."),
-    columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW, help="bytes, or how often.")),
+    help="Peak memory of the run. Measuring it resets nothing, starts no device and waits for none.",
+    columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW, help="bytes or count.")),
     rows={
-        "Process, most resident": ("the most memory of the process that was in RAM since it began."),
-        "Host, memory to be used": "of the machine or its container.",
-        "Device, most allocated": (
-            "what torch's allocator gave to tensors at most, in this process or since you last reset the"
+        "Process peak RSS": "peak RAM of the process since it started.",
+        "Host memory": "memory of the machine or its container.",
+        "Device peak allocated": (
+            "peak memory torch's allocator gave to tensors, since the process started or you last reset the"
             " peaks."
         ),
-        "Device, most reserved": (
-            "what torch's allocator held of the device at most, in this process or since you last reset"
-            " the peaks."
+        "Device peak reserved": (
+            "peak memory torch's allocator reserved on the device, since the process started or you last"
+            " reset the peaks."
         ),
-        "Device, memory": "what the device has.",
-        "Allocator gave its cache back": "how often, to go on.",
-        "Allocator found no memory": "how often.",
+        "Device memory": "total memory of the device.",
+        "Allocator cache flushes": "how often the allocator freed its cache and retried.",
+        "Allocator out of memory": "how often an allocation failed.",
     },
     views=("memory",),
 )
@@ -62,48 +62,47 @@ MEMORY_PEAKS: Final = TableKind(
 def _peaks(record: MemoryRecord) -> Table:
     """How much memory the loop took at most."""
     figures: tuple[tuple[str, Cell, Unit], ...] = (
-        ("Process, most resident", record.peak_rss_bytes, Unit.BYTES),
-        ("Host, memory to be used", record.host_total_bytes, Unit.BYTES),
-        ("Device, most allocated", record.peak_allocated_bytes, Unit.BYTES),
-        ("Device, most reserved", record.peak_reserved_bytes, Unit.BYTES),
-        ("Device, memory", record.total_bytes, Unit.BYTES),
-        ("Allocator gave its cache back", record.num_retries, Unit.COUNT),
-        ("Allocator found no memory", record.num_ooms, Unit.COUNT),
+        ("Process peak RSS", record.peak_rss_bytes, Unit.BYTES),
+        ("Host memory", record.host_total_bytes, Unit.BYTES),
+        ("Device peak allocated", record.peak_allocated_bytes, Unit.BYTES),
+        ("Device peak reserved", record.peak_reserved_bytes, Unit.BYTES),
+        ("Device memory", record.total_bytes, Unit.BYTES),
+        ("Allocator cache flushes", record.num_retries, Unit.COUNT),
+        ("Allocator out of memory", record.num_ooms, Unit.COUNT),
     )
     known = tuple(figure for figure in figures if figure[1] is not None)
     return MEMORY_PEAKS.table(
         rows=tuple((label, value) for label, value, _ in known),
         row_units=tuple(unit for _, _, unit in known),
-        absent_reason=None if known else "the system tells nothing about memory",
+        absent_reason=None if known else "the system reports no memory figures",
     )
 
 
-_CATEGORIES: Final = dict.fromkeys(CATEGORIES, "the model's.") | {
-    "batch": "what the step was given.",
-    "activations": "made in forward or recomputation.",
-    "other": "what backward and the optimizer made on the way, and tensors whose owner is unknown.",
+_CATEGORIES: Final = dict.fromkeys(CATEGORIES, "tensors of the model.") | {
+    "batch": "inputs of the step.",
+    "activations": "made in forward or recompute.",
+    "other": "temporary tensors of backward and the optimizer, and tensors with an unknown owner.",
 }
 MEMORY_BY_PHASE: Final = TableKind(
     id="memory_by_phase",
     title="Memory by phase",
     help=(
-        "With `profile_memory=True` and `flops=True`: of the counted step, after each operator the"
-        " bytes of all storages that are alive on the model's device. Begin is before the first"
-        " operator; Optimization is clipping too. A storage counts once and whole, from the operator"
-        " on that made it or used it first, until its memory is given back, also when only autograd"
-        " holds it. The categories sum to the peak. Gradients of the step before are there in Forward,"
-        " because Lightning clears them after it. Not seen: what operators need within themselves,"
-        " rounding by the allocator; tensors that show no storage (sparse) are noted."
+        "Requires `profile_memory=True` and `flops=True`. Bytes of all live storages on the model's device"
+        " after each operator of the counted step, and the peak in each phase. Each storage counts once and"
+        " in full until it's freed, even if only autograd holds it, and the categories add up to the peak."
+        " Start is before the first operator, and Optimization includes clipping. Forward includes the"
+        " previous step's gradients, because Lightning clears them after forward. Operator workspace and"
+        " allocator rounding aren't included; tensors without a storage (sparse) are noted."
     ),
     columns=(
         Column("phase", "Phase"),
-        Column("peak", "Peak", Unit.BYTES, help="the most in the phase."),
+        Column("peak", "Peak", Unit.BYTES, help="peak in the phase."),
         *(
             Column(name.replace(" ", "_"), name.capitalize(), Unit.BYTES, help=text)
             for name, text in _CATEGORIES.items()
         ),
-        Column("operator", "Operator", help="after which operator they are most."),
-        Column("module", "Module", help="in which module that operator ran."),
+        Column("operator", "Operator", help="operator after which memory peaked."),
+        Column("module", "Module", help="module in which that operator ran."),
     ),
     views=("memory",),
     compared=Figure(keys=("peak",)),
@@ -121,7 +120,7 @@ def _by_phase(memory: StepMemory | None, notes: tuple[str, ...]) -> Table:
         notes=notes
         if memory is None
         else (_NOTE, f"Step {memory.step}, on {memory.device}.", *_dropped(memory)),
-        absent_reason=None if memory is not None else "no step's tensors were followed",
+        absent_reason=None if memory is not None else "memory of a step wasn't tracked",
     )
 
 
@@ -135,4 +134,4 @@ def _sizes(by_category: dict[str, int]) -> tuple[int, ...]:
 
 
 def _dropped(memory: StepMemory) -> tuple[str, ...]:
-    return tuple(f"Not followed: {reason}." for reason in memory.dropped)
+    return tuple(f"Not tracked: {reason}." for reason in memory.dropped)

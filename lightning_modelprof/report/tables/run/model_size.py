@@ -15,8 +15,8 @@ _MOST_NAMES: Final = 5
 
 
 _NOTE: Final = (
-    "What this process holds: a tensor counts once, and so does memory that several tensors share."
-    " Activations and temporary tensors are not in it."
+    "Everything this process holds. Tensors and shared memory count once. Activations and temporary tensors"
+    " aren't included."
 )
 
 
@@ -31,15 +31,12 @@ MODEL_SIZE: Final = TableKind(
     title="Model size",
     help=(
         "What this process holds after the last inspected step, by **kind** (trainable and frozen"
-        " parameters, packed weights, gradients, optimizer state, buffers) and dtype. A tensor counts"
-        " once, however many names lead to it; names that lead to one counted before are listed as"
-        " tied. Bytes are those of whole storages, and one that several tensors share counts once,"
-        " with the first of them in the order of the kinds. Of a sharded tensor the shard counts, of a"
-        " sparse one the values it holds (its bytes have the indices too). There is no row for"
-        " gradients before the first backward, nor for optimizer state before the first step; a note"
-        " says so. **Packed weights** are the weights and biases of quantised modules (torch.ao),"
-        " which are never trainable; their bytes are without scales and padding. Plain attributes of"
-        " modules, states of torchmetrics and activations are not in it. The last row is the sum of all."
+        " parameters, packed weights, gradients, optimizer state, buffers) and dtype. Each tensor counts"
+        " once, and a note lists tied names. Bytes are whole storages; a shared storage counts once, with"
+        " the first kind in this order. Sharded tensors count their shard, and sparse tensors their values"
+        " (their bytes include the indices). **Packed weights** are the weights and biases of quantized"
+        " modules (torch.ao), without scales and padding. Plain module attributes, torchmetrics states and"
+        " activations aren't included. The last row is the total."
     ),
     columns=(
         Column("kind", "Kind"),
@@ -47,12 +44,12 @@ MODEL_SIZE: Final = TableKind(
             "dtype",
             "Type",
             help=(
-                "the dtype. Types such as `bfloat16 in Int8Tensor` are tensors packed in others: the elements"
-                " are those it stands for, the bytes those of its parts."
+                "dtype. Types such as `bfloat16 in Int8Tensor` are packed tensors: elements are those they"
+                " represent, bytes those of their parts."
             ),
         ),
-        Column("tensors", "Tensors", Unit.COUNT, help="how many."),
-        Column("elements", "Elements", Unit.COUNT, help="numbers in them."),
+        Column("tensors", "Tensors", Unit.COUNT, help="number of tensors."),
+        Column("elements", "Elements", Unit.COUNT, help="number of values."),
         Column("bytes", "Size", Unit.BYTES, help="their bytes."),
     ),
     views=("modules", "memory"),
@@ -83,7 +80,7 @@ def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = Fal
 
 def _absent_reason(size: ModelSize | None, note: str) -> str | None:
     if size is None:
-        return note or "it was not counted"
+        return note or "model size wasn't counted"
     if size.sizes:
         return None
     return "no tensor has a size yet" if size.lazy else "the model has no parameters and no buffers"
@@ -95,9 +92,9 @@ def _notes(size: ModelSize | None) -> tuple[str, ...]:
         return ()
     notes: list[str] = []
     if size.tied:
-        notes.append(f"Tied to tensors before them, not counted again: {_some(size.tied)}.")
+        notes.append(f"Tied to tensors above and not counted again: {_some(size.tied)}.")
     if size.lazy:
-        notes.append(f"Without a size yet, not counted: {_some(size.lazy)}.")
+        notes.append(f"Not counted because they have no size yet: {_some(size.lazy)}.")
     notes += [f"{note[0].upper()}{note[1:]}." for note in size.notes if note]
     return tuple(notes)
 

@@ -13,20 +13,17 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 
 _LATENCY: Final = (
-    "the time between begin and end of the module's calls in one step, on the host's clock, or on"
-    " a device between events on its stream, waiting for the host included. Of each module's own"
-    " time the median of the timed steps is taken, so that one step that was held up does not"
-    " count; with three steps on a busy machine it is a rough figure all the same."
+    "time from start to end of the module's calls in one step. On the CPU it's wall time; on a device it's"
+    " the time between events on its stream, including waiting for the CPU. It's the median over the timed"
+    " steps, so one slow step doesn't count; with three steps on a busy machine it's still rough."
 )
 _FLOP_RATE: Final = (
-    "FLOPs over latency; in backward with what is computed again; a dash where a part that has"
-    " FLOPs ran in no measured time, and where the timed steps had batches of other sizes than the"
-    " counted one."
+    "FLOPs / latency. Backward includes recomputation. A dash means that a part with FLOPs took no"
+    " measurable time, or that the timed and counted steps had different batch sizes."
 )
 _BACKWARD_LATENCY: Final = (
-    "time of the autograd nodes that the module's forward made, of what a checkpoint computes"
-    " again there, and of accumulating its parameters' gradients; the engine's own time between"
-    " nodes is no module's."
+    "time of the autograd nodes created by the module's forward, including checkpoint recomputation and"
+    " gradient accumulation. The engine's own time between nodes belongs to no module."
 )
 _TREE_COLUMNS: Final = (
     Column("module", "Module"),
@@ -34,11 +31,14 @@ _TREE_COLUMNS: Final = (
         "parameters",
         "Params",
         Unit.COUNT,
-        help=("elements; a tied parameter counts at the first module that has it; a dash while one is lazy."),
+        help=(
+            "number of elements. Tied parameters count at the first module that has them. A dash means not"
+            " initialized yet."
+        ),
     ),
-    Column("parameters_ratio", "%", Unit.RATIO, help="of the model's."),
+    Column("parameters_ratio", "%", Unit.RATIO, help="share of the model's."),
     Column("forward_macs", "MACs", Unit.MACS, "Forward", help="of the counted step's forward."),
-    Column("forward_macs_ratio", "%", Unit.RATIO, "Forward", help="of the model's."),
+    Column("forward_macs_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
     Column(
         "forward_ns",
         "Latency",
@@ -46,7 +46,7 @@ _TREE_COLUMNS: Final = (
         "Forward",
         help=_LATENCY,
     ),
-    Column("forward_ratio", "%", Unit.RATIO, "Forward", help="of the model's."),
+    Column("forward_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
     Column(
         "forward_flops_per_s",
         "FLOP/s",
@@ -73,13 +73,12 @@ MODULE_TREE: Final = TableKind(
     id="module_tree",
     title="Modules",
     help=(
-        "One row per module with all that is inside of it, by the path at which it is first found. A"
-        " module's time is its own and that of the modules below it in the tree. Where `training_step`"
-        " calls modules of the LightningModule and not `self(...)`, the LightningModule's row is their"
-        " sum: the loss is in none. A compiled module is timed as a whole; the modules in it,"
-        " TorchScript and modules that did not run have dashes. `ignore_modules` takes modules (by"
-        " class or path) out of every figure of these tables, totals included, and not out of FLOPs,"
-        " Model size and fvcore's tables; `module_depth` only hides rows."
+        "One row per module, including everything inside it, under its first path. If `training_step` calls"
+        " submodules directly rather than `self(...)`, the LightningModule's row is their sum and excludes"
+        " the loss. Compiled modules are timed as a whole; their submodules, TorchScript and modules that"
+        " didn't run show dashes. `ignore_modules` removes modules (by class or path) from all figures of"
+        " these tables, totals included, but not from FLOPs, Model size and the fvcore tables."
+        " `module_depth` only hides rows."
     ),
     columns=_TREE_COLUMNS,
     views=("modules",),
@@ -89,17 +88,17 @@ MODULE_TREE: Final = TableKind(
 
 _CLASS_COLUMNS: Final = (
     Column("depth", "Depth"),
-    Column("parameters_class", "Class", group="By parameters", help="that has the most."),
+    Column("parameters_class", "Class", group="By parameters", help="class with the most."),
     Column(
         "parameters",
         "Params",
         Unit.COUNT,
         "By parameters",
-        help="elements; a tied parameter counts at the first module that has it.",
+        help="number of elements. Tied parameters count at the first module that has them.",
     ),
-    Column("macs_class", "Class", group="By MACs", help="that has the most."),
+    Column("macs_class", "Class", group="By MACs", help="class with the most."),
     Column("forward_macs", "MACs", Unit.MACS, "By MACs", help="of the counted step's forward."),
-    Column("forward_class", "Class", group="By forward", help="that has the most."),
+    Column("forward_class", "Class", group="By forward", help="class with the most."),
     Column(
         "forward_ns",
         "Latency",
@@ -107,7 +106,7 @@ _CLASS_COLUMNS: Final = (
         "By forward",
         help=_LATENCY,
     ),
-    Column("backward_class", "Class", group="By backward", help="that has the most."),
+    Column("backward_class", "Class", group="By backward", help="class with the most."),
     Column(
         "backward_ns",
         "Latency",
@@ -120,9 +119,9 @@ TOP_MODULES: Final = TableKind(
     id="top_modules",
     title="Top modules by depth",
     help=(
-        "For every depth (0 is the model) the classes with the most parameters, forward MACs, forward"
-        " and backward latency; all modules of a class at that depth are added up, each with what is"
-        " inside of it."
+        "The classes with the most parameters, forward MACs, and forward and backward latency at each depth"
+        " (0 is the model). All modules of a class at the same depth are added up, including everything"
+        " inside them."
     ),
     columns=_CLASS_COLUMNS,
     views=("modules",),
@@ -132,7 +131,7 @@ TOP_MODULES: Final = TableKind(
 
 _SLOWEST_COLUMNS: Final = (
     Column("module", "Module"),
-    Column("type_name", "Class", help="of the module."),
+    Column("type_name", "Class", help="class of the module."),
     Column(
         "forward_ns",
         "Forward",
@@ -145,15 +144,12 @@ _SLOWEST_COLUMNS: Final = (
         Unit.DURATION_NS,
         help=_BACKWARD_LATENCY,
     ),
-    Column("ratio", "Ratio(%)", Unit.RATIO, help="of the model's forward and backward."),
+    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward."),
 )
 SLOWEST_MODULES: Final = TableKind(
     id="slowest_modules",
     title="Slowest modules",
-    help=(
-        "The five modules that take the most time by themselves, forward and backward, without what"
-        " is inside of them."
-    ),
+    help="The five modules with the most self time, forward and backward, excluding submodules.",
     columns=_SLOWEST_COLUMNS,
     views=("modules",),
     place=-1,
@@ -164,24 +160,22 @@ _NUM_SLOWEST: Final = 5
 _FIGURES: Final[tuple[Figure, ...]] = ("parameters", "forward_macs", "forward_ns", "backward_ns")
 
 _DEFINITION: Final = (
-    "Each module with all modules inside of it, and its share of the model's. MACs are those of contractions,"
-    " each two FLOPs; latency is the median of the timed steps, and FLOP/s are FLOPs over latency. A dash is"
-    " not measured, or did not run."
+    "Rows include submodules. MACs count contractions (1 MAC is 2 FLOPs), latency is the median of the"
+    " timed steps, and FLOP/s is FLOPs / latency. A dash means not measured or not run."
 )
 _BACKWARD: Final = (
-    "Backward latency is that of the autograd nodes that a module's forward made, with what a checkpoint"
-    " computes again there; the FLOP/s count that too."
+    "Backward latency is the time of the autograd nodes created by a module's forward, including checkpoint"
+    " recomputation. FLOP/s include that too."
 )
 _DEVICE: Final = (
-    "Latency is the time between events on the device's stream: it includes waiting for the host."
+    "Latency is the time between events on the device's stream, so it includes waiting for the CPU."
 )
 _SLOWEST_DEFINITION: Final = (
-    "Time that a module takes by itself, without the modules inside of it; Ratio: of the model's forward and"
-    " backward."
+    "Self time without submodules. Ratio is the share of the model's forward and backward."
 )
 _CLASS_DEFINITION: Final = (
-    "All modules of a class at one depth added up, with what is inside of them, by parameters, forward MACs"
-    " and latency; depth 0 is the model."
+    "All modules of a class at the same depth added up, including everything inside them, by parameters,"
+    " forward MACs and latency. Depth 0 is the model."
 )
 
 _DETAILS: Final = frozenset({"module_tree", "top_modules"})

@@ -14,29 +14,28 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import milliseconds
 
-_ENDS: Final = "95 % of the runs of the model lie between the two."
+_ENDS: Final = "95% of simulated runs are between the two."
 NUM_WORKERS: Final = TableKind(
     id="num_workers",
     title="Number of workers",
     help=(
-        "What a model of the DataLoader predicts for other numbers of workers and prefetch factors: batches"
-        " take as long as was measured, are delivered in order, and what computes shares the free CPUs."
-        " *now* is how it ran; *advised* is the least number of workers within 2 % of the best. The present"
-        " prefetch factor comes first."
+        "Simulated step time for other worker counts and prefetch factors, from measured batch times,"
+        " in-order delivery and the free CPUs. *now* is the current setting, and *advised* is the smallest"
+        " worker count within 2% of the best. The current prefetch factor comes first."
     ),
     columns=(
-        Column("workers", "num_workers", help="0: the training process makes its batches itself."),
+        Column("workers", "num_workers", help="0 means that batches are made in the training process."),
         Column(
             "prefetch_factor",
             "prefetch_factor",
             Unit.COUNT,
-            help="batches that are made ahead for each worker; a dash without workers.",
+            help="batches prefetched per worker. A dash means no workers.",
         ),
-        Column("which", "Which", help="*now*, *advised*, or both."),
-        Column("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step."),
+        Column("which", "Which", help="*now*, *advised* or both."),
+        Column("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step time."),
         Column("low_ns", "from", Unit.DURATION_NS, help=_ENDS),
         Column("high_ns", "to", Unit.DURATION_NS, help=_ENDS),
-        Column("steps_per_s", "steps/s", Unit.RATE, help="one over the predicted step."),
+        Column("steps_per_s", "steps/s", Unit.RATE, help="1 / predicted step time."),
     ),
     views=("workers",),
     place=-1,
@@ -57,8 +56,8 @@ def num_workers_tables(analysis: Analysis, options: TableOptions) -> tuple[Table
 
 
 def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:
-    now = f" as it was with num_workers={one.record.num_workers}" if is_remade else ""
-    return f" of loader {one.record.loader}{now}"
+    now = f" with the current num_workers={one.record.num_workers}" if is_remade else ""
+    return f" for loader {one.record.loader}{now}"
 
 
 def _table(queue: LoaderQueue | Absent, step: str, number: int, suffix: str) -> Table:
@@ -94,14 +93,17 @@ def _row(one: PredictedStep, queue: LoaderQueue) -> tuple[Cell, ...]:
 
 def _notes(queue: LoaderQueue, step: str) -> tuple[str, ...]:
     notes = [
-        f"A {step} took {milliseconds(queue.step_ns)}; the model says {milliseconds(queue.present.step_ns)}."
-        f" It plays {queue.num_batches:,} measured batches of {milliseconds(queue.service_ns)} on average.",
+        f"A {step} took {milliseconds(queue.step_ns)}; the simulation predicts"
+        f" {milliseconds(queue.present.step_ns)}. Simulated from {queue.num_batches:,} measured batches"
+        f" (mean {milliseconds(queue.service_ns)}).",
     ]
     if not queue.present.workers:
         notes.append(
-            "There are no workers yet: a batch is assumed to take a worker as long as its fetch took the"
-            f" training process, and {milliseconds(queue.handover_ns)} to be handed over."
+            "num_workers is 0, so this is extrapolated from fetch times: a worker takes as long per batch"
+            f" as the training process, plus {milliseconds(queue.handover_ns)} for the transfer."
         )
     if queue.cpus is None:
-        notes.append("How many CPUs are free is unknown, so that no batch is slowed by another one.")
+        notes.append(
+            "The number of free CPUs is unknown, so batches don't slow each other down in this simulation."
+        )
     return tuple(notes)

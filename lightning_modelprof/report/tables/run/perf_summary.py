@@ -13,14 +13,14 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
-_OF_STEPS: Final = "of the steps' values. Percentiles interpolate linearly between the two nearest steps."
+_OF_STEPS: Final = "over the steps' values. Percentiles interpolate linearly between the two nearest steps."
 _COLUMNS: Final = (
     Column("name", ""),
     Column(
         "avg",
         "avg",
         Unit.BY_ROW,
-        help="of the whole set; for a rate or a ratio total over total, not the mean of the steps' values.",
+        help="over the whole set. Rates and ratios are total over total, not means of the steps' values.",
     ),
     *(Column(key, key, Unit.BY_ROW, help=_OF_STEPS) for key in _STATISTICS[1:-1]),
     Column(
@@ -28,13 +28,11 @@ _COLUMNS: Final = (
         "std. error",
         Unit.BY_ROW,
         help=(
-            "the standard error of avg. Two runs whose averages differ by less than about three of it may not"
-            " differ at all. It does not take steps as independent: with workers slow and fast steps take"
-            " turns, and avg varies less than the sample deviation over √n says; where they come in runs it"
-            " varies more. So it is estimated from overlapping batch means (Meketon and Schmeiser, 1984)."
-            " With fewer than 4 steps it is the sample deviation over √n, with few steps little more than a"
-            " guess, and with one step a dash. What changes from run to run, such as another load of the"
-            " machine, is not in it."
+            "standard error of avg. If two averages differ by less than about three standard errors, they"
+            " may not differ at all. Steps aren't independent (slow and fast ones alternate or come in"
+            " runs), so it's estimated from overlapping batch means (Meketon and Schmeiser, 1984). With"
+            " fewer than 4 steps it's the sample deviation over √n, and with one step a dash. Differences"
+            " between runs, such as machine load, aren't included."
         ),
     ),
 )
@@ -42,24 +40,20 @@ PERF_SUMMARY: Final = TableKind(
     id="perf_summary",
     title="Perf Summary",
     help=(
-        "Over one and the same set of clean steps; the notes say how many steps were left out and"
-        " why. `b` is a step's wall time without the phase Profiler (what this profiler did between"
-        " two steps, such as sending scalars to loggers), `r` its phase `dataloader`, `s` what"
-        " `samples_fn` counts in its batch (by default the one number that all parts of the batch"
-        " allow)."
+        "All figures are over the same clean steps; the notes say how many steps were excluded and why. `b`"
+        " is a step's wall time without profiler overhead (such as sending scalars to loggers between two"
+        " steps), `r` its phase `dataloader`, and `s` its sample count from `samples_fn` (by default the"
+        " batch size that all parts of the batch agree on)."
     ),
     columns=_COLUMNS,
     rows={
-        "reader_cost": ("how long a step waits for its batch: avg is the mean of r, the others are of r."),
-        "batch_cost": "how long a step takes: avg is the mean of b, the others are of b.",
+        "reader_cost": "time per step spent waiting for data. avg is the mean of r; the others are over r.",
+        "batch_cost": "step time. avg is the mean of b; the others are over b.",
         "ips": (
-            "steps (in evaluation loops batches), and samples, in a second: avg is the number of steps /"
-            " Σb and Σs / Σb, the others are of 1 / b and s / b."
+            "steps (batches in evaluation loops) and samples per second. avg is the number of steps / Σb,"
+            " or Σs / Σb; the others are over 1 / b and s / b."
         ),
-        "Reader Ratio": (
-            "the share of the time that is spent waiting for batches: avg is Σr / Σb, the others are of r"
-            " / b."
-        ),
+        "Reader Ratio": "share of time spent waiting for data. avg is Σr / Σb; the others are over r / b.",
     },
     views=("overview",),
     compared=Figure(keys=("avg",)),
@@ -70,13 +64,13 @@ _FEW: Final = 10
 """With fewer clean steps a single slow one decides the figures."""
 
 _ADVICE: Final = {
-    "skip_first": "{more}, or lower skip_first",
-    "first of an epoch": "give an epoch more batches",
-    "recorded by torch.profiler": "{more}, or record fewer {steps} (active, repeat)",
-    "profiler warm-up": "{more}, or lower warmup or repeat",
-    "window closed or archive saved": "{more}, or open fewer windows (repeat)",
+    "skip_first": "{more} or lower skip_first",
+    "first of an epoch": "use more batches per epoch",
+    "recorded by torch.profiler": "{more} or profile fewer {steps} (active, repeat)",
+    "profiler warm-up": "{more} or lower warmup or repeat",
+    "window closed or archive saved": "{more} or open fewer windows (repeat)",
     "FLOPs counted or modules timed": "{more}",
-    "prefetched while the profiler worked": "{more}, or open fewer windows (repeat)",
+    "prefetched while the profiler worked": "{more} or open fewer windows (repeat)",
     "CPU ran ahead of the GPU": "{more}",
     "validation inside": "validate less often (the Trainer's val_check_interval)",
 }
@@ -98,46 +92,45 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
     )
     rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
     steps = loop.step if figures.num_steps == 1 else loop.steps
-    notes = [f"Over {figures.num_steps} clean {steps} of {analysis.num_steps}.", *_left_out(analysis)]
+    notes = [f"{figures.num_steps} clean {steps} out of {analysis.num_steps}.", *_left_out(analysis)]
     if figures.num_steps < _FEW:
         notes.append(
-            f"Fewer than {_FEW} clean {loop.steps}: these figures are of little worth. To get more,"
-            f" {_advice(analysis)}."
+            f"With fewer than {_FEW} clean {loop.steps}, these figures are unreliable. For more clean"
+            f" {loop.steps}, {_advice(analysis)}."
         )
     note = analysis.samples_note
     if figures.samples_per_s is None:
-        reason = note or f"the number of {unit} in a batch could not be counted (samples_fn can)"
-        notes.append(f"{unit}/s is not known: {reason}.")
+        reason = note or f"the number of {unit} per batch couldn't be counted (pass samples_fn)"
+        notes.append(f"{unit}/s is unknown: {reason}.")
     elif note:
         notes.append(f"{unit}/s: {note}.")
     num_loaders = 0 if analysis.setup is None or not loop.is_fit else len(analysis.setup.loaders)
     is_ours = not analysis.info.config.get("samples_fn")
     if figures.samples_per_s is not None and num_loaders > 1 and is_ours:
         notes.append(
-            f"{unit}/s: a step has a batch of each of {num_loaders} dataloaders and counts as one of them;"
-            " pass samples_fn to count them all."
+            f"{unit}/s: each step takes one batch from each of {num_loaders} dataloaders but counts only"
+            " one; pass samples_fn to count all."
         )
     if analysis.num_not_stepping and loop.is_fit:
         why = " (gradient accumulation)" if (analysis.info.accumulate_grad_batches or 1) > 1 else ""
         notes.append(
-            f"In {analysis.num_not_stepping} of {analysis.num_steps} steps the optimizer did not step{why};"
-            " a step is one batch."
+            f"The optimizer didn't step in {analysis.num_not_stepping} of {analysis.num_steps} steps{why}. A"
+            " step is one batch."
         )
     cost = analysis.own_cost
     if not isinstance(cost, Absent) and cost.share is not None:
-        of = f"the loop's {_seconds(cost.loop_ns)} s"
+        of = f"{_seconds(cost.loop_ns)} s in the loop"
         wait = ""
         if cost.report_wait_ns:
             of, waited = f"{_seconds(cost.loop_ns + cost.report_wait_ns)} s", _seconds(cost.report_wait_ns)
-            wait = f" At least {waited} s of it were the wait for the report after the loop."
+            wait = f" At least {waited} s of it was waiting for the report after the loop."
         notes.append(
-            f"This profiler took {_seconds(cost.total_ns)} s of {of} ({100 * cost.share:.2g} %);"
-            f" none of it is in these figures.{wait}"
+            f"Profiler overhead: {_seconds(cost.total_ns)} s of {of} ({100 * cost.share:.2g}%), excluded"
+            f" from these figures.{wait}"
         )
     if not isinstance(cost, Absent) and cost.helper_cpu_ns is not None:
         notes.append(
-            f"A process of its own analyzed the traces beside the training: {_seconds(cost.helper_cpu_ns)} s"
-            " of CPU time."
+            f"Traces were analyzed in a background process ({_seconds(cost.helper_cpu_ns)} s of CPU time)."
         )
     return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
 
@@ -165,14 +158,14 @@ def _left_out(analysis: Analysis) -> tuple[str, ...]:
     loop = loop_of(analysis.info.loop)
     reasons = ", ".join(f"{e.reason} {e.num_steps}" for e in analysis.exclusions)
     has_several = len(analysis.exclusions) > 1
-    once = f"; a {loop.step} with several reasons counts once, at the first of them" * has_several
-    return (f"{loop.steps.capitalize()} left out: {reasons}{once}.",)
+    once = f"; a {loop.step} with several reasons counts once, at the first" * has_several
+    return (f"Excluded {loop.steps}: {reasons}{once}.",)
 
 
 def _no_clean_steps(analysis: Analysis) -> str:
     loop = loop_of(analysis.info.loop)
     if analysis.num_steps == 0:
-        return f"no {loop.name} {loop.step} ran to its end"
+        return f"no {loop.name} {loop.step} finished"
     return f"none of the {analysis.num_steps} {loop.steps} is clean; {_advice(analysis)}"
 
 

@@ -15,49 +15,49 @@ from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
     Column("loop", "Loop"),
-    Column("created", "Started", help="when it began."),
-    Column("model", "Model", help="class of the LightningModule."),
-    Column("status", "Status", help="how it ended."),
-    Column("steps", "Steps", Unit.COUNT, help="finished ones."),
+    Column("created", "Started", help="start time."),
+    Column("model", "Model", help="LightningModule class."),
+    Column("status", "Status", help="how the loop ended."),
+    Column("steps", "Steps", Unit.COUNT, help="number of steps."),
     Column("steps_per_s", "Steps/s", Unit.RATE, help="over clean steps."),
-    Column("standard_error", "std. error", Unit.RATE, help="of Steps/s."),
+    Column("standard_error", "std. error", Unit.RATE, help="standard error of Steps/s."),
     Column("verdict", "Verdict", help="what limits the loop."),
-    Column("folder", "Folder", help="where its files are."),
+    Column("folder", "Folder", help="folder of its files."),
 )
 LOOPS: Final = TableKind(
     id="loops",
     title="Loops",
     help=(
-        "What else the process ran, in the report of its first loop: those with a report of their"
-        " own. Files of later loops that want the same folder lie in it (`modelprof/fit_2`,"
-        " `modelprof/test`), and the terminal has a line for each after the first of its kind (in a"
-        " notebook: of its cell)."
+        "Other loops of the same process that have their own report, shown in the report of its first loop."
+        " Files of later loops with the same folder go to a subfolder (`modelprof/fit_2`,"
+        " `modelprof/test`). The terminal shows one line for each after the first of its kind (per cell in"
+        " a notebook)."
     ),
     columns=_LOOP_COLUMNS,
 )
 
 _SHORT_COLUMNS: Final = (
     Column("loop", "Loop"),
-    Column("model", "Model", help="class of the LightningModule."),
+    Column("model", "Model", help="LightningModule class."),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("batches", "Batches", Unit.COUNT, adds_up=True, help="of all calls."),
+    Column("batches", "Batches", Unit.COUNT, adds_up=True, help="batches in all calls."),
     Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-    Column("mean_ns", "Mean", Unit.DURATION_NS, help="over calls."),
+    Column("mean_ns", "Mean", Unit.DURATION_NS, help="mean per call."),
     Column(
         "p99_ns",
         "p99",
         Unit.DURATION_NS,
-        help="over calls; of more than 4,096 calls it is of some of them, spread evenly.",
+        help="over calls. For more than 4,096 calls it's over an evenly spaced sample.",
     ),
-    Column("failed", "Failed", Unit.COUNT, adds_up=True, help="ended with an exception."),
+    Column("failed", "Failed", Unit.COUNT, adds_up=True, help="calls that ended with an exception."),
 )
 SHORT_LOOPS: Final = TableKind(
     id="short_loops",
     title="Short loops",
     help=(
         "Fits of fewer than 5 steps, and validations, tests and predictions of fewer than 20 batches,"
-        " unless `steps`, `active` or `flops` ask for one of their steps. Only their time is taken:"
-        " from the loop's first hook to its last. They are written when the program ends, or with the"
+        " unless `steps`, `active` or `flops` request one of their steps. Only their total time is"
+        " measured, from the loop's first hook to its last. They're written at program exit or with the"
         " next loop that has a report."
     ),
     columns=_SHORT_COLUMNS,
@@ -93,8 +93,7 @@ def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple
             SHORT_LOOPS.table(
                 rows=tuple(_short_row(one) for one in short),
                 notes=(
-                    "Loops of the same process that are too short for a report of their own, from the first"
-                    " fetch to the loop's end.",
+                    "Loops of this process that are too short for their own report, from first fetch to end.",
                 ),
             )
         )

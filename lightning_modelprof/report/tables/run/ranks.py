@@ -58,50 +58,51 @@ def _row(pace: RankPace) -> tuple[Cell, ...]:
     )
 
 
-_MEAN: Final = "mean over the clean steps of the rank."
+_MEAN: Final = "mean over the rank's clean steps."
 RANKS: Final = TableKind(
     id="rank_phases",
     title="Ranks",
     help=(
-        "Shown for more than one rank, when their steps could be brought together: at the end of a"
-        " loop that ended well, or by `lightning-modelprof report` from the files that each rank"
-        " wrote. Durations alone are compared, each by its own rank's clock.\n\n"
-        "Ranks meet in every step and take the same time for it: what one does for longer on its own"
-        " shows on the others where they wait, mostly in Backward. A slow loader on rank 1 is a long"
-        " Dataloader on rank 1 and a long Backward everywhere else."
+        "Shown for more than one rank, once their steps could be matched: when a loop ends normally, or"
+        " with `lightning-modelprof report` from the files each rank wrote. Each rank's durations are"
+        " measured on its own clock.\n\nRanks synchronize every step, so they all take the same time, and"
+        " one rank's delay shows up as waiting on the others, mostly in Backward. A slow loader on rank 1"
+        " is a long Dataloader on rank 1 and a long Backward everywhere else."
     ),
     columns=(
         Column("rank", "Rank"),
-        Column("host", "Host", help="where it ran."),
-        Column("num_steps", "Clean steps", Unit.COUNT, help="of the rank."),
+        Column("host", "Host", help="name of its machine."),
+        Column("num_steps", "Clean steps", Unit.COUNT, help="clean steps of the rank."),
         Column("step_ns", "Step", Unit.DURATION_NS, help=_MEAN),
         *(Column(f"{phase.key}_ns", phase.label, Unit.DURATION_NS, help=_MEAN) for phase in _CORE),
         Column(
             "own_ns",
-            "Own",
+            "Own time",
             Unit.DURATION_NS,
             help=(
-                "the phases that a rank does until ranks meet, all but Forward, Backward, Optimization,"
-                " Gradient clipping, Validation, Rank wait, Loop, Epoch turn and Profiler. It is tried with"
-                " Forward, with Optimization and Gradient clipping, and with all three, too: what explains at"
-                " least a tenth more of the time counts, and the note says which. The mean over steps that"
-                " are clean on all ranks."
+                "time in phases before ranks synchronize (all but Forward, Backward, Optimization, Gradient"
+                " clipping, Validation, Rank wait, Loop, Epoch turn and Profiler), as a mean over steps"
+                " that are clean on all ranks. Forward, and Optimization with Gradient clipping, are added"
+                " if they explain at least a tenth more of the time; a note lists the phases."
             ),
         ),
         Column(
             "late_ns",
-            "Later by",
+            "Behind by",
             Unit.DURATION_NS,
             help=(
-                "Own less the mean Own of the other ranks in the same step. The mean over steps that are"
-                " clean on all ranks."
+                "own time minus the other ranks' mean in the same step, as a mean over steps that are clean"
+                " on all ranks."
             ),
         ),
         Column(
             "slowest",
             "Slowest(%)",
             Unit.RATIO,
-            help=("share of the steps in which no rank had more Own, of those that are clean on all ranks."),
+            help=(
+                "share of steps in which this rank had the most own time, over steps that are clean on all"
+                " ranks."
+            ),
         ),
     ),
     views=("distributed",),
@@ -121,14 +122,18 @@ def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
     notes = []
     if missing:
         notes.append(
-            f"{missing} of {skew.world_size} ranks are missing: they wrote nothing, or had no clean step."
+            f"{missing} of {skew.world_size} ranks are missing because they wrote nothing or had no clean"
+            " steps."
         )
     if skew.imbalance_ns is None:
-        return (*notes, f"Only {skew.num_common} steps are clean on all ranks: who is late cannot be said.")
+        return (
+            *notes,
+            f"Only {skew.num_common} steps are clean on all ranks, too few to find the straggler.",
+        )
     own = ", ".join(PHASES[PHASE_INDEX[key]].label for key in skew.own_phases)
     notes.append(
-        f"Own: what a rank does until ranks meet ({own}); Later by: than the mean of the others in the same"
-        f" step. Both over {skew.num_common:,} steps that are clean on all ranks."
+        f"Own time is spent before ranks synchronize ({own}). Behind by compares it with the other ranks'"
+        f" mean in the same step. Both are over {skew.num_common:,} steps that are clean on all ranks."
     )
     return tuple(notes)
 
@@ -147,16 +152,16 @@ def _spread_table(skew: RankSkew) -> Table:
 
 RANK_SPREAD: Final = TableKind(
     id="rank_spread",
-    title="Phases over the ranks",
-    help="How far the means of the ranks lie apart, phase by phase.",
+    title="Phase spread across ranks",
+    help="How far the ranks' means are apart in each phase.",
     columns=(
         Column("label", "Phase"),
-        Column("mean_ns", "Mean", Unit.DURATION_NS, help="of the ranks' means."),
-        Column("least_ns", "Least", Unit.DURATION_NS, help="the least and the most of the ranks' means."),
-        Column("least_rank", "of rank", Unit.COUNT, help="the rank that has it."),
-        Column("most_ns", "Most", Unit.DURATION_NS, help="the least and the most of the ranks' means."),
-        Column("most_rank", "of rank", Unit.COUNT, help="the rank that has it."),
-        Column("spread_ns", "Apart", Unit.DURATION_NS, help="how far the least and the most lie apart."),
+        Column("mean_ns", "Mean", Unit.DURATION_NS, help="mean over the ranks."),
+        Column("least_ns", "Min", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
+        Column("least_rank", "of rank", Unit.COUNT, help="rank with that mean."),
+        Column("most_ns", "Max", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
+        Column("most_rank", "of rank", Unit.COUNT, help="rank with that mean."),
+        Column("spread_ns", "Spread", Unit.DURATION_NS, help="max minus min."),
     ),
     has_phases=True,
     views=("distributed",),
@@ -174,13 +179,13 @@ ALL_RANKS: Final = TableKind(
     id="all_ranks",
     title="All ranks",
     help=(
-        "Shown for more than one rank: the same averages over the clean steps of every rank, in the"
-        " report of the first one. Samples/s of all ranks is the total samples over the mean time of a"
-        " rank. Where ranks are missing, the title and that line say of how many it is."
+        "Averages over the clean steps of all ranks, shown in the first rank's report. Samples/s of all"
+        " ranks is the total number of samples divided by a rank's mean time. If ranks are missing, the"
+        " title and that row say how many are included."
     ),
     columns=(
         Column("figure", "Figure"),
-        Column("value", "Value", Unit.BY_ROW, help="of all ranks together."),
+        Column("value", "Value", Unit.BY_ROW, help="over all ranks together."),
     ),
     views=("distributed",),
 )
@@ -214,6 +219,6 @@ def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  
             else f"{ranks.world_size} of {analysis.info.world_size} ranks",
             rows=tuple((label, value) for label, value, _ in named),
             row_units=tuple(row_unit for _, _, row_unit in named),
-            notes=("Over the clean steps of every one of these ranks.",),
+            notes=("Over the clean steps of all these ranks.",),
         ),
     )

@@ -53,70 +53,70 @@ def _cpu_wait(slow: SlowStep) -> float | None:
 def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     record = facts.record
     special = (
-        f", and {record.num_special:,} with a validation or an epoch's start" if record.num_special else ""
+        f" and {record.num_special:,} with validation or at the start of an epoch"
+        if record.num_special
+        else ""
     )
     shown = len(facts.causes)
     all_of = "" if shown == record.count + record.num_special else f" The slowest {shown} are shown."
     notes = (
         f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}",
-        f"Faults and CPU wait are of all {steps} that were looked at together, this one among them: the sum"
-        " of the faults, and the share of their time in which the training thread was ready and had no CPU.",
+        f"Page faults and CPU wait cover the whole group of {steps}. CPU wait is the share of time the"
+        " training thread was ready but had no CPU.",
     )
     if not record.why_no_cpu_wait:
         return notes
-    return (*notes, f"CPU wait: {record.why_no_cpu_wait}. So the machine is named as no cause.")
+    return (*notes, f"CPU wait isn't available ({record.why_no_cpu_wait}), so no cause is CPU contention.")
 
 
 SLOW_STEPS: Final = TableKind(
     id="slow_steps",
     title="Slow steps",
     help=(
-        "Steps are checked in groups of 200 (the last group has the rest). A step is slow if it takes"
-        " more than three times the median of the last 512 clean, not slow steps before its group. As"
-        " long as fewer than 20 of these are known, the group's own clean steps count as well: the"
-        " first group is compared with its own median, and with fewer than 20 no step is called slow."
-        " If at least half of a group's clean steps are slow, that pace becomes the usual one. Times"
-        " are without the phase Profiler. Steps in which this profiler was at work, and the first"
-        " ones, are none of them. The slowest eight that are clean are shown, and the slowest eight of"
-        " those with a validation or the start of an epoch."
+        "A step is slow if it takes over three times the median of the last 512 clean steps that weren't"
+        " slow. Steps are checked in groups of 200. With fewer than 20 earlier steps, the group's own clean"
+        " steps are added to the median, and with fewer than 20 in total no step is called slow. If at"
+        " least half of a group's clean steps are slow, that pace becomes the new baseline. Times exclude"
+        " profiler overhead, and steps with profiler work and the first steps are skipped. The table shows"
+        " the eight slowest clean steps and the eight slowest with validation or at the start of an epoch."
     ),
     columns=(
         Column("step", "Step"),
-        Column("duration_ns", "Time", Unit.DURATION_NS, help="of the step."),
-        Column("times_usual", "Times usual", Unit.RATE, help="the same by the median."),
+        Column("duration_ns", "Time", Unit.DURATION_NS, help="step time."),
+        Column("times_usual", "× median", Unit.RATE, help="step time relative to the median."),
         Column(
             "cause",
             "Cause",
             help=(
-                "the collector, if it took half of the time beyond the median, with the oldest generation"
-                " that it collected; else the phase that took half of it; but the machine, if CPU wait"
-                " explains half and the phase is one that computes, or there is none; else unknown."
+                "Python's garbage collector if it took half of the time above the median (with its oldest"
+                " generation), otherwise the phase that took half of it. It's CPU contention if waiting for"
+                " a CPU explains half and no waiting phase does, and unknown otherwise."
             ),
         ),
         Column(
             "phase",
-            "Longest beyond usual",
-            help="the phase that is longest beyond its median over the clean steps.",
+            "Slowest phase",
+            help="the phase that is furthest above its median over clean steps.",
         ),
         Column(
             "phase_excess_ns",
-            "Beyond by",
+            "Above median by",
             Unit.DURATION_NS,
-            help="how much longer that phase took than its median.",
+            help="that phase's time above its median.",
         ),
         Column(
             "collector_ns",
             "Collector",
             Unit.DURATION_NS,
-            help="time in Python's garbage collector, in runs of a millisecond and more.",
+            help="time in Python's garbage collector, counting pauses of 1 ms or more.",
         ),
         Column(
             "major_faults",
-            "Faults",
+            "Page faults",
             Unit.COUNT,
             help=(
-                "page faults of the process that read from a disk, of the whole group of steps; empty where"
-                " the system does not count. They are shown and never a cause: how long one took is not"
+                "page faults of the process that read from disk, for the whole group of steps. Empty if the"
+                " system doesn't count them. They're never reported as a cause because their time isn't"
                 " known."
             ),
         ),
@@ -125,9 +125,8 @@ SLOW_STEPS: Final = TableKind(
             "CPU wait",
             Unit.RATIO,
             help=(
-                "the share of the time in which the training thread was ready to run and had no CPU, of the"
-                " whole group of steps; empty where the system does not count (only Linux with scheduler"
-                " statistics does)."
+                "share of time the training thread was ready to run but had no CPU, for the whole group of"
+                " steps. Only Linux with scheduler statistics counts it."
             ),
         ),
     ),
@@ -146,16 +145,16 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
 
 WORST_STEP: Final = TableKind(
     id="worst_step",
-    title="A typical step and the worst",
+    title="Median and slowest step",
     help=(
-        "Medians of the phases over the clean steps beside the slowest clean step; CPU wait of groups"
-        " without a slow clean step beside its group's."
+        "Phase medians over clean steps next to the slowest clean step. CPU wait compares groups without"
+        " slow clean steps with the slowest step's group."
     ),
     columns=(
         Column("label", "Phase"),
-        Column("typical", "Typical", Unit.BY_ROW, help="median over the clean steps."),
-        Column("worst", "Worst", Unit.BY_ROW, help="of the slowest clean step."),
-        Column("more", "More", Unit.BY_ROW, help="how much more that is."),
+        Column("typical", "Median", Unit.BY_ROW, help="median over clean steps."),
+        Column("worst", "Slowest", Unit.BY_ROW, help="slowest clean step."),
+        Column("more", "Difference", Unit.BY_ROW, help="slowest minus median."),
     ),
     has_phases=True,
     views=("steps",),
@@ -178,17 +177,17 @@ def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
         rows.append(("CPU wait", usual, wait, None if usual is None else wait - usual))
         units.append(Unit.RATIO)
         of_wait = (
-            "CPU wait: share of the time, typically while no clean one was slow, and at the worst of all"
-            " that were looked at together with it.",
+            "CPU wait is the share of time without a CPU: in groups without slow clean steps, and in the"
+            " slowest step's group.",
         )
-    is_special = " with a validation or an epoch's start" if worst.slow.tags & SPECIAL else ""
+    is_special = " with validation or at the start of an epoch" if worst.slow.tags & SPECIAL else ""
     return WORST_STEP.table(
-        title=f"A typical {step} and the worst",
+        title=f"Median and slowest {step}",
         rows=tuple(rows),
         row_units=tuple(units),
         notes=(
-            f"Worst: {step} {worst.slow.step}{is_special}; cause: {cause_words(worst)}. Typical: medians over"
-            " the clean ones.",
+            f"Slowest: {step} {worst.slow.step}{is_special}, caused by {cause_words(worst)}. Median: over"
+            f" clean {step}s.",
             *of_wait,
         ),
     )

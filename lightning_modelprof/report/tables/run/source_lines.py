@@ -14,15 +14,14 @@ from lightning_modelprof.report.tables.rows import common_folder
 from lightning_modelprof.run.loops import loop_of
 
 _OF_SAMPLES: Final = (
-    "samples of the training thread, and their share. A sample counts for the innermost line of"
-    " yours on the stack, with all that libraries do for it, and stands for the time since the"
-    " look before it. A share p of n samples has a standard error of sqrt(p (1 - p) / n), somewhat"
-    " more as samples that follow each other are not independent."
+    "samples of the training thread and their share. A sample counts for your innermost line on the stack,"
+    " including library code it calls, weighted by time since the previous sample. A share p of n samples"
+    " has a standard error of about sqrt(p (1 - p) / n)."
 )
 _COLUMNS: Final = (
     Column("place", "Line"),
-    Column("function", "Function", help="that the line is in."),
-    Column("module", "Module", help="of the model that ran it."),
+    Column("function", "Function", help="function containing the line."),
+    Column("module", "Module", help="module that ran it."),
     Column(
         "share",
         "Time(%)",
@@ -42,7 +41,7 @@ _COLUMNS: Final = (
         "Operators",
         Unit.COUNT,
         adds_up=True,
-        help="operators, without views, that the line ran itself in the one inspected step.",
+        help="operators (without views) that the line ran in the inspected step.",
     ),
     Column(
         "backward_operators",
@@ -57,22 +56,28 @@ _COLUMNS: Final = (
         Unit.COUNT,
         adds_up=True,
         help=(
-            "how often a value, or how many there are, had to be known (`.item()`, `if tensor`, masks,"
-            " `nonzero`, printing): on a device the host waits each time."
+            "values or sizes read (`.item()`, `if tensor`, masks, `nonzero`, printing). On a GPU, the CPU"
+            " waits for each one."
         ),
     ),
-    Column("copies", "Copies", Unit.COUNT, adds_up=True, help="between host and device."),
-    Column("host_tensors", "Host tensors", Unit.COUNT, adds_up=True, help="made of Python numbers or NumPy."),
-    Column("num_bytes", "Bytes", Unit.BYTES, adds_up=True, help="of copies and host tensors."),
+    Column("copies", "Copies", Unit.COUNT, adds_up=True, help="copies between CPU and GPU."),
+    Column(
+        "host_tensors",
+        "Host tensors",
+        Unit.COUNT,
+        adds_up=True,
+        help="tensors made from Python numbers or NumPy arrays.",
+    ),
+    Column("num_bytes", "Bytes", Unit.BYTES, adds_up=True, help="bytes of copies and host tensors."),
 )
 SOURCE_LINES: Final = TableKind(
     id="source_lines",
     title="Source lines",
     help=(
-        "Every line of your code that ran an operator in the inspected step, or was seen by the"
-        " sampler; most time first, then most values read, copies and host tensors, then most operators."
-        ' A dash in Time and Samples: not sampled (`inspect={"sampling": False}`); in the'
-        " others: no step was inspected itself (`flops=False`, or the model is compiled)."
+        "Each of your lines that ran an operator in the inspected step or was sampled, sorted by time, then"
+        " by values read, copies and host tensors, then by operators. Time and Samples are dashes without"
+        ' sampling (`inspect={"sampling": False}`); the other columns are dashes if no step was inspected'
+        " (`flops=False` or a compiled model)."
     ),
     columns=_COLUMNS,
     views=("operators",),
@@ -81,12 +86,12 @@ SOURCE_LINES: Final = TableKind(
 
 
 _SAMPLED: Final = (
-    "Time: share of all samples of the training thread whose innermost line of yours it is, with all that"
-    " libraries do for it. The more samples, the more exact it is."
+    "Time is the share of training-thread samples with your innermost line there, including library code it"
+    " calls. More samples give a more exact share."
 )
 _RUN: Final = (
-    "Operators, values read (.item(), if tensor, masks), copies and host tensors (made of Python numbers or"
-    " NumPy) are those of one {step}. On a device the host waits for each value that is read."
+    "Operators, values read (.item(), if tensor, masks), copies and host tensors (made from Python numbers"
+    " or NumPy arrays) are for one {step}. On a GPU, the CPU waits for each value read."
 )
 
 
@@ -98,7 +103,7 @@ def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table
     absent_reason = lines.reason if isinstance(lines, Absent) else None
     found = () if isinstance(lines, Absent) else lines
     if absent_reason is None and not found:
-        absent_reason = "no line of yours was seen"
+        absent_reason = "none of your lines was sampled or inspected"
     folder = common_folder({line.file for line in found})
     notes = [f"Files are in {folder}."] if folder else []
     if any(line.share is not None for line in found):
@@ -106,7 +111,7 @@ def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table
     if any(line.operators is not None for line in found):
         notes.append(_RUN.format(step=loop_of(analysis.info.loop).step))
     elif found and analysis.cost is not None and analysis.cost.sites_note:
-        notes.append(f"What lines run is not known: {analysis.cost.sites_note}.")
+        notes.append(f"Operators per line are unknown: {analysis.cost.sites_note}.")
     return (
         SOURCE_LINES.table(
             rows=tuple(_row(line, folder) for line in found),

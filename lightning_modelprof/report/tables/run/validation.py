@@ -22,22 +22,30 @@ _COLUMNS: Final = (
         Unit.COUNT,
         adds_up=True,
         help=(
-            "how often the part was entered: fetches, transfers with their hooks, batches, hooks,"
-            " validations; a dash for what is the rest between others."
+            "number of fetches, transfers with their hooks, batches, hooks or validations. A dash marks the"
+            " remaining time between them."
         ),
     ),
     Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True, help="self time."),
-    Column("per_batch_ns", "Per batch", Unit.DURATION_NS, adds_up=True, help="Total by validation batch."),
-    Column("per_run_ns", "Per validation", Unit.DURATION_NS, adds_up=True, help="Total by validation."),
-    Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="of all parts."),
+    Column(
+        "per_batch_ns",
+        "Per batch",
+        Unit.DURATION_NS,
+        adds_up=True,
+        help="total divided by validation batches.",
+    ),
+    Column(
+        "per_run_ns", "Per validation", Unit.DURATION_NS, adds_up=True, help="total divided by validations."
+    ),
+    Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of all parts."),
     Column(
         "device_ns",
         "Device total",
         Unit.DURATION_NS,
         adds_up=True,
         help=(
-            "elapsed time on the device's stream while the part was running, callbacks in it included, as"
-            " far as the device had come when the report was made."
+            "elapsed time on the device's stream during the part, including callbacks, up to where the"
+            " device was when the report was made."
         ),
     ),
 )
@@ -45,13 +53,10 @@ VALIDATION: Final = TableKind(
     id="validation",
     title="Validation",
     help=(
-        "What the validations inside a fit spent their time on, over all of them, whether or not the"
-        " step around them finished. The parts share the phase Validation: they sum to its time in the"
-        " whole fit, to the nanosecond. Callbacks and checkpoints are phases of their own and in no"
-        " part; a note says what callbacks took in validations. The sanity check before training is"
-        " in none of them: see Around the loop.\n\n"
-        "Workers that start make the first batch late: the note says how much longer first batches"
-        " were waited for than as many others."
+        "Time spent in validations during a fit, including those in unfinished steps. The parts add up to"
+        " the phase Validation of the whole fit, exactly. Callbacks and checkpoints are separate phases; a"
+        " note gives callback time during validations. The sanity check isn't included (see Around the"
+        " loop).\n\nWorker startup delays the first batch, and a note says by how much."
     ),
     columns=_COLUMNS,
     rows={part.label: part.definition for part in PARTS},
@@ -70,7 +75,7 @@ def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, 
     has_device = any(part.device_ns is not None for part in split.parts)
     columns = _COLUMNS if has_device else _COLUMNS[:-1]
     rows = tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts)
-    reason = None if rows else "the validations took no time that could be measured"
+    reason = None if rows else "validations took no measurable time"
     return (
         _table(rows, columns, notes=_notes(analysis, split, has_device=has_device), absent_reason=reason),
     )
@@ -80,23 +85,22 @@ def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> t
     runs = "1 validation" if split.num_runs == 1 else f"{split.num_runs:,} validations"
     batches = "1 batch" if split.num_batches == 1 else f"{split.num_batches:,} batches"
     notes = [
-        f"{runs} with {batches} in all. Self time on the training thread; it sums to the phase Validation of"
-        " the whole fit."
+        f"{runs} with {batches} in total. Self time on the training thread, which adds up to the phase"
+        " Validation of the whole fit."
     ]
     if split.first_wait_ns:
         loaders = () if analysis.setup is None else analysis.setup.val_loaders
-        why = ", mostly for workers that start" if any(one.num_workers for one in loaders) else ""
+        why = ", mostly for worker startup" if any(one.num_workers for one in loaders) else ""
         notes.append(
-            f"In Dataloader, {milliseconds(split.first_wait_ns)} are what first batches were waited for"
-            f" longer than others{why}."
+            f"First batches account for {milliseconds(split.first_wait_ns)} more waiting than others{why}."
         )
     if split.callbacks_ns:
         notes.append(
-            f"Callbacks took {milliseconds(split.callbacks_ns)} in validations, which is in no part: see the"
-            " table Callbacks."
+            f"Callbacks took {milliseconds(split.callbacks_ns)} during validations. No part includes it; see"
+            " the table Callbacks."
         )
     if has_device:
-        notes.append("Device total is elapsed time on the device's stream, waiting included.")
+        notes.append("Device total is elapsed time on the device's stream, including waiting.")
     return tuple(notes)
 
 

@@ -15,58 +15,59 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import common_folder
 from lightning_modelprof.run.workers import CallTimes
 
-_LOADER: Final = Column("loader", "Loader", help="its number, where the loop has several.")
-_OF_BATCHES: Final = "while it made batches"
+_LOADER: Final = Column("loader", "Loader", help="loader number, if there are several.")
+_OF_BATCHES: Final = "while making batches"
 WORKER_TRANSFORMS: Final = TableKind(
     id="worker_transforms",
     title="Worker calls",
     help=(
-        "What a sample goes through in the workers, all workers of a loader together, in the order in which"
-        " a sample meets it. A call that stands in another one is indented below it. Fetch and collate are"
-        " timed by the worker's clock. Transforms are told by samples of the worker's thread: a dash stands"
-        " where one takes less than 5 % of the time, or where too few samples were taken."
+        "The steps a sample goes through in the workers, in order, all workers of a loader together. Nested"
+        " calls are indented. Fetch and collate are timed directly. Transforms are sampled; a dash means"
+        " below 5% of the time or too few samples."
     ),
     columns=(
-        Column("name", "Call", help="class or function; of a data set with its method."),
+        Column("name", "Call", help="class or function; for data sets, with its method."),
         _LOADER,
         Column(
             "kind",
             "Kind",
-            help="`sample` (of the data set), `transform`, `compose` (it has others) or `collate`.",
+            help="`sample` (data set), `transform`, `compose` (contains others) or `collate`.",
         ),
         Column(
             "avg_ns",
             "Avg",
             Unit.DURATION_NS,
-            help="of one sample, with what it calls; of `collate` of one batch.",
+            help="per sample including calls inside it; for `collate` per batch.",
         ),
         Column(
             "error_ns",
             "Error",
             Unit.DURATION_NS,
             help=(
-                "of the average: in 19 of 20 runs all averages are right within twice their errors. A dash"
-                " where a clock was read."
+                "error of the average: in 19 of 20 runs, all averages are within twice their errors. A dash"
+                " means timed directly."
             ),
         ),
-        Column("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without the calls below it."),
+        Column("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without nested calls."),
         Column(
             "ratio",
             "Ratio(%)",
             Unit.RATIO,
-            help="with what it calls, of the time in which the workers made batches (fetch and collate).",
+            help=(
+                "share of the time workers spent making batches (fetch and collate), including nested calls."
+            ),
         ),
-        Column("own_ratio", "Own(%)", Unit.RATIO, adds_up=True, help="the same without the calls below it."),
+        Column("own_ratio", "Own(%)", Unit.RATIO, adds_up=True, help="the same without nested calls."),
         Column(
             "cpu_ratio",
             "CPU(%)",
             Unit.RATIO,
             help=(
-                "share of its time in which the worker's thread had a CPU: near 100 % computes, near 0 %"
-                " waits for a disk, a network or a lock. A dash where CPU time was not read: of transforms."
+                "CPU share of its time. Near 100% it computes, near 0% it waits for a disk, a network or a"
+                " lock. Transforms show a dash because their CPU time isn't measured."
             ),
         ),
-        Column("place", "Code", help="file and line of it; a dash where it has no Python code."),
+        Column("place", "Code", help="file and line. A dash means no Python code."),
     ),
     views=("workers",),
 )
@@ -74,39 +75,49 @@ WORKERS: Final = TableKind(
     id="workers",
     title="Workers",
     help=(
-        "Each worker of each loader, with all processes that had its number one after the other. A dash"
-        " where the system does not tell."
+        "Each worker of each loader; restarted workers are added up under their number. A dash means that"
+        " the system doesn't report the figure."
     ),
     columns=(
-        Column("name", "Worker", help="its number in the loader."),
+        Column("name", "Worker", help="worker number within the loader."),
         _LOADER,
-        Column("batches", "Batches", Unit.COUNT, adds_up=True, help="that it made."),
-        Column("samples", "Samples", Unit.COUNT, adds_up=True, help="in them."),
-        Column("fetch_ns", "Fetch", Unit.DURATION_NS, adds_up=True, help="wall time in making samples."),
+        Column("batches", "Batches", Unit.COUNT, adds_up=True, help="batches made."),
+        Column("samples", "Samples", Unit.COUNT, adds_up=True, help="samples in those batches."),
+        Column("fetch_ns", "Fetch", Unit.DURATION_NS, adds_up=True, help="wall time spent making samples."),
         Column(
-            "collate_ns", "Collate", Unit.DURATION_NS, adds_up=True, help="wall time in the collate function."
+            "collate_ns",
+            "Collate",
+            Unit.DURATION_NS,
+            adds_up=True,
+            help="wall time spent in the collate function.",
         ),
         Column(
             "wait_ns",
             "Waiting",
             Unit.DURATION_NS,
             adds_up=True,
-            help="wall time between two batches of an epoch: enough are ready, so it waits for an index.",
+            help=(
+                "wall time between two batches of an epoch. The queue is full, so it waits for the next"
+                " index."
+            ),
         ),
-        Column("waiting", "Waiting(%)", Unit.RATIO, help="share of its time that Waiting is."),
+        Column("waiting", "Waiting(%)", Unit.RATIO, help="Waiting as a share of the worker's time."),
         Column(
             "late",
             "Late",
             Unit.COUNT,
             adds_up=True,
-            help="batches of it that were ready after ones that are delivered behind them; of those kept.",
+            help="batches of this worker that were ready after later ones (of the saved batches).",
         ),
         Column(
             "held_back",
             "Held back",
             Unit.COUNT,
             adds_up=True,
-            help="batches of any worker that were ready and had to wait for its late ones; of those kept.",
+            help=(
+                "finished batches of any worker that waited for this worker's late ones (of the saved"
+                " batches)."
+            ),
         ),
         Column(
             "cpu_ns",
@@ -121,8 +132,8 @@ WORKERS: Final = TableKind(
             Unit.DURATION_NS,
             adds_up=True,
             help=(
-                "CPU time of its other threads, such as the one that pickles batches, and its own between"
-                " batches."
+                "CPU time of its other threads, such as the one that pickles batches, plus its main thread"
+                " between batches."
             ),
         ),
         Column(
@@ -130,23 +141,28 @@ WORKERS: Final = TableKind(
             "CPU wait",
             Unit.DURATION_NS,
             adds_up=True,
-            help="time for which its main thread was ready to run and had no CPU, as others used them.",
+            help="time its main thread was ready to run but had no CPU.",
         ),
-        Column("read_bytes", "Read", Unit.BYTES, adds_up=True, help="from files and sockets."),
-        Column("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="what of it came from a disk."),
+        Column("read_bytes", "Read", Unit.BYTES, adds_up=True, help="bytes read from files and sockets."),
+        Column("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="bytes of that read from disk."),
         Column(
-            "page_faults", "Page faults", Unit.COUNT, adds_up=True, help="for which the system had to read."
+            "page_faults", "Page faults", Unit.COUNT, adds_up=True, help="page faults that required reading."
         ),
-        Column("memory_bytes", "Memory", Unit.BYTES, help="resident at last; shared pages count in each."),
-        Column("threads", "Threads", Unit.COUNT, help="that it had at most."),
-        Column("starts", "Starts", Unit.COUNT, adds_up=True, help="processes that had its number."),
+        Column(
+            "memory_bytes",
+            "Memory",
+            Unit.BYTES,
+            help="resident memory at the end; shared pages count in each worker.",
+        ),
+        Column("threads", "Threads", Unit.COUNT, help="peak thread count."),
+        Column("starts", "Starts", Unit.COUNT, adds_up=True, help="number of processes with this number."),
         Column(
             "start_ns",
             "Start",
             Unit.DURATION_NS,
             help=(
-                "from the start of such a process until its first instruction for samples, on average:"
-                " interpreter, imports and the data set, where those come anew."
+                "mean time from process start to its first sample: interpreter, imports and data set, where"
+                " they're loaded again."
             ),
         ),
         Column(
@@ -154,14 +170,14 @@ WORKERS: Final = TableKind(
             "Dropped",
             Unit.COUNT,
             adds_up=True,
-            help="batches that are in no figure of single batches, as they came faster than they were read.",
+            help="batches missing from per-batch figures because they came too fast to be read.",
         ),
     ),
     views=("workers",),
     place=1,
 )
 _SHARES: Final = ("waiting", "late", "held_back")
-_NOTHING: Final = "nothing was seen in the workers"
+_NOTHING: Final = "no worker activity was seen"
 
 
 def worker_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
@@ -188,8 +204,10 @@ def _dashes(loaders: Sequence[WorkersFacts]) -> tuple[str, ...]:
     if all(one.mean_ns is not None for one in calls):
         return ()
     if any(one.error_ns is not None for one in calls):
-        return ("A transform with dashes takes less than 5% of the time: samples are too few to tell more.",)
-    return ("Transforms have dashes: too few samples were taken, or each takes less than 5% of the time.",)
+        return ("Transforms with dashes take less than 5% of the time, too little to sample.",)
+    return (
+        "Transforms have no times because there are too few samples or each takes less than 5% of the time.",
+    )
 
 
 def _call_row(loader: WorkersFacts, one: CallFacts, folder: str) -> tuple[Cell, ...]:
