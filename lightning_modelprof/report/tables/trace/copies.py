@@ -22,9 +22,9 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "CPU",
         help=(
-            "the host's time in the runtime calls that launched them, each call once per kind (a CUDA"
-            " graph may launch several); a dash when no call is known. Copies that block the host show"
-            " there, unless it waits in a call of its own (`cudaStreamSynchronize`)."
+            "CPU time in the runtime calls that launched them, each call counted once per kind (a CUDA"
+            " graph may launch several). A dash means that no call is known. Blocking copies show up here,"
+            " unless the CPU waits in a separate call (`cudaStreamSynchronize`)."
         ),
     ),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
@@ -36,7 +36,7 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "GPU",
         adds_up=True,
-        help="sum of durations, overlap counted in full.",
+        help="sum of durations; overlaps counted in full.",
     ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
@@ -47,42 +47,42 @@ _COLUMNS: Final = (
         Unit.RATIO,
         "GPU",
         adds_up=True,
-        help="to the summed time of all device events.",
+        help="share of the summed time of all GPU events.",
     ),
     Column(
         "size_bytes",
         "Size",
         Unit.BYTES,
         adds_up=True,
-        help="sum over the calls with a recorded size; a dash without one (ROCm).",
+        help="bytes of the calls with a recorded size; a dash without one (ROCm).",
     ),
     Column(
         "bytes_per_s",
         "Bandwidth",
         Unit.BYTES_PER_S,
         help=(
-            "the bytes of the calls with a recorded size / those calls' device time, in GB/s; a dash"
-            " without size or time (ROCm)."
+            "bytes / GPU time of the calls with a recorded size, in GB/s. A dash means no size or no time"
+            " (ROCm)."
         ),
     ),
     Column(
         "memory",
         "Memory",
         help=(
-            "pageable, pinned, managed or device, from the name, the slower of both ends; a dash when it"
-            " does not tell. Pageable copies go through a buffer of the driver: slower, and they hold up"
-            " the host; `DataLoader(pin_memory=True)` avoids that for batches."
+            "pageable, pinned, managed or device: the slower of both ends, from the copy's name. A dash"
+            " means unknown. Pageable copies go through a driver buffer, which is slower and blocks the"
+            " CPU; `DataLoader(pin_memory=True)` avoids that for batches."
         ),
     ),
-    Column("operator", "Operator", help="the innermost one that launched most of the time."),
-    Column("num_operators", "Operators", Unit.COUNT, help="how many different ones launched it."),
+    Column("operator", "Operator", help="the innermost operator that launched most of the time."),
+    Column("num_operators", "Operators", Unit.COUNT, help="number of different launching operators."),
 )
 COPIES: Final = TableKind(
     id="copies",
     title="Memory Manipulation Summary",
     help=(
-        "The device's copies and sets by kind, over the whole file; ranges of the user with such"
-        " names are not in it. Sorted by GPU total."
+        "Copies and sets on the GPU by kind, over the whole file, sorted by GPU total. User ranges with"
+        " such names aren't included."
     ),
     columns=_COLUMNS,
     views=("kernels",),
@@ -92,16 +92,17 @@ COPIES: Final = TableKind(
 
 
 _NOTE: Final = (
-    "All copies and sets of the file, also outside the steps. Ratio is the share of the summed time of all"
-    " device events. Operator launched most of the time, Operators is how many different ones launched any."
+    "All copies and sets in the file, including those outside steps. Ratio is the share of all GPU events'"
+    " summed time. Operator launched most of the time, and Operators is the number of different launching"
+    " operators."
 )
 _CPU_NOTE: Final = (
-    "CPU is the host's time in the calls that launched the copies. A copy that blocks the host shows there,"
-    " unless the host waits for it in a call of its own (cudaStreamSynchronize)."
+    "CPU is the time in the calls that launched the copies. Blocking copies show up here, unless the CPU"
+    " waits in a separate call (cudaStreamSynchronize)."
 )
 _PAGEABLE_NOTE: Final = (
-    "A copy of pageable host memory goes through a buffer of the driver: it is slower and holds up the host."
-    " Batches cause it without DataLoader(pin_memory=True); .item() and .cpu() cause it, too."
+    "Copies of pageable CPU memory go through a driver buffer, which is slower and blocks the CPU."
+    " DataLoader(pin_memory=True) avoids them for batches; .item() and .cpu() cause them too."
 )
 
 
@@ -131,7 +132,7 @@ def _notes(copies: Copies) -> list[str]:
     calls = sum(kind.tally.calls for kind in copies.kinds)
     num_sized = sum(kind.num_sized for kind in copies.kinds)
     if num_sized < calls:
-        notes.append(f"Size and Bandwidth are of the {num_sized} of {calls} calls whose size was recorded.")
+        notes.append(f"Size and Bandwidth cover the {num_sized} of {calls} calls with a recorded size.")
     return notes
 
 

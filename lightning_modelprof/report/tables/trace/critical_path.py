@@ -16,7 +16,7 @@ from lightning_modelprof.units import format_duration
 
 _LABELS: Final[Mapping[Cause, str]] = {
     "data loading": "Data loading",
-    "host": "Host",
+    "host": "CPU",
     "launch": "Launch",
     "copy": "Copy",
     "kernel": "Kernel",
@@ -28,44 +28,40 @@ _FEW: Final = 10
 """Rows that a person is shown where nobody asked for another number."""
 
 _GRAPH: Final = (
-    "The steps are replayed from a graph of their work. Nodes are kernels, copies and sets, and the stretches"
-    " of each host thread between its launches and waits, with their measured durations. Each begins as soon"
-    " as what it depends on has ended: what is before it on its thread or stream; its launch, and after that"
-    " at least the least time that any kernel of the trace began after its launch; what its stream waits for"
-    " (`cudaStreamWaitEvent`); for the host the device, where it synchronizes, copies to or from memory that"
-    " is not pinned, or the launch queue is full; and backward, which the main thread hands to autograd's"
-    " thread. A recorded gap is no dependency, and a collective takes the time that this rank recorded. Time"
-    " of a host thread that is not known to wait is its work."
+    "The steps are replayed from a dependency graph of kernels, copies, sets and the CPU work between them,"
+    " with their measured durations. Each piece starts as soon as its dependencies have finished: earlier"
+    " work on the same thread or stream, its launch (plus the trace's shortest launch latency), stream"
+    " waits (`cudaStreamWaitEvent`), synchronization, copies of memory that isn't pinned, a full launch"
+    " queue, and the handover of backward to autograd's thread. Recorded gaps aren't dependencies,"
+    " collectives take as long as on this rank, and unexplained waits count as CPU work."
 )
 
 PATH: Final = TableKind(
     id="critical_path",
     title="Critical path",
     help=(
-        "What a step waited for, as a mean of the kept steps: the longest chain of work in which each piece"
-        " depends on the one before it. Work that is not on it can take longer without making the step"
-        f" longer, and making it faster gains nothing. {_GRAPH} The rows sum to the step exactly. Several"
-        " ranks: that of the rank with the longest steps. Absent without device events or steps."
+        "The longest chain of dependent work, as a mean over complete steps. Only work on this path"
+        f" determines the step time; speeding up anything else gains nothing. {_GRAPH} The rows add up to"
+        " the step exactly. With several ranks, it shows the rank with the longest steps."
     ),
     columns=(
         Column("name", "Name"),
-        Column("step_ns", "Per step", Unit.DURATION_NS, help="on the path, of a mean step."),
-        Column("ratio", "Ratio(%)", Unit.RATIO, help="of the step."),
+        Column("step_ns", "Per step", Unit.DURATION_NS, help="time on the path per mean step."),
+        Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the step."),
     ),
     rows={
-        "Step": "the mean step between device-aware bounds, which the others sum to.",
-        "Data loading": "the host in a fetch of a batch, whether it makes the batch or waits for workers.",
-        "Host": "other work of a host thread: Python, operators, calls of the runtime that launch nothing.",
+        "Step": "mean step between GPU-aware bounds; the other rows add up to it.",
+        "Data loading": "CPU time in fetches, making batches or waiting for workers.",
+        "CPU": "other CPU work, such as Python, operators and runtime calls that launch nothing.",
         "Launch": (
-            "calls that launch kernels or sets, from their begin, and the least time from the begin of such a"
-            " call to the kernel's."
+            "calls that launch kernels or sets, plus the shortest latency from the start of such a call to"
+            " its kernel."
         ),
-        "Copy": "copies and sets on the device, and the calls that copy on the host.",
-        "Kernel": "kernels that compute.",
-        "Communication": "kernels that move data between ranks, and communication on the host (gloo, mpi).",
+        "Copy": "copies and sets on the GPU, and blocking copy calls on the CPU.",
+        "Kernel": "compute kernels.",
+        "Communication": "communication kernels, and communication on the CPU (gloo, mpi).",
         "Unexplained": (
-            "the rest, which no dependency explains: the step as recorded less the step as replayed. The"
-            " figures are to be believed as far as it is small."
+            "recorded minus replayed step time. The smaller it is, the more reliable the other rows are."
         ),
     },
     views=("overview",),
@@ -76,27 +72,27 @@ PARTS: Final = TableKind(
     id="critical_path_parts",
     title="On the critical path",
     help=(
-        "The critical path by operator, cause, kernel and calling function; its rows sum to the step. The 50"
-        " longest parts are rows of their own, the others are put together by cause."
+        "The critical path by operator, cause, kernel and calling function, adding up to the step. The 50"
+        " longest parts have their own rows, and the rest are grouped by cause."
     ),
     columns=(
         Column(
             "name",
             "Operator",
             help=(
-                "the innermost operator that the host was in, or that launched the kernel; else the innermost"
-                " range; a dash where the host was in neither."
+                "the innermost operator on the CPU, or the one that launched the kernel; without one, the"
+                " innermost range. A dash means neither."
             ),
         ),
         Column("cause", "Cause", help="as in Critical path."),
-        Column("kernel", "Kernel", help="or copy; a dash on the host."),
+        Column("kernel", "Kernel", help="kernel or copy; a dash on the CPU."),
         Column(
             "line",
             "Called from",
-            help="the innermost function outside of torch and Lightning; a dash if not recorded.",
+            help="the innermost function outside torch and Lightning; a dash if not recorded.",
         ),
-        Column("step_ns", "Per step", Unit.DURATION_NS, adds_up=True, help="on the path, of a mean step."),
-        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="of the step."),
+        Column("step_ns", "Per step", Unit.DURATION_NS, adds_up=True, help="time on the path per mean step."),
+        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step."),
     ),
     views=("overview", "kernels"),
     compared=Figure(keys=("step_ns",), names=("name", "cause", "kernel", "line")),
@@ -106,24 +102,20 @@ WHAT_IF: Final = TableKind(
     id="what_if",
     title="What if",
     help=(
-        "How long a mean step would be if all work of one kind took half its time or none: the steps are"
-        " replayed with these durations changed (see Critical path), so whatever else becomes the critical"
-        " path then counts, and so do work that is hidden behind other work and waits that become shorter."
-        " What no dependency explains is taken to stay. It is a prediction: what changes beside the durations"
-        " (less contention, other kernels) is not in it."
+        "Predicted step time if one kind of work took half as long or no time. The steps are replayed with"
+        " these durations changed (see Critical path), so new critical paths and shorter waits are"
+        " included. Unexplained time stays the same. Side effects such as less contention aren't predicted."
     ),
     columns=(
-        Column(
-            "name", "If this were faster", help="a cause of the path, or an operator or kernel by its name."
-        ),
+        Column("name", "If this were faster", help="a cause on the path, or an operator or kernel."),
         Column(
             "work_ns",
             "Work",
             Unit.DURATION_NS,
             "Per step",
             help=(
-                "its time in the steps on all threads and streams; of an operator its own and that of its"
-                " kernels."
+                "its time in the steps over all threads and streams; for an operator, its own and its"
+                " kernels' time."
             ),
         ),
         Column(
@@ -131,11 +123,11 @@ WHAT_IF: Final = TableKind(
             "On the path",
             Unit.DURATION_NS,
             "Per step",
-            help="what of that is on the critical path.",
+            help="the part of that on the critical path.",
         ),
-        Column("half_ns", "Step", Unit.DURATION_NS, "In half the time", help="as predicted."),
+        Column("half_ns", "Step", Unit.DURATION_NS, "In half the time", help="predicted step time."),
         Column("half_ratio", "Saves(%)", Unit.RATIO, "In half the time", help="share of the step."),
-        Column("none_ns", "Step", Unit.DURATION_NS, "In no time", help="as predicted."),
+        Column("none_ns", "Step", Unit.DURATION_NS, "In no time", help="predicted step time."),
         Column("none_ratio", "Saves(%)", Unit.RATIO, "In no time", help="share of the step."),
     ),
     views=("overview",),
@@ -164,10 +156,8 @@ def critical_path_table(
             ),
         ),
         notes=(
-            "The longest chain of work in which each piece depends on the one before it. Making anything else"
-            " faster does not make the step shorter.",
-            "Replayed from its dependencies, with nothing changed, a step takes"
-            f" {format_duration(path.replayed_ns / count)} instead of"
+            "The longest chain of dependent work. Speeding up anything else doesn't shorten the step.",
+            f"Replaying the unchanged steps gives {format_duration(path.replayed_ns / count)}, measured are"
             f" {format_duration(path.recorded_ns / count)}.",
             *_notes(ranks, path),
         ),
@@ -224,10 +214,10 @@ def what_if_table(
 
 _ALL: Final[Mapping[str, str]] = {
     "data loading": "Data loading",
-    "host": "All host work (without launches and copies)",
-    "launch": "All launching calls",
+    "host": "All CPU work (without launches and copies)",
+    "launch": "All launch calls",
     "copy": "All copies and sets",
-    "kernel": "All kernels that compute",
+    "kernel": "All compute kernels",
     "communication": "All communication",
 }
 
@@ -240,9 +230,14 @@ def _slowest(ranks: Ranks[CriticalPath]) -> CriticalPath | None:
 def _notes(ranks: Ranks[CriticalPath], path: CriticalPath) -> tuple[str, ...]:
     number = next(number for number, one in ranks.found.items() if one is path)
     return (
-        *((f"Of rank {number}, whose steps are longest.",) if ranks.are_several else ()),
+        *((f"Rank {number}, which has the longest steps.",) if ranks.are_several else ()),
         *(
-            (f"Of the first {_steps(len(path.steps))}: {path.num_left_out} more {_have(path.num_left_out)}.",)
+            (
+                (
+                    f"First {_steps(len(path.steps))} only, because {path.num_left_out} more"
+                    f" {_have(path.num_left_out)}."
+                ),
+            )
             if path.num_left_out
             else ()
         ),

@@ -21,37 +21,34 @@ _COLUMNS: Final = (
     Column("avg", "Avg", Unit.BY_ROW),
     Column("max", "Max", Unit.BY_ROW),
     Column("min", "Min", Unit.BY_ROW),
-    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the steps' time."),
+    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of step time."),
 )
 DATALOADER: Final = TableKind(
     id="dataloader",
     title="Dataloader",
     help=(
-        "Where the time to fetch a batch goes, on the thread that runs the steps, clipped to the"
-        " steps. A fetch is our range `modelprof: dataloader`, in traces without it"
-        " `enumerate(DataLoader)#...__next__` (or `DataPipe`). Below: copies from the host to a device"
-        " launched in the steps, by kind (the name tells pageable from pinned memory), with their time"
-        " on the device and their bytes (a dash if the size of any is not recorded). A note says"
-        " whether worker processes or the training thread make the batches. Several ranks: pooled,"
-        " with a row per rank under Fetch. Absent when the trace has no fetch, or none in the steps on"
-        " their thread."
+        "Time to fetch batches on the thread that runs the steps, within the steps. A fetch is our range"
+        " `modelprof: dataloader`; traces without it use `enumerate(DataLoader)#...__next__` (or"
+        " `DataPipe`). The rows below show copies from CPU to GPU launched in the steps by kind, with GPU"
+        " time and bytes (a dash if any size is unknown). A note says whether workers or the training"
+        " process make the batches. Several ranks are pooled, with a row per rank under Fetch."
     ),
     columns=_COLUMNS,
     rows={
-        "Fetch": "fetches, their total, avg, max, min, and share of the steps' time.",
-        "per step": "the same of each step's fetch time, 0 where it has none.",
-        "hidden by the device": (
-            "fetch time in which any device of the process worked (kernels, copies, sets), of each fetch;"
-            " left out without device events."
-        ),
+        "Fetch": "fetches: total, avg, max, min and share of step time.",
+        "per step": "fetch time per step, 0 for steps without a fetch.",
+        "hidden by the device": "fetch time while a GPU of the process was busy. Hidden without GPU events.",
         "exposed": (
-            "the rest, the most that faster loading can save, of each fetch; left out without device events."
+            "fetch time while no GPU was busy, the most that faster data loading can save. Hidden without"
+            " GPU events."
         ),
         "in other operators": (
-            "rows in an operator are the five with the most time inside fetches on that thread, without those"
-            " inside another operator; this row is all other operators."
+            "time in operators inside fetches. The five largest have their own rows, without operators"
+            " nested in others; this row is the rest."
         ),
-        "outside operators": ("Python, the data set, waiting; with the rows of operators it sums to Fetch."),
+        "outside operators": (
+            "Python, the data set and waiting. Together with the operator rows it adds up to Fetch."
+        ),
         "size": "bytes of the copies.",
     },
     views=("steps",),
@@ -62,29 +59,25 @@ DATALOADER: Final = TableKind(
 _MOST_OPERATORS: Final = 5
 
 _NOTE: Final = (
-    "Fetch is the time in the steps in which the training thread waits for its next batch or makes it. Ratio"
-    " is the share of the steps' time."
+    "Fetch is the time the training thread spends waiting for or making batches within the steps. Ratio is"
+    " the share of step time."
 )
 _HIDDEN_NOTE: Final = (
-    "Hidden is the part of each fetch in which a device worked, exposed the part in which none did: the most"
-    " that faster loading can save."
+    "Hidden is fetch time while a GPU was busy. Exposed is the rest, the most that faster data loading can"
+    " save."
 )
-_NO_DEVICE_NOTE: Final = "Hidden and exposed time are not known: the trace has no device events."
+_NO_DEVICE_NOTE: Final = "Hidden and exposed time are unknown because the trace has no GPU events."
 _LOADING_NOTES: Final = {
-    ("workers",): "Worker processes make the batches; more of them may shorten the wait.",
+    ("workers",): "Workers make the batches. More workers may shorten the wait.",
     ("main thread",): (
-        "The training thread makes the batches itself (num_workers=0); workers could make them meanwhile."
+        "The training process makes the batches itself (num_workers=0). Workers could make them in parallel."
     ),
-    ("workers", "main thread"): "Some batches are made by worker processes, some by the training thread.",
+    ("workers", "main thread"): "Some batches are made by workers, some by the training process.",
 }
-_OPERATOR_NOTE: Final = (
-    "The operators are those of the training thread in a fetch, without those inside another operator."
-)
-_COPY_NOTE: Final = (
-    "The copies are all from the host to a device that were launched in the steps, in the device's time."
-)
+_OPERATOR_NOTE: Final = "Operators are those the training thread ran during fetches, without nested ones."
+_COPY_NOTE: Final = "Copies are those from CPU to GPU launched in the steps, in GPU time."
 _PAGEABLE_NOTE: Final = (
-    "Copies from pageable memory hold up the host; DataLoader(pin_memory=True) lets them run beside it."
+    "Copies from pageable memory block the CPU. DataLoader(pin_memory=True) makes them asynchronous."
 )
 
 _Line = tuple[int, Unit, tuple[Cell, ...]]

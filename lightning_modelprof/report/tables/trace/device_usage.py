@@ -16,14 +16,14 @@ _TITLE: Final = "Device Summary"
 _COLUMNS: Final = (
     Column("name", "Device"),
     Column("utilization", "Utilization (%)", Unit.RATIO, help="|union of kernels| / T."),
-    Column("busy", "Busy (%)", Unit.RATIO, help="the same with copies and sets."),
+    Column("busy", "Busy (%)", Unit.RATIO, help="the same, including copies and sets."),
     Column(
         "sm_efficiency",
         "SM efficiency (%)",
         Unit.RATIO,
         help=(
-            "∫ min(1, Σ blocks per SM of the running kernels) dt / T, idle time as 0; kernels without"
-            " that number count as 0, and a dash means that none has it."
+            "∫ min(1, Σ blocks per SM of running kernels) dt / T. Idle time and kernels without the number"
+            " count as 0; a dash means that no kernel has it."
         ),
     ),
     Column(
@@ -31,25 +31,23 @@ _COLUMNS: Final = (
         "Occupancy (%)",
         Unit.RATIO,
         help=(
-            "mean of the profiler's estimate over the kernels that have one, weighted by their time in"
-            " the span; idle time does not count."
+            "mean of the profiler's estimate over kernels that have one, weighted by time. Idle time"
+            " doesn't count."
         ),
     ),
     Column(
         "occupancy_zero",
         "Occupancy 0 (%)",
         Unit.RATIO,
-        help="the profiler writes 0 for some busy kernels: the share of that time.",
+        help="share of that time where the profiler wrote 0 for a busy kernel.",
     ),
     Column(
         "tensor_cores",
         "Tensor Cores (%)",
         Unit.RATIO,
         help=(
-            "time of kernels whose names say that they use tensor cores / time of the kernels whose names"
-            " tell, in the span. A dash without kernels and on devices without tensor cores: other makers'"
-            " (told by the runtime's calls or the devices' models), and NVIDIA's before Volta or of the"
-            " GTX 16 series."
+            "time of kernels whose names indicate tensor cores / time of kernels we can classify. A dash"
+            " means no kernels or no tensor cores (other vendors, and NVIDIA before Volta or GTX 16)."
         ),
     ),
     Column(
@@ -57,41 +55,39 @@ _COLUMNS: Final = (
         "Tensor Cores unknown (%)",
         Unit.RATIO,
         help=(
-            "time of the kernels whose names do not tell (somebody's own, most of Triton's) / time of all"
-            " kernels in the span. A dash where Tensor Cores is one."
+            "share of kernel time we can't classify (custom kernels, most Triton kernels). A dash where"
+            " Tensor Cores is one."
         ),
     ),
-    Column("model", "Model", help="what the file says."),
-    Column("memory_bytes", "Memory", Unit.BYTES, help="what the file says."),
-    Column("compute_capability", "Compute capability", help="what the file says."),
+    Column("model", "Model", help="as recorded in the trace."),
+    Column("memory_bytes", "Memory", Unit.BYTES, help="as recorded in the trace."),
+    Column("compute_capability", "Compute capability", help="as recorded in the trace."),
 )
 DEVICE_USAGE: Final = TableKind(
     id="device_usage",
     title="Device Summary",
     help=(
-        "The CPU rows are read once when a window starts to record and once when it stops; *elapsed*"
-        " is the host time between the two. They are absent for traces that the callback did not"
-        " record: torch does not write CPU times.\n\n"
-        "One row per device (and rank) over the span, of length T; without steps over the operators,"
-        " else over the device events. The first step begins when the device events that are left over"
-        " from before it have ended."
+        "CPU rows are read once when the window starts recording and once when it stops; *elapsed* is the"
+        " time in between. Only traces recorded by the callback have them, because torch doesn't write CPU"
+        " times.\n\nThere's one row per GPU (and rank) over the steps, of total length T; without steps it"
+        " covers the operators, otherwise the GPU events. The first step starts when earlier GPU events"
+        " have finished."
     ),
     columns=_COLUMNS,
     rows={
         "CPU(Process)": (
-            "CPU time (user and system, all threads) of the training process / elapsed. 100 % is one CPU,"
-            " so the most is 100 % × number of CPUs."
+            "CPU time (user and system, all threads) of the training process / elapsed. 100% is one CPU, so"
+            " the maximum is 100% × the number of CPUs."
         ),
         "CPU(Workers)": (
-            "the same for all processes that the training process started, and those that they started:"
-            " DataLoader workers above all. Those that began or ended inside the window are counted; other"
-            " ranks of the job, which Lightning's rank 0 starts, and their workers are not. In ticks of 10"
-            " ms per process, so short windows are coarse. A dash where an ended worker's time is not"
-            " accounted for (macOS, Windows, or where the process that started it ended first)."
+            "the same for all descendants of the training process, mainly DataLoader workers, even if they"
+            " started or ended within the window. Other ranks started by Lightning's rank 0 don't count."
+            " Resolution is 10 ms per process, so short windows are rough. A dash means that an ended"
+            " worker's time is unknown."
         ),
         "CPU(System)": (
-            "time that CPUs of the machine worked / (that + idle + waiting for a disk), all processes of"
-            " all users: 100 % is every CPU busy. The same for every rank of a machine."
+            "busy share of all the machine's CPUs, for all processes of all users. 100% means every CPU is"
+            " busy. It's the same for every rank on a machine."
         ),
     },
     views=("overview",),
@@ -100,46 +96,43 @@ DEVICE_USAGE: Final = TableKind(
 
 
 _CPU_NOTE: Final = (
-    "CPU(Process) and CPU(Workers) are the processor time of the training process and of its children per"
-    " elapsed time: 100 % is one core{cores}. CPU(System) is the busy share of all cores, whoever used them."
+    "CPU(Process) and CPU(Workers) are CPU time of the training process and its children / elapsed time, so"
+    " 100% is one core{cores}. CPU(System) is the busy share of all cores, for all processes."
 )
 _NO_CPU_NOTE: Final = (
-    "There are no CPU figures: the trace was not recorded by ModelProfCallback, which notes the processors'"
-    " times in it."
+    "There are no CPU figures because this trace wasn't recorded by ModelProfCallback, which adds CPU times."
 )
-_UNREAD_CPU_NOTE: Final = "A dash in a CPU row: the system did not give the time."
+_UNREAD_CPU_NOTE: Final = "A dash in a CPU row means that the system didn't report the time."
 _GPU_NOTE: Final = (
-    "GPU Utilization is the share of the time in which any kernel runs; Busy also counts copies and sets."
-    " SM efficiency is the mean share of the multiprocessors that have work, with idle time as 0."
+    "GPU Utilization is the share of time in which any kernel runs; Busy also counts copies and sets. SM"
+    " efficiency is the mean share of multiprocessors with work, with idle time as 0."
 )
 _OCCUPANCY_NOTE: Final = (
-    "Occupancy is the profiler's estimate, weighted by the kernels' time. For some busy kernels it writes 0,"
-    " which pulls the mean down: Occupancy 0 is the share of that time."
+    "Occupancy is the profiler's estimate, weighted by kernel time. It writes 0 for some busy kernels,"
+    " which lowers the mean; Occupancy 0 is the share of that time."
 )
 _TENSOR_NOTE: Final = (
-    "Tensor Cores is the share of kernels that use them in the time of the kernels whose names tell; Tensor"
-    " Cores unknown is the share of the kernels' time whose names do not. Both are dashes on devices without"
-    " tensor cores."
+    "Tensor Cores is the time share of kernels that use them, among kernels we can classify. Tensor Cores"
+    " unknown is the time share of kernels we can't classify. Both are dashes on GPUs without tensor cores."
 )
 _NO_ESTIMATE_NOTE: Final = (
-    "SM efficiency and Occupancy are dashes where the profiler wrote no estimate: it does so on NVIDIA's"
-    " devices only."
+    "A dash in SM efficiency or Occupancy means that the profiler wrote no estimate, which it only does on"
+    " NVIDIA GPUs."
 )
-_UNKNOWN_SM_NOTE: Final = "Kernels whose blocks per SM were not recorded count as 0 in SM efficiency."
+_UNKNOWN_SM_NOTE: Final = "Kernels without recorded blocks per SM count as 0 in SM efficiency."
 _COVERS: Final = {
     "steps": (
-        "The GPU figures cover the time from the start of the first step to the end of the last one's work on"
-        " the device."
+        "GPU figures cover the time from the start of the first step to the end of the last step's GPU work."
     ),
     "operators": (
-        "The trace has no ProfilerStep ranges with a length: the GPU figures cover its operators and the work"
-        " that they launched."
+        "The trace's ProfilerStep ranges have no length, so GPU figures cover its operators and the work"
+        " they launched."
     ),
     "device events": (
-        "The trace has no steps: the GPU figures cover the time from its first device event to its last."
+        "The trace has no steps, so GPU figures cover the time from its first GPU event to its last."
     ),
 }
-_NO_DEVICE_NOTE: Final = "There are no device events, so there is no GPU row."
+_NO_DEVICE_NOTE: Final = "There are no GPU events, so there's no GPU row."
 
 
 def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: TableOptions) -> Table:  # noqa: ARG001

@@ -15,46 +15,43 @@ from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("total_ns", "Total Time", Unit.DURATION_NS, help="over the whole trace."),
+    Column("total_ns", "Total Time", Unit.DURATION_NS, help="time over the whole trace."),
     Column(
         "ratio",
         "Ratio(%)",
         Unit.RATIO,
         help=(
-            "how much of the first row (ProfileStep) each fills: the time inside the span of the kept"
-            " steps / that span; without steps that of the operators or of the device events. What ran"
-            " outside counts in Total Time only, so no ratio exceeds 100 %."
+            "time within the complete steps / their length; without steps, relative to the operators or GPU"
+            " events. Time outside the steps only counts in Total Time, so no ratio exceeds 100%."
         ),
     ),
-    Column("step_mean_ns", "Per step", Unit.DURATION_NS, help="the mean of the time inside the kept steps."),
+    Column("step_mean_ns", "Per step", Unit.DURATION_NS, help="mean time within the complete steps."),
 )
 DISTRIBUTED: Final = TableKind(
     id="distributed",
     title="Distributed Summary",
     help=(
-        "Per rank, over the whole trace, what overlaps counted once. There is no table when the trace"
-        " has no communication, nor when the host asked NCCL for it but no recorded kernel"
-        " communicates: a job of one process, or, where the trace tells of several, kernels that were"
-        " not recognised."
+        "Per rank over the whole trace; overlaps count once. There's no table without communication, or if"
+        " NCCL was called but no recorded kernel communicates (a single-process job, or unrecognized"
+        " kernels)."
     ),
     columns=_COLUMNS,
     rows={
         "Communication": (
-            "time in which at least one kernel that communicates runs, on any stream or device, the wait"
-            " for other ranks included: by their names those of NCCL, RCCL, MSCCL, oneCCL, HCCL, NVSHMEM,"
-            " DeepEP and other exchanges between experts, torch's symmetric memory and custom collectives"
-            " (vLLM, FlashInfer, TensorRT-LLM), and kernels launched in a range of a backend"
-            " (`xccl:all_reduce`) or an operator of symmetric memory, but neither torch's own"
-            " (`at::native`), which copy around a collective, nor those of operators that also multiply."
-            " Where a trace has none, it is the time of the backend's ranges on the host"
-            " (`gloo:all_reduce`) on any thread, and a note says so."
+            "time with at least one communication kernel running on any stream or device, including waiting"
+            " for other ranks. Kernels are recognized by name (NCCL, RCCL, MSCCL, oneCCL, HCCL, NVSHMEM,"
+            " DeepEP, other expert-parallel kernels, torch's symmetric memory, custom collectives of vLLM,"
+            " FlashInfer and TensorRT-LLM) or by a launch in a backend's range (`xccl:all_reduce`) or a"
+            " symmetric memory operator. torch's own copy kernels (`at::native`) around a collective and"
+            " kernels of operators that also multiply don't count. Without such kernels, it's the backend's"
+            " CPU ranges (`gloo:all_reduce`) on any thread, and a note says so."
         ),
         "Computation": (
-            "time in which at least one other kernel runs (no copies, no sets); a dash without any kernels."
+            "time with at least one other kernel running (no copies or sets); a dash without kernels."
         ),
-        "Overlap": "time in both; a dash without any kernels.",
+        "Overlap": "time in both; a dash without kernels.",
         "Exposed": (
-            "Communication − Overlap: what faster communication could save; a dash without any kernels."
+            "Communication − Overlap, the most that faster communication could save; a dash without kernels."
         ),
     },
     views=("distributed",),
@@ -70,45 +67,38 @@ _PARTS: Final = (
 _BASES: Final = {
     "steps": "ProfileStep",
     "operators": "Span of the operators",
-    "device": "Span of the device events",
+    "device": "Span of the GPU events",
     None: "Whole trace",
 }
 
 _NOTES: Final = (
-    "Communication is the time in which a kernel of NCCL or its like runs, Computation any other kernel"
-    " (copies are none), Overlap both. Exposed is Communication without Overlap: the most that faster"
-    " communication can save.",
-    "The times are of the whole trace; what overlaps counts once. The wait for other ranks is Communication,"
-    " too. Ratio is how much of the first row each fills, Per step the mean of the time inside the steps:"
-    " what ran outside of them is in Total Time only.",
+    "Communication is time with a communication kernel (such as NCCL) running, Computation with any other"
+    " kernel (not copies), and Overlap with both. Exposed is Communication without Overlap, the most that"
+    " faster communication can save.",
+    "Times are over the whole trace, and overlaps count once. Communication includes waiting for other"
+    " ranks. Ratio and Per step cover time within the steps; time outside only counts in Total Time.",
 )
 _HOST_NOTE: Final = (
-    "Where a trace has no kernels that communicate, Communication is the time in ranges of the backend on the"
-    " host, such as gloo:all_reduce, on any thread."
+    "For traces without communication kernels, Communication is the time in the backend's CPU ranges, such"
+    " as gloo:all_reduce, on any thread."
 )
 _ASYNCHRONOUS_NOTE: Final = (
-    "Ranges of NCCL on the host only ask the device to communicate: record the device to see how long that"
-    " takes."
+    "NCCL ranges on the CPU only launch communication. Record the GPU to see how long it takes."
 )
-_NO_KERNELS_NOTE: Final = (
-    "Without kernels neither Computation is known nor how much of Communication it hides."
-)
+_NO_KERNELS_NOTE: Final = "Without kernels, Computation and Overlap are unknown."
 
-_OF_KERNELS: Final = (
-    "of the kernels' times (host ranges where there are no such kernels); calls that overlap are added up."
-)
+_OF_KERNELS: Final = "kernel time (CPU ranges if there are no such kernels); overlapping calls are added up."
 _COLLECTIVE_COLUMNS: Final = (
     Column("name", "Name"),
     Column(
         "group",
         "Process group",
         help=(
-            "name, group and size come from the kernel's own description, else from that of the operator"
-            " around its launch, else the name comes from the `nccl:` range around the launch or from the"
-            " kernel's name."
+            "name, group and size from the kernel's own description, or from the operator that launched it."
+            " Otherwise the name is that of the `nccl:` range around the launch or of the kernel."
         ),
     ),
-    Column("group_size", "Ranks", Unit.COUNT, help="in the group."),
+    Column("group_size", "Ranks", Unit.COUNT, help="number of ranks in the group."),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
     Column(
         "total_ns",
@@ -145,26 +135,24 @@ _COLLECTIVE_COLUMNS: Final = (
         Unit.BYTES,
         adds_up=True,
         help=(
-            "what the ranks put in, Σ elements × bytes per element over all ranks and calls, a dash when"
-            " not every call recorded it."
+            "bytes the ranks put in: Σ elements × bytes per element over all ranks and calls. A dash means"
+            " that not every call recorded it."
         ),
     ),
 )
 COLLECTIVES: Final = TableKind(
     id="collectives",
     title="Collectives",
-    help=(
-        "By collective and process group, all ranks together. Absent together with the Distributed Summary."
-    ),
+    help="By collective and process group, all ranks together.",
     columns=_COLLECTIVE_COLUMNS,
     views=("distributed",),
     compared=Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
 )
 
 _COLLECTIVE_NOTES: Final = (
-    "Calls and times are those of the kernels, or of ranges on the host where no kernel communicates. They"
-    " contain the wait for other ranks; calls that overlap are added up.",
-    "Size is what the ranks put in, the sum over ranks and calls; a dash means that not every call recorded"
+    "Calls and times are of the kernels, or of CPU ranges if no kernel communicates. They include waiting"
+    " for other ranks; overlapping calls are added up.",
+    "Size is what the ranks put in, summed over ranks and calls. A dash means that not every call recorded"
     " it.",
 )
 

@@ -16,52 +16,46 @@ from lightning_modelprof.report.tables.rows import split_ranks
 _COLUMNS: Final = (
     Column("name", "Name"),
     Column("waits_for", "Waits for", help="the device, or a copy from or to it."),
-    Column("where", "Where", help="the operator, and your line if stacks were recorded."),
-    Column("calls", "Calls", Unit.COUNT, "Per step", help="of this place in a step."),
-    Column("wait_ns", "Host waits", Unit.DURATION_NS, "Per step", help="time of the host in them."),
+    Column("where", "Where", help="operator, and your line if stacks were recorded."),
+    Column("calls", "Calls", Unit.COUNT, "Per step", help="calls at this place per step."),
+    Column("wait_ns", "CPU waits", Unit.DURATION_NS, "Per step", help="CPU time in them."),
     Column(
         "idle_ns",
         "Device idle",
         Unit.DURATION_NS,
         "Per step",
-        help="idle time of the device in a step that this row explains.",
+        help="device idle time explained by this row.",
     ),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "Per step", help="that, of the step."),
+    Column("ratio", "Ratio(%)", Unit.RATIO, "Per step", help="the same as a share of the step."),
 )
 HOST_WAITS: Final = TableKind(
     id="host_waits",
-    title="Host Wait Summary",
+    title="CPU waits for the GPU",
     help=(
-        "Why the busiest device is idle in a step, as means over the recorded steps. Of several steps"
-        " in a row the first does not count: what the host did before it was not recorded. Calls that"
-        " wait are synchronizations, copies without `Async`, copies from pageable memory to the"
-        " device, and asynchronous copies from or to memory that is not pinned which return only after"
-        " the copy. All waits are thought away together: of two in a row, removing one may only make"
-        " the other wait."
+        "Why the busiest device is idle, as means over the recorded steps without the first of several"
+        " consecutive steps. Waiting calls are synchronizations, copies without `Async`, copies from"
+        " pageable memory to the device, and asynchronous copies of memory that isn't pinned that return"
+        " only after the copy. Savings assume that all waits are removed together; removing one of two may"
+        " only make the other wait."
     ),
     columns=_COLUMNS,
     rows={
-        "Idle": "all time without an event of that device.",
+        "Idle": "all time without an event on that device.",
         "Idle without the first step": (
-            "the same without the first of several steps in a row; its causes are below it."
+            "the same without the first of several consecutive steps. Its causes are below."
         ),
-        "Dataloader": "nothing was queued and the launching thread waited for its batch.",
+        "Dataloader": "nothing was queued while the launching thread waited for data.",
         "Communication": (
-            "nothing was queued and the launching thread communicated on the CPU, as in gloo:all_reduce."
+            "nothing was queued while the launching thread communicated on the CPU, as in gloo:all_reduce."
         ),
         "After waits": (
-            "what would be saved if no call waited for the device; below it each place that waits."
-            " Without its waits the host would have launched everything after them earlier by the time it"
-            " waited, so the device would be done earlier by the idle time that follows, as far as nothing"
-            " was queued, but never by more than the host waited. A gap is put down to the latest waits"
-            " before it, and a wait is forgotten at the end of the next step."
-            " The time after the last event is a gap like those of the steps before it; of one step alone the"
-            " host is late there."
+            "time saved if no call waited for the device, with one row per place. Without a wait the CPU"
+            " would launch later work earlier, which saves the following idle time in which nothing was"
+            " queued, up to the length of the wait. Each gap counts for the latest waits before it, up to"
+            " the end of the next step."
         ),
-        "Host late": "what is left of the time in which nothing was queued.",
-        "Other": (
-            "work was queued and yet waited, its launch is not known, or it is before the first event."
-        ),
+        "CPU late": "the remaining time in which nothing was queued.",
+        "Other": "queued work that was delayed, unknown launches, and time before the first event.",
     },
     views=("kernels",),
     compared=Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
@@ -69,18 +63,19 @@ HOST_WAITS: Final = TableKind(
 
 _WAITS_FOR: Final = {
     "sync": "the device",
-    "device_to_host": "copy to host",
+    "device_to_host": "copy to CPU",
     "host_to_device": "copy to device",
 }
 WITHOUT_FIRST: Final = "Idle without the first step"
 
 _NOTES: Final = (
-    "Device idle is the mean time per step without any event of the busiest device, Ratio its share of the"
-    " step. Of several steps in a row the first does not count; Idle has it, as Device Summary.",
-    "After waits: what would be saved if no call waited for the device. The device would be done earlier by"
-    " the idle time after a wait in which nothing was queued, but by no more than the host waited.",
-    "Host late is what is left of the time in which nothing was queued. Other: work was queued and yet"
-    " waited, its launch is not known, or it is before the device's first event.",
+    "Device idle is the mean time per step without any event on the busiest device, and Ratio is its share"
+    " of the step. The first of several consecutive steps is excluded, except in Idle, which matches Device"
+    " Summary.",
+    "After waits is the time saved if no call waited for the device: the idle time after a wait in which"
+    " nothing was queued, up to the length of the wait.",
+    "CPU late is the remaining time in which nothing was queued. Other is queued work that was delayed,"
+    " unknown launches, and time before the device's first event.",
 )
 
 
@@ -103,7 +98,7 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOp
             rows.append(_cause("Communication", fact.communication_ns, fact))
         rows.append(_cause("After waits", fact.stake_ns, fact))
         rows += [_wait(wait, fact) for wait in fact.waits]
-        rows.append(_cause("Host late", fact.late_ns, fact))
+        rows.append(_cause("CPU late", fact.late_ns, fact))
         rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
         depths = [*[0] * is_without, 0, 1, *[1] * communicates, 1, *[2] * len(fact.waits), 1, 1]
     return HOST_WAITS.table(

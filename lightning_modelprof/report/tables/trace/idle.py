@@ -21,8 +21,8 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "In the steps",
         help=(
-            "the same in the time of Device Summary, whose Busy it has; also before the device's first event,"
-            " told from that one, and after its last, when the host is late."
+            "idle or busy time within the time that Device Summary covers, including before the device's"
+            " first event and after its last."
         ),
     ),
     Column(
@@ -30,43 +30,42 @@ _COLUMNS: Final = (
         "Ratio(%)",
         Unit.RATIO,
         "In the steps",
-        help="the share of the time of Device Summary.",
+        help="share of the time that Device Summary covers.",
     ),
-    Column("gaps", "Gaps", Unit.COUNT, "Whole trace", help="how many."),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Whole trace", help="of all gaps."),
-    Column("avg_ns", "Avg", Unit.DURATION_NS, "Whole trace", help="of one gap."),
-    Column("max_ns", "Max", Unit.DURATION_NS, "Whole trace", help="of one gap."),
+    Column("gaps", "Gaps", Unit.COUNT, "Whole trace", help="number of gaps."),
+    Column("total_ns", "Total", Unit.DURATION_NS, "Whole trace", help="time of all gaps."),
+    Column("avg_ns", "Avg", Unit.DURATION_NS, "Whole trace", help="per gap."),
+    Column("max_ns", "Max", Unit.DURATION_NS, "Whole trace", help="per gap."),
     Column(
         "ratio",
         "Ratio(%)",
         Unit.RATIO,
         "Whole trace",
-        help="the share of that span. GPU idle is of the steps.",
+        help="share of the whole trace; GPU idle elsewhere is for the steps.",
     ),
 )
 IDLE: Final = TableKind(
     id="idle",
     title="Idle Summary",
     help=(
-        "Why each device had nothing to do between its first event of the trace and the end of its"
-        " last one. Busy + Host wait + Kernel gap + Other = that span, exactly. A gap has one cause,"
-        " told from the event that ends it (of several the one launched first). Absent without device"
-        " events."
+        "Why each GPU was idle between its first and last event. Busy + Waiting for CPU + Kernel gap +"
+        " Other = that time, exactly. Each gap has one cause, from the event that ends it (the one launched"
+        " first, if there are several)."
     ),
     columns=_COLUMNS,
     rows={
-        "Busy": "time in which at least one kernel, copy or set runs on any stream.",
-        "Idle": "the gaps between.",
-        "Host wait": (
-            "its launch began after the gap did, so nothing was queued. It is split by time into"
-            " Dataloader and Host."
+        "Busy": "time with at least one kernel, copy or set running on any stream.",
+        "Idle": "gaps between them.",
+        "Waiting for CPU": (
+            "nothing was queued, because the next work was launched after the gap started. It's split into"
+            " Dataloader and CPU."
         ),
-        "Dataloader": ("the part of Host wait in which the launching thread waited for its next batch."),
-        "Host": "the rest of Host wait.",
-        "Kernel gap": ("launched before, and shorter than 30 µs (the limit of HolisticTraceAnalysis)."),
+        "Dataloader": "the part in which the launching thread waited for data.",
+        "CPU": "the rest of Waiting for CPU.",
+        "Kernel gap": "launched earlier, and shorter than 30 µs (HolisticTraceAnalysis's limit).",
         "Other": (
-            "launched before and yet it waited, or its launch is not known; or nothing was queued and the"
-            " launching thread communicated, as in gloo:all_reduce."
+            "launched earlier but delayed, unknown launches, or communication on the CPU by the launching"
+            " thread, as in gloo:all_reduce."
         ),
     },
     views=("kernels",),
@@ -76,23 +75,23 @@ IDLE: Final = TableKind(
 
 _CAUSES: Final = (
     (0, "Idle", "idle"),
-    (1, "Host wait", "host_wait"),
+    (1, "Waiting for CPU", "host_wait"),
     (2, "Dataloader", "dataloader"),
-    (2, "Host", "host"),
+    (2, "CPU", "host"),
     (1, "Kernel gap", "kernel_gap"),
     (1, "Other", "other"),
 )
 """Depth, label and attribute of the rows below Busy."""
 
 _NOTES: Final = (
-    "Busy and Idle sum to the time from the device's first event to the end of its last one, of which Ratio"
-    " is the share. Idle is the time without an event on any stream.",
-    "In the steps is the same in the time that Device Summary covers, so Busy has one ratio in both. There,"
-    " idle time before the device's first event is told from that event. After the last the host is late.",
-    "A gap has one cause, told from the event that ends it. Host wait: it was launched after the gap began,"
-    " so nothing was queued. Kernel gap: it was launched before, and the gap is shorter than 30 us. Other: it"
-    " was launched before, and yet it waited for another stream, an event or a copy.",
-    "Dataloader is the part of Host wait in which the launching thread waited for its next batch.",
+    "Busy and Idle add up to the time from the device's first event to its last, and Ratio is the share of"
+    " it. Idle is time without an event on any stream.",
+    "In the steps covers the same time as Device Summary. Idle time before the device's first event has"
+    " that event's cause, and idle time after the last counts as Waiting for CPU.",
+    "Each gap has one cause, from the event that ends it. Waiting for CPU means that it was launched after"
+    " the gap started. Kernel gap means that it was launched earlier and the gap is shorter than 30 µs."
+    " Other means that it was launched earlier but waited for another stream, an event or a copy.",
+    "Dataloader is the part of Waiting for CPU in which the launching thread waited for data.",
 )
 
 
@@ -107,7 +106,7 @@ def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> T
         for device in fact.devices:
             prefix = ranks.prefix(rank)
             if ranks.are_several or has_several:
-                prefix += "GPU of unknown number " if device.device < 0 else f"GPU {device.device} "
+                prefix += "unknown GPU " if device.device < 0 else f"GPU {device.device} "
             rows += _rows(device, prefix)
             depths += [0, *(depth for depth, _, _ in _CAUSES)]
             num_unknown += device.num_unknown
@@ -142,4 +141,4 @@ def _rows(device: DeviceIdle, prefix: str) -> list[tuple[Cell, ...]]:
 def _unknown_note(num_unknown: int) -> tuple[str, ...]:
     if not num_unknown:
         return ()
-    return (f"Gaps that are in Other because the launch of their event was not recorded: {num_unknown}.",)
+    return (f"{num_unknown} gaps are in Other because the launch of their event wasn't recorded.",)

@@ -13,7 +13,7 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import row_order, split_ranks
 
 _WEIGHTED: Final = (
-    "mean weighted by time over the calls that have the value; a dash where none was recorded (ROCm, XPU)."
+    "mean over the calls that have the value, weighted by time; a dash if none was recorded (ROCm, XPU)."
 )
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -24,7 +24,7 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "GPU",
         adds_up=True,
-        help="sum of durations, overlap counted in full.",
+        help="sum of durations; overlaps counted in full.",
         is_main=True,
     ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU", help="per call."),
@@ -42,16 +42,14 @@ _COLUMNS: Final = (
     Column(
         "operator",
         "Operator",
-        help=(
-            "the innermost operator that launched most of the kernel's time; a dash when no launch is known."
-        ),
+        help="the innermost operator that launched most of the kernel's time; a dash without known launches.",
         is_main=True,
     ),
     Column(
         "num_operators",
         "Operators",
         Unit.COUNT,
-        help="how many different operators launched it; a dash when no launch is known.",
+        help="number of different launching operators; a dash without known launches.",
     ),
     Column(
         "blocks_per_sm",
@@ -68,15 +66,15 @@ _COLUMNS: Final = (
     Column(
         "tensor_cores",
         "Tensor Cores",
-        help=("by the kernel's name; a dash where it does not tell, and on devices without them."),
+        help="from the kernel's name; a dash if we can't classify it, and on GPUs without tensor cores.",
     ),
 )
 KERNELS: Final = TableKind(
     id="kernels",
     title="Kernel Summary",
     help=(
-        "By name, over all kernels of the file, also outside the steps; ranks, devices and streams"
-        " together. Sorted by GPU total or `sorted_by`; a CPU key counts as the GPU's."
+        "By name over all kernels in the file, including those outside steps; ranks, GPUs and streams"
+        " together. Sorted by GPU total or `sorted_by`; CPU keys sort by their GPU counterpart."
     ),
     columns=_COLUMNS,
     views=("kernels",),
@@ -86,19 +84,20 @@ KERNELS: Final = TableKind(
 
 
 _NOTE: Final = (
-    "All kernels of the file, also outside the steps. Those that overlap on different streams count in full,"
-    " so Ratio is the share of the kernels' summed time."
+    "All kernels in the file, including those outside steps. Overlapping kernels count in full, so Ratio is"
+    " the share of the kernels' summed time."
 )
 _OPERATOR_NOTE: Final = (
-    "Operator launched most of the kernel's time, Operators is how many different ones launched any. Tensor"
-    " Cores goes by the kernel's name; a dash where the name does not tell, and on devices without them."
+    "Operator launched most of the kernel's time, and Operators is the number of different launching"
+    " operators. Tensor Cores comes from the kernel's name; a dash means that we can't classify it or that"
+    " the GPU has none."
 )
 _OCCUPANCY_NOTE: Final = (
-    "Blocks per SM and Occupancy are means weighted by time. Occupancy is the profiler's estimate; for some"
-    " busy kernels it writes 0."
+    "Blocks per SM and Occupancy are means weighted by time. Occupancy is the profiler's estimate; it"
+    " writes 0 for some busy kernels."
 )
 _NO_OCCUPANCY_NOTE: Final = (
-    "Blocks per SM and Occupancy were not recorded: the profiler estimates them on NVIDIA's devices only."
+    "Blocks per SM and Occupancy weren't recorded. The profiler only estimates them on NVIDIA GPUs."
 )
 
 

@@ -21,16 +21,16 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _RECORDED: Final = (
-    "recorded values; p90 is the smallest that at least nine tenths of the others do not exceed."
+    "recorded values; p90 is the smallest that at least nine tenths of the others don't exceed."
 )
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("count", "Count", Unit.COUNT, help="kernels, or calls."),
+    Column("count", "Count", Unit.COUNT, help="number of kernels or calls."),
     Column(
         "ratio",
         "Ratio(%)",
         Unit.RATIO,
-        help=("the share of all kernels, for Shorter and Negative of those whose launch is known."),
+        help="share of all kernels; for Shorter and Negative, of those with a known launch.",
     ),
     Column("total_ns", "Total", Unit.DURATION_NS, "Time"),
     Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
@@ -54,26 +54,25 @@ _COLUMNS: Final = (
 LAUNCHES: Final = TableKind(
     id="launches",
     title="Launch Summary",
-    help="Kernels of each rank over the whole trace. Absent without kernels.",
+    help="Kernels of each rank over the whole trace.",
     columns=_COLUMNS,
     rows={
-        "Kernel time": "durations on the device; the rows below it overlap.",
-        "At most 5 us": "kernels that take no longer.",
-        "At most 10 us": "kernels that take no longer.",
-        "Known launch": "kernels whose launching call is known, or is not.",
-        "Unknown launch": "kernels whose launching call is known, or is not.",
+        "Kernel time": "GPU durations; the rows below it overlap.",
+        "At most 5 µs": "kernels that take no longer.",
+        "At most 10 µs": "kernels that take no longer.",
+        "Known launch": "kernels with a known or unknown launch call.",
+        "Unknown launch": "kernels with a known or unknown launch call.",
         "Shorter than their launch": (
-            "the host time of the launching call is above the device time of all it launched."
+            "kernels whose launch call took more CPU time than everything it launched took on the GPU."
         ),
         "Launch call": (
-            "host time of the calls that launched kernels; one that launched several (a CUDA graph)"
-            " counts once."
+            "CPU time of launch calls; one that launched several kernels (a CUDA graph) counts once."
         ),
         "Queue delay": (
-            "begin of the kernel − end of its launch call: small where the device waits for the host,"
-            " large where the host is ahead."
+            "start of the kernel − end of its launch call. Small if the GPU waits for the CPU, large if the"
+            " CPU is ahead."
         ),
-        "Negative": "the kernel began before the call returned, or the clocks differ.",
+        "Negative": "the kernel started before the call returned, or the clocks differ.",
     },
     views=("kernels",),
     compared=Figure(keys=("avg_ns",)),
@@ -82,13 +81,13 @@ LAUNCHES: Final = TableKind(
 _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
 
 _NOTES: Final = (
-    "Kernel time is the device's; the rows below it overlap. Ratio is the share of all kernels, for Shorter"
-    " than their launch and Negative of the kernels with a known launch.",
-    "Launch call is the time on the host of the calls that launched kernels. If many kernels are shorter than"
-    " their launch, the host cannot keep the device busy: fuse kernels{advice}.",
-    "Queue delay is from the end of the launch call to the start of the kernel: small where the device waits"
-    " for the host, large where the host is ahead. It is negative where the kernel started before the call"
-    " returned, or where the clocks of host and device differ.",
+    "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels; for Shorter"
+    " than their launch and Negative, of kernels with a known launch.",
+    "Launch call is the CPU time of calls that launched kernels. If many kernels are shorter than their"
+    " launch, the CPU can't keep the GPU busy. Fuse kernels{advice}.",
+    "Queue delay is the time from the end of the launch call to the start of the kernel. It's small if the"
+    " GPU waits for the CPU and large if the CPU is ahead. It's negative if the kernel started before the"
+    " call returned or the clocks differ.",
 )
 
 _CALL_COLUMNS: Final = (
@@ -103,17 +102,16 @@ _CALL_COLUMNS: Final = (
         "Ratio(%)",
         Unit.RATIO,
         "CPU",
-        help="the share of the time in all runtime calls, summed over threads.",
+        help="share of the time in all runtime calls, summed over threads.",
     ),
     Column(
         "wait_ns",
         "Waits for GPU",
         Unit.DURATION_NS,
         help=(
-            "the time in calls that by their names return only when the device is done: `…Synchronize`,"
-            " and copies without `Async`; a dash for the others, though `cudaMalloc`, `cudaFree`,"
-            " asynchronous copies of memory that is not pinned and launches into a full queue wait at"
-            " times."
+            "time in calls that, by name, return only when the GPU is done: `…Synchronize` and copies"
+            " without `Async`. Others show a dash, although `cudaMalloc`, `cudaFree`, asynchronous copies"
+            " of memory that isn't pinned and launches into a full queue sometimes wait."
         ),
     ),
 )
@@ -121,8 +119,8 @@ RUNTIME_CALLS: Final = TableKind(
     id="runtime_calls",
     title="Runtime Calls",
     help=(
-        "By function of CUDA's, ROCm's or XPU's runtime and driver, all ranks together: calls and"
-        " host times. The first row sums all calls. Absent when the trace has no runtime calls."
+        "Calls and CPU time by function of the CUDA, ROCm or XPU runtime and driver, all ranks together."
+        " The first row is the total."
     ),
     columns=_CALL_COLUMNS,
     views=("kernels",),
@@ -131,9 +129,9 @@ RUNTIME_CALLS: Final = TableKind(
 
 _CALL_NOTES: Final = (
     "Ratio is the share of the time in all runtime calls, summed over threads.",
-    "Waits for GPU is the time in calls that by their names return only when the device is done: those that"
-    " synchronize, and copies without Async. Others wait at times: cudaMalloc, cudaFree, copies of memory"
-    " that is not pinned, launches into a full queue.",
+    "Waits for GPU is time in calls that, by name, return only when the GPU is done: synchronizations and"
+    " copies without Async. Other calls sometimes wait too: cudaMalloc, cudaFree, copies of memory that"
+    " isn't pinned, launches into a full queue.",
 )
 
 
@@ -180,7 +178,7 @@ def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]
     delay, negative = (replace(spread, total_ns=None) for spread in (fact.delay, fact.negative_delay))
     named: list[tuple[int, str, TimeSpread, int | None]] = [
         (0, "Kernel time", fact.kernels, num_kernels),
-        *((1, f"At most {limit_ns // 1000} us", spread, num_kernels) for limit_ns, spread in short),
+        *((1, f"At most {limit_ns // 1000} µs", spread, num_kernels) for limit_ns, spread in short),
         (1, "Known launch", fact.linked, num_kernels),
         (2, "Shorter than their launch", fact.shorter, num_linked),
         (1, "Unknown launch", fact.unlinked, num_kernels),
@@ -205,6 +203,6 @@ def _graph_note(num_graph_calls: int) -> tuple[str, ...]:
     if not num_graph_calls:
         return ()
     return (
-        f"Calls that launched several kernels at once, such as a CUDA graph: {num_graph_calls}. Queue delay"
-        " and Shorter than their launch say little about these.",
+        f"{num_graph_calls} calls launched several kernels at once, such as a CUDA graph. Queue delay and"
+        " Shorter than their launch mean little for these.",
     )

@@ -14,27 +14,22 @@ from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("allocations", "Allocations", Unit.COUNT, help="how many."),
-    Column("releases", "Frees", Unit.COUNT, help="how many."),
-    Column("allocated_bytes", "Allocated", Unit.BYTES, help="bytes of the allocations."),
-    Column("released_bytes", "Freed", Unit.BYTES, help="bytes of the frees."),
-    Column(
-        "increased_bytes", "Increased", Unit.BYTES, help="allocated - freed, by which the rows are sorted."
-    ),
+    Column("allocations", "Allocations", Unit.COUNT, help="number of allocations."),
+    Column("releases", "Frees", Unit.COUNT, help="number of frees."),
+    Column("allocated_bytes", "Allocated", Unit.BYTES, help="bytes allocated."),
+    Column("released_bytes", "Freed", Unit.BYTES, help="bytes freed."),
+    Column("increased_bytes", "Increased", Unit.BYTES, help="allocated − freed; the rows are sorted by it."),
     Column(
         "peak_allocated_bytes",
         "Peak allocated",
         Unit.BYTES,
-        help=(
-            "the most that was allocated in the recorded window, its begin included, not over the"
-            " process's life."
-        ),
+        help="peak memory in the recorded window (including its start), not over the process's life.",
     ),
     Column(
         "peak_reserved_bytes",
         "Peak reserved",
         Unit.BYTES,
-        help="the most that the caching allocator held (a dash for the CPU, which has none).",
+        help="peak memory held by the caching allocator (a dash on the CPU, which has none).",
     ),
     Column("begin_bytes", "At start", Unit.BYTES, help="allocated before the first event."),
     Column("end_bytes", "At end", Unit.BYTES, help="allocated after the last event."),
@@ -43,18 +38,13 @@ MEMORY: Final = TableKind(
     id="memory",
     title="Memory Summary",
     help=(
-        "With `profile_memory=True`: a row per device (and rank), under it who allocated and freed."
-        " Each allocation and release counts once, for the innermost operator open on its thread at"
-        " that moment (open from its begin until just before its end); without one for the innermost"
-        " annotation, else `(none)`. `aten::empty` and its kin are shown as `caller (aten::empty)`;"
-        " all steps are one row. The rows of a device sum to it exactly. A negative row frees what"
-        " another one allocated.\n\n"
-        "On the CPU peak, At start and At end are sums of the sizes since the window began: At start"
-        " is 0, At end is Increased, both it and single rows below 0 where more was freed than"
-        " allocated, and the peak is the highest sum, at least 0. (What torch writes as allocated"
-        " there is 0 for the shared memory of a DataLoader's workers and counts only while a profiler"
-        " runs.) For other devices dashes where the torch version did not record totals (1.9). Absent"
-        " when no memory was recorded."
+        "Requires `profile_memory=True`. One row per device (and rank), with the operators that allocated"
+        " and freed memory below it. Each allocation and free counts once, for the innermost operator open"
+        " on its thread, otherwise for the innermost annotation or `(none)`. `aten::empty` and similar are"
+        " shown as `caller (aten::empty)`, and all steps share one row. The rows add up to the device"
+        " exactly. Negative rows free memory that other rows allocated.\n\nOn the CPU, the peak, At start"
+        " and At end count from the window's start, so At start is 0 and values can be negative if more was"
+        " freed than allocated. On other devices they're dashes if torch didn't record totals (1.9)."
     ),
     columns=_COLUMNS,
     views=("memory",),
@@ -63,17 +53,17 @@ MEMORY: Final = TableKind(
 
 
 _NOTES: Final = (
-    "Each allocation and free counts once, for the innermost operator on its thread (without one, for the"
-    " innermost annotation), so the rows of a device sum to it. Increased is allocated less freed: below 0"
-    " where an operator frees what others allocated.",
-    "aten::empty and its kin allocate for others; they stand behind the operator that called them.",
-    "Peaks, At start and At end are of the recorded window, not of the process.",
+    "Each allocation and free counts once, for the innermost operator on its thread (otherwise the"
+    " innermost annotation), so the rows add up to the device. Increased is allocated minus freed, and"
+    " negative if an operator frees memory that others allocated.",
+    "aten::empty and similar allocate for others, so their caller is shown with them.",
+    "Peaks, At start and At end are for the recorded window, not the process.",
 )
 _CPU_NOTE: Final = (
-    "The CPU's peak, At start and At end count from the begin of the window, as sums of what is allocated and"
-    " freed in it: below 0 where more was freed. Nothing is reserved there."
+    "On the CPU, the peak, At start and At end count from the window's start and can be negative if more"
+    " was freed than allocated. Nothing is reserved there."
 )
-_NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices}: this version of torch did not record them."
+_NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices} because this version of torch didn't record them."
 
 
 def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) -> Table:  # noqa: ARG001

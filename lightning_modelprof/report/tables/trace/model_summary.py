@@ -15,30 +15,29 @@ from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, help="how often it happened. Others has no calls."),
+    Column("calls", "Calls", Unit.COUNT, help="number of calls. Others has no calls."),
     Column(
         "host_total_ns",
         "Total",
         Unit.DURATION_NS,
         "CPU",
         help=(
-            "time in which the phase's range is the innermost one of ours, clipped to the steps. The rows"
-            " of one level sum to the row above them exactly."
+            "time with the phase's range as our innermost range, within the steps. Rows of one level add up"
+            " to the row above exactly."
         ),
     ),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep per step."),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep per step."),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep per step."),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="the share of ProfileStep."),
+    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
+    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
+    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
+    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="share of ProfileStep."),
     Column(
         "device_total_ns",
         "Total",
         Unit.DURATION_NS,
         "GPU",
         help=(
-            "the sum of the durations of the device events (kernels, copies, sets) *launched* while the"
-            " phase was innermost, by whatever thread, whenever they ran. Events that overlap on different"
-            " streams count in full, as in Paddle."
+            "summed durations of the GPU events (kernels, copies, sets) *launched* during the phase by any"
+            " thread, whenever they ran. Overlapping events count in full, as in Paddle."
         ),
     ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
@@ -49,7 +48,7 @@ _COLUMNS: Final = (
         "Ratio(%)",
         Unit.RATIO,
         "GPU",
-        help="the share of ProfileStep's GPU total, not utilisation.",
+        help="share of ProfileStep's GPU total, which isn't utilization.",
     ),
 )
 MODEL_SUMMARY: Final = TableKind(
@@ -57,15 +56,15 @@ MODEL_SUMMARY: Final = TableKind(
     title="Model Summary",
     help=(
         "From the trace of one profiler window (the newest three have a table), in Paddle's layout."
-        " Profiling slows the steps that it records: compare shares with the phases below, and take"
-        " speeds from the Perf Summary. Traces without our ranges, recorded by torch.profiler alone,"
-        " get phases from torch's own ranges; a note under the table says how."
+        " Profiling slows the recorded steps, so compare shares with Phases and take speeds from Perf"
+        " Summary. Traces recorded by torch.profiler alone get their phases from torch's own ranges, as a"
+        " note explains."
     ),
     columns=_COLUMNS,
     rows={
-        "ProfileStep": "the recorded steps.",
-        "Others": ("what is in none of the other rows of its level; what it consists of stands below it."),
-        "Not in any range": ("the part of the steps that is in none of our ranges, Lightning's loop."),
+        "ProfileStep": "recorded steps.",
+        "Others": "everything not in other rows of its level, with its parts below.",
+        "Not in any range": "step time in none of our ranges, which is Lightning's loop.",
     },
     has_phases=True,
     views=("overview",),
@@ -74,13 +73,13 @@ MODEL_SUMMARY: Final = TableKind(
 
 
 _CPU_NOTE: Final = (
-    "CPU time of a phase is the time in which it is the innermost one, so the phases and Others sum to"
-    " ProfileStep; Avg, Max and Min are of one call's own time."
+    "CPU time of a phase is time with it as the innermost phase, so the phases and Others add up to"
+    " ProfileStep. Avg, Max and Min are for one call's own time."
 )
 _GPU_NOTES: Final = (
-    "GPU time is the sum of all device events (kernels, copies, sets) launched in the phase by any thread,"
-    " whenever they ran; its ratio is the share of the GPU time launched in the steps.",
-    "If two device events overlap on different streams, both are counted in full.",
+    "GPU time is the sum of all GPU events (kernels, copies, sets) launched in the phase by any thread,"
+    " whenever they ran. Its ratio is the share of GPU time launched in the steps.",
+    "GPU events that overlap on different streams both count in full.",
 )
 
 
@@ -127,7 +126,7 @@ def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Tabl
         ),
         depths=tuple(row.depth for row in summary.rows),
         notes=(
-            f"The rows cover {steps} ({summary.num_steps} in total).",
+            f"Covers {steps} ({summary.num_steps} in total).",
             _CPU_NOTE,
             *(_GPU_NOTES if summary.has_device else ()),
             *summary.notes,
@@ -154,7 +153,7 @@ def _window_notes(window: Window) -> tuple[str, ...]:
         return ()
     requested = _steps_text(range(window.first_step, window.last_step + 1))
     because = f": {window.note}" if window.note else "."
-    return (f"The window is partial, {requested} were requested{because}",)
+    return (f"The window is partial; {requested} were requested{because}",)
 
 
 def _steps_text(numbers: Sequence[int]) -> str:

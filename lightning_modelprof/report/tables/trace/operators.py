@@ -16,7 +16,7 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
 
 _NAME: Final = Column("name", "Name")
-_SHAPE: Final = Column("input_shapes", "Input Shapes", help="the shapes of its inputs.", is_main=True)
+_SHAPE: Final = Column("input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True)
 _FIGURES: Final = (
     Column("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls.", is_main=True),
     Column(
@@ -25,8 +25,8 @@ _FIGURES: Final = (
         Unit.DURATION_NS,
         "CPU",
         help=(
-            "time of the calls with all inside them; a call inside one of the same name counts in Calls"
-            " and Self only, so Avg, Max and Min are of the outermost calls."
+            "time including everything inside. A call within one of the same name counts in Calls and Self"
+            " only, so Avg, Max and Min are over outermost calls."
         ),
     ),
     Column(
@@ -36,9 +36,8 @@ _FIGURES: Final = (
         "CPU",
         adds_up=True,
         help=(
-            "time in which neither an operator nor a runtime call (cudaLaunchKernel, ...) inside was"
-            " running; over all operators it sums to the union of the operators of each thread minus their"
-            " runtime calls."
+            "time with no nested operator or runtime call (cudaLaunchKernel, ...) running. It adds up to"
+            " the union of each thread's operators minus their runtime calls."
         ),
         is_main=True,
     ),
@@ -46,7 +45,7 @@ _FIGURES: Final = (
     Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
     Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
     Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="Self / Σ Self of all operators."),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", help="GPU Self with the operators inside."),
+    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", help="GPU Self including nested operators."),
     Column(
         "device_self_ns",
         "Self",
@@ -54,9 +53,8 @@ _FIGURES: Final = (
         "GPU",
         adds_up=True,
         help=(
-            "sum of the durations of the device events (kernels, copies, sets) that the operator launched"
-            " itself, whenever they ran, in full where they overlap. Without device events the GPU columns"
-            " are dashes."
+            "summed durations of the GPU events (kernels, copies, sets) the operator launched itself,"
+            " whenever they ran; overlaps counted in full. A dash without GPU events."
         ),
         is_main=True,
     ),
@@ -69,7 +67,7 @@ _FIGURES: Final = (
         Unit.RATIO,
         "GPU",
         adds_up=True,
-        help="GPU Self / time of all device events.",
+        help="GPU Self / time of all GPU events.",
         is_main=True,
     ),
     Column(
@@ -78,16 +76,14 @@ _FIGURES: Final = (
         Unit.FLOPS,
         adds_up=True,
         help=(
-            "from recorded input shapes (`record_shapes=True`), a multiplication with its addition as"
-            " two, for mm, addmm, bmm, baddbmm, convolution and convolution_backward, counted in the"
-            " outermost of them; a dash is not known."
+            "from recorded input shapes (`record_shapes=True`), counting a multiply-add as two, for mm,"
+            " addmm, bmm, baddbmm, convolution and convolution_backward (outermost only). A dash means"
+            " unknown."
         ),
         is_main=True,
     ),
 )
-_MEMORY_CHANGE: Final = (
-    "what was allocated less what was released while the operator ran; Self without the operators inside."
-)
+_MEMORY_CHANGE: Final = "allocated minus freed memory while the operator ran; Self excludes nested operators."
 _MEMORY: Final = (
     Column(
         "host_bytes",
@@ -124,17 +120,16 @@ _MODULE: Final = Column(
     "module",
     "Module",
     help=(
-        "(if calls of modules were recorded) the innermost module around the calls with most host"
-        " time, and how many others there are."
+        "the innermost module around the calls with the most CPU time, and the number of other modules (if"
+        " module calls were recorded)."
     ),
 )
 _CALLER: Final = Column(
     "called_from",
     "Called from",
     help=(
-        "(if stacks were recorded) the most frequent innermost frame outside torch and Lightning"
-        " (packages of these names at the begin of the path or in `site-packages`, `dist-packages`)"
-        " and this package."
+        "the most frequent innermost frame outside torch, Lightning and this package (if stacks were"
+        " recorded)."
     ),
     is_main=True,
 )
@@ -143,18 +138,13 @@ OPERATORS: Final = TableKind(
     id="operators",
     title="Operator Summary",
     help=(
-        "One row per operator name, over all threads and ranks; with `thread_sep` one section per"
-        " host thread, headed by its sums (Total there is the time in which any operator was running)."
-        " With `op_detail`, below each operator: the operators that it calls directly (and the device"
-        " events that each of those launched), then the device events that it launched itself; their"
-        " ratio is the share of the operator's Total, for the device events below a called operator of"
-        " that one's."
+        "One row per operator name, over all threads and ranks; `thread_sep` adds a section per CPU thread"
+        " with its totals. With `op_detail`, the rows below an operator are the operators it calls directly"
+        " and the GPU events it launched itself; their ratio is the share of its Total."
     ),
     columns=(_NAME, *_FIGURES, *_MEMORY, _MODULE, _CALLER),
     rows={
-        "(no operator)": (
-            "the device events that no operator launched, so GPU Self sums to all device time."
-        ),
+        "(no operator)": "GPU events that no operator launched, so GPU Self adds up to all GPU time.",
     },
     views=("operators",),
     names_slices=True,
@@ -164,8 +154,8 @@ OPERATORS_BY_SHAPE: Final = TableKind(
     id="operators_by_shape",
     title="Operator Summary by input shapes",
     help=(
-        "The same figures by operator name and the shapes of its inputs. Calls without recorded shapes are a"
-        " row of their own with a dash. Absent without `record_shapes=True`."
+        "The same figures by operator name and input shapes. Calls without recorded shapes have their own"
+        " row with a dash. Requires `record_shapes=True`."
     ),
     columns=(_NAME, _SHAPE, *OPERATORS.columns[1:]),
     views=("operators",),
@@ -177,32 +167,32 @@ OPERATORS_BY_SHAPE: Final = TableKind(
 NO_OPERATOR: Final = "(no operator)"
 """Name of the row with the device events that no operator launched."""
 
-_NO_SHAPES: Final = Absent("no input shapes of operators were recorded (record_shapes=True records them)")
+_NO_SHAPES: Final = Absent("no operator input shapes were recorded (set record_shapes=True)")
 
 _TIMES_NOTE: Final = (
-    "CPU Total is the time of an operator with all that it calls; a call inside one of the same name counts"
-    " in Calls and Self only. Self is without the operators and the runtime calls (cudaLaunchKernel, ...)"
-    " inside. Ratio is the share of all operators' Self."
+    "CPU Total is the time of an operator including everything it calls; a call within one of the same name"
+    " counts in Calls and Self only. Self excludes nested operators and runtime calls (cudaLaunchKernel,"
+    " ...). Ratio is the share of all operators' Self."
 )
 _DEVICE_NOTE: Final = (
-    "GPU Self is the time of the device events (kernels, copies, sets) that an operator launched itself,"
-    " whenever they ran; where they overlap they count in full. Total is with those of the operators that it"
-    " calls. Ratio is the share of Self in the time of all device events."
+    "GPU Self is the time of the GPU events (kernels, copies, sets) an operator launched itself, whenever"
+    " they ran; overlaps count in full. Total includes the operators it calls. Ratio is the share of Self"
+    " in all GPU events' time."
 )
 _FLOPS_NOTE: Final = (
-    "FLOPs follow from the recorded input shapes, a multiplication with its addition as two: for mm, addmm,"
-    " bmm, baddbmm, convolution and convolution_backward, counted in the outermost of them."
+    "FLOPs come from the recorded input shapes, counting a multiply-add as two, for mm, addmm, bmm,"
+    " baddbmm, convolution and convolution_backward (outermost only)."
 )
-_NO_FLOPS_NOTE: Final = "FLOPs need the shapes of the inputs (record_shapes=True)."
+_NO_FLOPS_NOTE: Final = "FLOPs need input shapes (record_shapes=True)."
 _MEMORY_NOTE: Final = (
-    "Memory is what was allocated less what was released while an operator ran on its thread, Self without"
-    " the operators inside: negative where more was released."
+    "Memory is allocated minus freed while an operator ran on its thread; Self excludes nested operators."
+    " It's negative if more was freed."
 )
 _NO_MEMORY_NOTE: Final = (
-    "No memory was measured (profile_memory=True records it), so the rows keep their usual order."
+    "Memory wasn't recorded (set profile_memory=True), so the rows keep their usual order."
 )
 _DETAIL_NOTE: Final = (
-    "Below an operator: the operators that it calls directly and the device events that it launched itself,"
+    "The rows below an operator are the operators it calls directly and the GPU events it launched itself,"
     " with their share of its Total."
 )
 

@@ -21,67 +21,68 @@ from lightning_modelprof.report.tables.rows import split_ranks
 _TITLE: Final = "Overview Summary"
 _COLUMNS: Final = (
     Column("name", "Event Type"),
-    Column("calls", "Calls", Unit.COUNT, help="events that begin in the steps."),
+    Column("calls", "Calls", Unit.COUNT, help="events that start in the steps."),
     Column(
         "host_total_ns",
         "Time",
         Unit.DURATION_NS,
         "CPU",
-        help=("the union of the type's intervals over all threads, clipped to the steps on the host."),
+        help="union of the type's intervals over all threads, within the steps on the CPU.",
     ),
     Column(
-        "host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="that over the steps' time (ProfileStep, 100 %)."
+        "host_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "CPU",
+        help="the same, relative to the steps (ProfileStep, 100%).",
     ),
     Column(
         "device_total_ns",
         "Time",
         Unit.DURATION_NS,
         "GPU",
-        help="the union over all streams and devices, clipped to the span.",
+        help="union over all streams and GPUs, within the steps' GPU time.",
     ),
     Column(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,
         "GPU",
-        help="to the span, since the device lags behind the host.",
+        help="share of the steps' GPU time, since the GPU lags behind the CPU.",
     ),
 )
 _AS_MODEL_SUMMARY: Final = (
-    "the same figures as in the Model Summary, so only on the thread of the steps and without the"
-    " forward and backward that Lightning runs in the optimizer's closure."
+    "the same figures as in Model Summary: only on the steps' thread, and without the forward and backward"
+    " that Lightning runs in the optimizer's closure."
 )
 OVERVIEW: Final = TableKind(
     id="overview",
     title="Overview Summary",
     help=(
-        "What each type of event covers of the steps. Overlap counts once, so no ratio exceeds 100 %;"
-        " types overlap, so rows do not sum to ProfileStep. Each event is of one type, longest first,"
-        " only those that occur. Several ranks: calls and times are added up, CPU ratios are to the"
-        " sum of the ranks' steps, GPU ratios to the sum of the spans of those ranks that have device"
-        " events; a note names the others. Absent when the trace has neither steps nor operators, or"
-        " none of the recorded steps."
+        "Share of step time covered by each type of event, longest first. Overlaps within a type count"
+        " once, so no ratio exceeds 100%. Types overlap each other, so rows don't add up to ProfileStep."
+        " Several ranks are added up, and their ratios are relative to the sum of their steps (GPU time"
+        " only for ranks with GPU events)."
     ),
     columns=_COLUMNS,
     rows={
-        "Operator": "operators, without nodes of autograd's graph (Backward).",
+        "Operator": "operators, without autograd nodes (Backward).",
         "Backward": (
-            "nodes of autograd's graph, `autograd::engine::evaluate_function`; before torch 1.10 by the"
-            " nodes' names."
+            "autograd nodes, `autograd::engine::evaluate_function`; before torch 1.10 by their names."
         ),
-        "Runtime": "calls of CUDA, ROCm, XPU.",
-        "Dataloader": "fetches by torch or in our range, none inside another.",
+        "Runtime": "CUDA, ROCm and XPU calls.",
+        "Dataloader": "outermost fetches, by torch or in our range.",
         "Optimization": _AS_MODEL_SUMMARY,
         "Zero grad": _AS_MODEL_SUMMARY,
         "Communication": (
-            "operators of a backend, `nccl:`, `gloo:`; on the device its kernels (see Distributed Summary)."
+            "backend operators (`nccl:`, `gloo:`); on the GPU, their kernels (see Distributed Summary)."
         ),
-        "UserDefined": "other annotations, as in that table, none around all steps.",
-        "PythonFunction": "calls of Python functions.",
+        "UserDefined": "other annotations as in that table, except those around all steps.",
+        "PythonFunction": "Python function calls.",
         "Profiler overhead": "the profiler's own work.",
         "Kernel": "computation.",
-        "Memcpy": "copies on the device.",
-        "Memset": "sets on the device.",
+        "Memcpy": "copies on the GPU.",
+        "Memset": "sets on the GPU.",
     },
     compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
@@ -104,23 +105,22 @@ _LABELS: Final[dict[HostType | DeviceType, str]] = {
 }
 
 _NOTE: Final = (
-    "Time in which at least one event of the type ran, on any thread, stream or device; overlap counts once,"
-    " so no ratio exceeds 100 %. The types overlap each other (an operator calls the runtime), so the rows do"
-    " not sum to ProfileStep. Calls are the events that begin in the steps."
+    "Time with at least one event of the type on any thread, stream or GPU. Overlaps within a type count"
+    " once, so no ratio exceeds 100%. Types overlap each other (operators call the runtime), so the rows"
+    " don't add up to ProfileStep. Calls are the events that start in the steps."
 )
 _BACKWARD_NOTE: Final = (
-    "Backward is the time in nodes of autograd's graph; the operators in them count in Operator, too."
+    "Backward is the time in autograd nodes. Operators inside them also count in Operator."
 )
 _OPTIMIZATION_NOTE: Final = (
-    "Optimization and Zero grad are those of the Model Summary, on the thread of the steps: an optimizer step"
+    "Optimization and Zero grad match Model Summary. They're on the steps' thread, and an optimizer step"
     " around forward and backward (a closure) counts without these."
 )
 _GPU_NOTE: Final = (
-    "The GPU columns cover the time from the first step to the end of the work that the last one launched."
-    " Kernel is computation; Communication is kernels of NCCL and its like, and on the CPU the operators of"
-    " such a backend."
+    "GPU columns cover the time from the first step to the end of the last step's work. Kernel is"
+    " computation, and Communication is kernels of NCCL and similar, or the backend's operators on the CPU."
 )
-_NO_DEVICE_NOTE: Final = "The trace has no device events in the steps."
+_NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 
 
 def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptions) -> Table:  # noqa: ARG001
@@ -165,9 +165,9 @@ def _several_note(found: Mapping[int, Overview]) -> tuple[str, ...]:
     lacking = [str(rank) for rank, one in found.items() if one.device_steps_ns is None]
     gpu = ""
     if lacking and len(lacking) < len(found):
-        gpu = f" GPU figures are without rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}, which"
+        gpu = f" GPU figures exclude rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}, which"
         gpu += f" ha{'ve' if len(lacking) > 1 else 's'} no device events."
     return (
-        f"Calls and times are the sums of {len(found)} ranks, CPU ratios are to the sum of their steps, GPU"
-        f" ratios to the sum of their spans on the device.{gpu}",
+        f"Calls and times are summed over {len(found)} ranks. CPU ratios are relative to the sum of their"
+        f" steps, GPU ratios to the sum of their GPU time spans.{gpu}",
     )

@@ -17,14 +17,14 @@ from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
     Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="calls that were compared."),
+    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="calls compared."),
     Column(
         "total_ns",
         "Total",
         Unit.DURATION_NS,
         "Communication",
         adds_up=True,
-        help="time of the compared calls on this rank; calls that overlap are added up.",
+        help="time of the compared calls on this rank; overlapping calls are added up.",
     ),
     Column(
         "transfer_ns",
@@ -32,7 +32,7 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "Communication",
         adds_up=True,
-        help="of each call the shortest duration over the ranks, added up.",
+        help="the shortest duration of each call over the ranks, added up.",
     ),
     Column(
         "waited_ns",
@@ -40,12 +40,10 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "Waited",
         adds_up=True,
-        help="Communication Total − Transfer: this rank waited for others.",
+        help="Communication Total − Transfer, the time this rank waited for others.",
     ),
-    Column(
-        "waited_step_ns", "Per step", Unit.DURATION_NS, "Waited", help="the mean over the compared steps."
-    ),
-    Column("waited_ratio", "Ratio(%)", Unit.RATIO, "Waited", help="its share of Communication Total."),
+    Column("waited_step_ns", "Per step", Unit.DURATION_NS, "Waited", help="mean over the compared steps."),
+    Column("waited_ratio", "Ratio(%)", Unit.RATIO, "Waited", help="share of Communication Total."),
     Column(
         "last",
         "Calls",
@@ -54,32 +52,31 @@ _COLUMNS: Final = (
         adds_up=True,
         help="calls in which this rank alone had the shortest time.",
     ),
-    Column("last_ratio", "Ratio(%)", Unit.RATIO, "Came last", help="their share of the compared calls."),
+    Column("last_ratio", "Ratio(%)", Unit.RATIO, "Came last", help="share of the compared calls."),
     Column(
         "caused_ns",
         "Total",
         Unit.DURATION_NS,
         "Others waited",
-        help=("how long the other ranks, on average, waited in the calls to which this one came last."),
+        help="mean time the other ranks waited in calls where this rank came last.",
     ),
     Column(
         "caused_step_ns",
         "Per step",
         Unit.DURATION_NS,
         "Others waited",
-        help="the mean over the compared steps.",
+        help="mean over the compared steps.",
     ),
 )
 RANK_WAITS: Final = TableKind(
     id="rank_waits",
     title="Waiting for other ranks",
     help=(
-        "Who waited for whom, where traces of several ranks of one job are here. A collective in"
-        " which every rank needs something of every other one ends at about the same time on all of"
-        " them, so a shorter kernel means a later start. Of each compared call the transfer is the"
-        " shortest duration over the ranks; what a rank's own call took longer is its wait. Only"
-        " durations are compared: clocks of different hosts need not agree. Below each rank are its"
-        " collectives, longest wait first."
+        "Which rank waits for which, if traces of several ranks of one job are loaded. A collective that"
+        " needs every rank ends at about the same time on all of them, so a shorter kernel means a later"
+        " start. The shortest duration of each call is its transfer, and any additional time is waiting."
+        " Only durations are compared, so the machines' clocks don't matter. Collectives are listed below"
+        " each rank, longest wait first."
     ),
     columns=_COLUMNS,
     views=("distributed",),
@@ -87,30 +84,27 @@ RANK_WAITS: Final = TableKind(
 )
 
 
-_ONLY_ONE: Final = "only one rank's trace is here"
+_ONLY_ONE: Final = "only one rank's trace is loaded"
 
 _NOTES: Final = (
-    "A collective ends at about the same time on all ranks, so the rank whose call is the shortest came last"
-    " and did not wait. Transfer is that shortest time, Waited what a rank's own calls took longer, and its"
-    " Ratio the share of Communication. Only durations are compared, no clocks.",
-    "Came last counts the calls in which this rank alone had the shortest time. Others waited is how long the"
-    " other ranks waited in these calls, the mean of them.",
+    "A collective ends at about the same time on all ranks, so the rank with the shortest call came last"
+    " and didn't wait. Transfer is that shortest time, Waited is each rank's additional time, and Ratio is"
+    " Waited as a share of Communication. Clocks aren't compared.",
+    "Came last counts calls in which this rank alone had the shortest time. Others waited is the mean time"
+    " the other ranks waited in those calls.",
 )
-_STEPS_NOTE: Final = (
-    "Compared are the calls of steps that all ranks have: the first call of a step on one rank with the first"
-    " one on the others, and so on."
-)
+_STEPS_NOTE: Final = "Calls are compared in steps that all ranks recorded, in order within each step."
 _NO_STEPS_NOTE: Final = (
-    "Not every rank has steps, so the first call of a trace is compared with the first one of the others, and"
-    " so on: that is right if all began to record before the same call."
+    "Not every rank has steps, so calls are compared in order from the start of the traces. This assumes"
+    " that all ranks started recording before the same call."
 )
 _HOST_NOTE: Final = (
-    "The calls are ranges of the backend on the host, such as gloo:all_reduce: they last until the rank has"
-    " what it needs of the others, so they are compared like kernels."
+    "Calls are the backend's CPU ranges, such as gloo:all_reduce. They last until the rank has all data"
+    " from the others, so they're compared like kernels."
 )
 _HABIT_NOTE: Final = (
-    "Calls of one step are late together, so a few steps do not show a habit: record more before you look for"
-    " the reason in the rank."
+    "A rank tends to be late for all calls of a step, so a few steps don't show a pattern. Record more"
+    " steps before you look for the cause."
 )
 
 
@@ -133,7 +127,7 @@ def rank_waits_table(
         rows.append(_row(f"rank {rank}", one.whole))
         depths.append(0)
         for (name, group), part in one.by_collective.items():
-            rows.append(_row(f"{name} in {group or 'no known group'}" if len(groups) > 1 else name, part))
+            rows.append(_row(f"{name} in {group or 'an unknown group'}" if len(groups) > 1 else name, part))
             depths.append(1)
     return RANK_WAITS.table(
         rows=tuple(rows),
@@ -175,11 +169,11 @@ def _row(name: str, waits: Waits) -> tuple[Cell, ...]:
 
 def _sentence(one: LateRank, *, has_groups: bool) -> str:
     """Who came last more often than chance explains."""
-    where = f" of {one.group or 'no known group'}" if has_groups else ""
-    others = "the other rank" if one.num_ranks == 2 else "the others"
+    where = f" of {one.group or 'an unknown group'}" if has_groups else ""
+    others = "The other rank" if one.num_ranks == 2 else "The others"
     per_step = " per step" if one.is_per_step else ""
     return (
-        f"Rank {one.rank} came last in {one.last} of {one.calls} calls{where}; {others} waited"
+        f"Rank {one.rank} came last in {one.last} of {one.calls} calls{where}. {others} waited"
         f" {milliseconds(one.waited_ns)}{per_step} for it. By chance it would come last in 1 of"
         f" {one.num_ranks} calls."
     )
@@ -190,13 +184,12 @@ def _left_out_notes(waits: WaitsOfRanks) -> tuple[str, ...]:
     notes = []
     if waits.left_out:
         listed = "; ".join(f"{number} because {reason}" for reason, number in waits.left_out.items())
-        notes.append(f"Calls that are not compared: {listed}.")
+        notes.append(f"Calls not compared: {listed}.")
     if waits.other_source:
         several = len(waits.other_source) > 1
         notes.append(
-            f"Without rank{'s' if several else ''} {', '.join(map(str, waits.other_source))}:"
-            f" {'their' if several else 'its'} communication was recorded on the host, that of the others on"
-            " the device."
+            f"Rank{'s' if several else ''} {', '.join(map(str, waits.other_source))} not compared:"
+            " communication was recorded on the CPU, but on the GPU for the others."
         )
     return tuple(notes)
 
@@ -207,6 +200,6 @@ def _missing_note(waits: WaitsOfRanks) -> tuple[str, ...]:
     if waits.world_size is None or waits.world_size <= here:
         return ()
     return (
-        f"{here} of the {waits.world_size} ranks of the job are compared: which of these came last is known,"
-        " but it may have waited for one that is not here, so Transfer can be too long and Waited too short.",
+        f"{here} of {waits.world_size} ranks are compared. The last of them may itself have waited for a"
+        " missing rank, so Transfer may be too high and Waited too low.",
     )

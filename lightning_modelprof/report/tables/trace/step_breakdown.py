@@ -18,37 +18,34 @@ from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
 
 _CATEGORIES: Final = {
-    "kernel": "without communication; a dash without device events.",
-    "memcpy": "copies on the device; a dash without device events.",
-    "memset": "sets on the device; a dash without device events.",
-    "communication": "as in the Distributed Summary, and the host's `nccl:` and `gloo:` operators.",
-    "runtime": "calls of CUDA or ROCm; a dash without runtime calls.",
+    "kernel": "kernels without communication; a dash without GPU events.",
+    "memcpy": "copies on the GPU; a dash without GPU events.",
+    "memset": "sets on the GPU; a dash without GPU events.",
+    "communication": "as in Distributed Summary, plus the CPU's `nccl:` and `gloo:` operators.",
+    "runtime": "CUDA and ROCm calls; a dash without runtime calls.",
     "dataloader": "`enumerate(DataLoader)#...`.",
     "cpu_exec": (
-        "other operators and annotations, but none that wraps a whole step, nor Lightning's `[pl]` and our"
-        " own ranges."
+        "other operators and annotations, except those around a whole step, Lightning's `[pl]` ranges and"
+        " our own."
     ),
     "other": "the rest.",
 }
 _COLUMNS: Final = (
     Column("name", "Step"),
-    Column("total_ns", "Total", Unit.BY_ROW, help="of the step, which the others sum to."),
+    Column("total_ns", "Total", Unit.BY_ROW, help="step time; the other columns add up to it."),
     *(Column(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW, help=_CATEGORIES[key]) for key in STEP_CATEGORIES),
 )
 STEP_BREAKDOWN: Final = TableKind(
     id="step_breakdown",
     title="Step time breakdown",
     help=(
-        "Per step and as a mean (with several ranks only the means): the categories of the Overview"
-        " of PyTorch's removed TensorBoard plugin. Each moment of a step goes to the first of these"
-        " that is busy then, on any thread, stream or device; they sum to the step exactly. A step"
-        " begins where the device events launched in the step before end (the first one where those"
-        " left over from before it do), and lasts to the end of its own; last steps that are"
-        " incomplete are left out, and named. A runtime call that straddles the end of a step belongs"
-        " to no step here (as in the plugin), so what it launched does not lengthen one; the Model"
-        " Summary counts it in the step in which it begins. An annotation a little shorter than a step"
-        " makes all time in it CPU Exec. Host work while the device works does not show. Several"
-        " ranks: where any has device events, those without are left out of Mean and Share, and named."
+        "Categories of PyTorch's removed TensorBoard plugin, per step and as a mean (only means for several"
+        " ranks). Each moment counts once, in the first category that's busy on any thread, stream or GPU,"
+        " so the columns add up to the step exactly and CPU work during GPU work isn't visible. A step"
+        " starts when earlier steps' GPU events end and lasts until its own end. Incomplete steps at the"
+        " end are left out and listed. A runtime call across the end of a step belongs to no step here (as"
+        " in the plugin), while Model Summary counts it where it starts. If any rank has GPU events, ranks"
+        " without them are left out of Mean and Share and listed."
     ),
     columns=_COLUMNS,
     views=("overview",),
@@ -60,15 +57,15 @@ _ON_DEVICE: Final = frozenset({"kernel", "memcpy", "memset"})
 _BY_RUNTIME: Final = frozenset({"runtime"})
 
 _NOTES: Final = (
-    "Each moment of a step counts once, for the first of the columns that is busy then on any thread, stream"
-    " or device, so the columns sum to the step: time of the host behind work of the device does not show.",
-    "A step begins where the device events launched in the step before end, and lasts to the end of its own.",
-    "Communication is the kernels of NCCL and its like and the host's nccl: and gloo: operators, as far as no"
-    " other device event hides it. CPU Exec is operators and annotations, without those around a whole step,"
-    " Lightning's [pl] ranges and this package's own.",
+    "Each moment counts once, in the first column that's busy on any thread, stream or GPU, so the columns"
+    " add up to the step. CPU work during GPU work isn't visible.",
+    "A step starts when the previous step's GPU events end and lasts until its own end.",
+    "Communication is NCCL kernels (or similar) and the CPU's nccl: and gloo: operators, unless other GPU"
+    " events run. CPU Exec is operators and annotations, without those around a whole step, Lightning's"
+    " [pl] ranges and this package's own.",
 )
-_NO_DEVICE_NOTE: Final = "The trace has no device events: Kernel, Memcpy and Memset are not measured."
-_NO_RUNTIME_NOTE: Final = "The trace has no calls of a device's runtime: Runtime is not measured."
+_NO_DEVICE_NOTE: Final = "The trace has no GPU events, so Kernel, Memcpy and Memset weren't measured."
+_NO_RUNTIME_NOTE: Final = "The trace has no runtime calls, so Runtime wasn't measured."
 
 
 def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: TableOptions) -> Table:  # noqa: ARG001
@@ -112,10 +109,7 @@ def _left_out_note(found: Mapping[int, StepBreakdown], whole: StepBreakdown) -> 
     if not lacking:
         return ()
     several = len(lacking) > 1
-    return (
-        f"Without rank{'s' if several else ''} {', '.join(lacking)} in Mean and Share:"
-        f" {'they have' if several else 'it has'} no device events.",
-    )
+    return (f"Mean and Share exclude rank{'s' if several else ''} {', '.join(lacking)}: no GPU events.",)
 
 
 def _row(name: str, total: Cell, parts: Sequence[Cell], fact: StepBreakdown) -> tuple[Cell, ...]:

@@ -28,8 +28,8 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "CPU",
         help=(
-            "time of the outermost calls with all inside them (a range inside one of the same name counts"
-            " in Calls only)."
+            "time of the outermost calls including everything inside (a range inside one of the same name"
+            " counts in Calls only)."
         ),
     ),
     Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
@@ -41,8 +41,8 @@ _COLUMNS: Final = (
         Unit.RATIO,
         "CPU",
         help=(
-            "to the time of the steps. Ranges outside the steps and on several threads count in full, so"
-            " it can exceed 100 %; a dash without steps or operators."
+            "share of step time. Ranges outside the steps and on several threads count in full, so it can"
+            " exceed 100%. A dash without steps or operators."
         ),
     ),
     Column(
@@ -51,26 +51,23 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "GPU",
         help=(
-            "the sum of the durations of the device events launched in the range on its own thread,"
-            " whenever they ran. What autograd launches from its own threads is not in it."
+            "summed durations of the GPU events launched in the range on its own thread, whenever they ran."
+            " Launches from autograd's threads aren't included."
         ),
     ),
     Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
     Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
     Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", help="to all device time."),
-    Column(
-        "written_by", "Written by", help="marks the ranges that torch writes itself, judged by their names."
-    ),
+    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", help="share of all GPU time."),
+    Column("written_by", "Written by", help="marks ranges that torch writes itself, judged by name."),
 )
 USER_RANGES: Final = TableKind(
     id="user_ranges",
     title="UserDefined Summary",
     help=(
-        'Ranges written with `torch.profiler.record_function("name")`, one row per name. Ranges that'
-        " torch writes itself (DistributedDataParallel, FSDP, compiled regions) come last. Steps,"
-        " phases, `[pl]` ranges, modules, data loading, optimizers and communication are left out;"
-        " other tables have them. Absent when there are no such ranges."
+        'Ranges from `torch.profiler.record_function("name")`, one row per name. Ranges that torch writes'
+        " itself (DistributedDataParallel, FSDP, compiled regions) come last. Steps, phases, `[pl]` ranges,"
+        " modules, data loading, optimizers and communication have their own tables."
     ),
     columns=_COLUMNS,
     views=("operators",),
@@ -80,17 +77,17 @@ USER_RANGES: Final = TableKind(
 
 
 _HOST_NOTE: Final = (
-    "CPU Total is the time of a range with all inside it; one inside another of the same name counts in Calls"
-    " only. Ratio is to the time of the steps. Ranges outside the steps and on several threads count in full,"
-    " so it can exceed 100 %."
+    "CPU Total is the time of a range including everything inside; a range inside one of the same name"
+    " counts in Calls only. Ratio is relative to step time. Ranges outside the steps and on several threads"
+    " count in full, so it can exceed 100%."
 )
 _DEVICE_NOTE: Final = (
-    "GPU Total is the time of the device events launched in the range on its own thread, whenever they ran;"
-    " what autograd launches from its own threads is not. Ratio is the share of all device events' time."
+    "GPU Total is the time of the GPU events launched in the range on its own thread, whenever they ran."
+    " Launches from autograd's threads aren't included. Ratio is the share of all GPU events' time."
 )
 _TORCH_NOTE: Final = (
     "Ranges that torch writes itself come last. Steps, data loading, optimizers, modules and communication"
-    " have tables of their own and are left out."
+    " have their own tables."
 )
 
 
