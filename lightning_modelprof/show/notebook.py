@@ -82,11 +82,11 @@ def show_in_notebook(report: Report, *, page: str = "", value: str = "callback.r
 def _where(page: str, value: str) -> str:
     in_a_cell = f'<code style="{_CODE}">{_text(value)}</code>'
     if not page:
-        return f'<div style="{_LAST}">Full report: {in_a_cell} in a cell</div>'
+        return f'<div style="{_LAST}">Full report: run {in_a_cell} in a cell</div>'
     # Notebooks look for a relative path beside themselves; what is elsewhere can be copied.
     address = Path(page).as_uri() if Path(page).is_absolute() else quote(Path(page).as_posix())
     link = f'<a href="{escape(address)}" target="_blank" style="{_LINK}">{_text(page)}</a>'
-    return f'<div style="{_LAST}">Full report: {link}, or {in_a_cell} in a cell</div>'
+    return f'<div style="{_LAST}">Full report: {link}, or run {in_a_cell} in a cell</div>'
 
 
 def _card(report: Report, last: str) -> str:

@@ -26,8 +26,8 @@ from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_c
 from lightning_modelprof.units import format_cell
 
 _NOTHING_TO_COMPARE = (
-    "Both sides are the same, or one has only a window and the other only a run. Choose another run or window"
-    " for Before."
+    "Both sides are the same, or one has only a window and the other only a run. Select another run or"
+    " window for Before."
 )
 
 
@@ -114,7 +114,7 @@ class Answers:
             else:
                 check_timeline(packed)
         except ValueError as error:
-            raise ArchiveError(f"{run}, {tag}: its {wanted.kind} cannot be read: {error}.") from error
+            raise ArchiveError(f"{run}, {tag}: can't read its {wanted.kind}: {error}.") from error
         return packed
 
     def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
@@ -131,7 +131,7 @@ class Answers:
             try:
                 return timings_of(unpack_steps(packed))
             except ValueError as error:
-                raise ArchiveError(f"{run}: its steps cannot be read: {error}.") from error
+                raise ArchiveError(f"{run}: can't read its steps: {error}.") from error
 
         return ComparedSide(run_name=run, selection=selection, read_steps=read_steps)
 
@@ -139,7 +139,7 @@ class Answers:
         tags = [arguments.get(name, "") for name in ("profile", "window")]
         run, window = (self._read(context, experiment, arguments.get("run", ""), tag) for tag in tags)
         if run is None and window is None:
-            raise ArchiveError("expected a profile of a run or of a window, got none: choose one.")
+            raise ArchiveError("expected a profile of a run or a window, got none. Select one.")
         return Selection(run=run, run_tag=tags[0], window=window, window_tag=tags[1], rank=_rank(arguments))
 
     def _read(self, context: Any, experiment: str, run: str, tag: str) -> StoredProfile | None:
@@ -158,8 +158,7 @@ def _shown(make: Callable[[], str]) -> str:
         raise
     except Exception as error:
         raise ArchiveError(
-            f"this cannot be shown ({told(error)}): a profile is damaged, or the fault is"
-            " lightning-modelprof's."
+            f"can't show this ({told(error)}). The profile is damaged or lightning-modelprof has a bug."
         ) from error
 
 
@@ -168,7 +167,7 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
     if not text:
         return None
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise ArchiveError(f"expected the number of a rank, got {text[:20]!r}.")
+        raise ArchiveError(f"expected a rank number, got {text[:20]!r}.")
     return int(text)
 
 
@@ -233,7 +232,7 @@ def _differs(before: ComparedSide, after: ComparedSide) -> str:
     if not known:
         return ""
     text = ", ".join(f"{name} {_plain(old)} before and {_plain(new)} after" for name, old, new in known)
-    return f'<p class="problem" role="status">These two differ in what they ran: {escape(text)}.</p>'
+    return f'<p class="problem" role="status">The two runs differ in {escape(text)}.</p>'
 
 
 def _plain(value: Any) -> str:

@@ -91,8 +91,8 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
                 return Respond(request, {"error": str(error)}, _JSON, code=404)
             except PublicError as error:
                 # The fast loader cannot name a blob of a run with a quote or a backslash in its name.
-                hint = "If the run has an odd name, try tensorboard --load_fast=false."
-                sentence = f"TensorBoard cannot read this: {error}. {hint}"
+                hint = "If the run has an unusual name, try tensorboard --load_fast=false."
+                sentence = f"TensorBoard can't read this: {error}. {hint}"
                 return Respond(request, {"error": sentence}, _JSON, code=error.http_code)
 
         return application
@@ -101,7 +101,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
 def _send_static(request: Request) -> Any:
     file = static_files().get(request.path.partition("/static/")[2])
     if file is None:
-        return Respond(request, "There is no such file.", "text/plain", code=404)
+        return Respond(request, "No such file.", "text/plain", code=404)
     return Respond(request, file.content, file.media_type)
 
 

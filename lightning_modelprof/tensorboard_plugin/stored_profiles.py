@@ -109,13 +109,14 @@ class StoredProfiles:
         data = found.get(run, {}).get(tag)
         if not data:
             raise ArchiveError(
-                f"expected a profile {tag!r} in the run {run!r}, got none. It may be gone: reload."
+                f"expected a profile {tag!r} in the run {run!r}, got none. It may have been deleted; reload"
+                " the page."
             )
         return max(data, key=lambda datum: datum.wall_time)
 
     def _blob(self, context: Any, datum: Any, number: int) -> bytes:
         if number >= len(datum.values):
-            raise ArchiveError(f"expected {number + 1} parts of this profile, got {len(datum.values)}.")
+            raise ArchiveError(f"expected {number + 1} parts in this profile, got {len(datum.values)}.")
         blob: bytes = self._provider.read_blob(context, blob_key=datum.values[number].blob_key)
         return blob
 

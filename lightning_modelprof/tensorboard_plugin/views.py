@@ -36,7 +36,7 @@ Part = Callable[[Selection], str]
 
 
 _NO_WINDOW: Final = (
-    "There is no profiler window. Record one with ModelProfCallback(active=10), or bring a trace here:"
+    "There's no profiler window. Record one with ModelProfCallback(active=10), or add a trace:"
     " lightning-modelprof tensorboard TRACE --logdir LOGDIR."
 )
 
@@ -103,9 +103,9 @@ def _other_ranks(selection: Selection) -> str:
     if command is None:
         return ""
     return (
-        '<p class="other-ranks">The windows here are of the first rank. Each rank keeps its own in the run\'s'
-        " folder; when training is over, this command brings all of them into TensorBoard, side by side:</p>"
-        f"<pre><code>{escape(one_line(command))}</code></pre>"
+        '<p class="other-ranks">These windows are from the first rank. Each rank saves its own in the run\'s'
+        " folder. After training, this command adds all of them to"
+        f" TensorBoard:</p><pre><code>{escape(one_line(command))}</code></pre>"
     )
 
 
@@ -156,7 +156,7 @@ VIEWS: Final = (
     View(
         key="overview",
         title="Overview",
-        empty="This profile holds no report.",
+        empty="This profile has no report.",
         above=(_head,),
         below=(_notes,),
     ),
@@ -164,36 +164,33 @@ VIEWS: Final = (
         key="steps",
         title="Steps",
         empty=(
-            "The steps of a whole run are here when ModelProfCallback has measured it. Traces hold only the"
-            " few steps that were recorded: see Overview and Trace."
+            "Steps need a run measured by ModelProfCallback. Traces only have the few recorded steps; see"
+            " Overview and Trace."
         ),
         columns=STEPS,
         help=(
-            "**Phases of each step** stacks the self time of each phase. Layers and colours are those of"
-            " report.html. Where there are more steps than pixels, one bar is the mean of equally many"
-            " neighbouring steps (the last may have fewer), and the thin line is the slowest step of each;"
-            " the caption says how many. Pale, shaded steps are left out of the benchmark, for the reason"
-            " that the Perf Summary counts them under; the readout says it. A few very high points go"
-            " beyond the upper edge, and the caption says how many and the largest.\n\n"
-            "**Throughput** is samples over wall time of the steps of a point, steps over wall time where"
-            ' the samples of any step are unknown. With "clean steps only", both charts and the slowest'
-            " steps are of clean steps, and a bar without any stays empty. All that is said of clean steps"
-            " is without the phase Profiler, as in the Perf Summary. Charts and slowest steps of all"
-            " steps, clean or not, are with it: their layers add up to the wall time.\n\n"
-            "**Figures of a range** are those of the Perf Summary over the clean steps of the range:"
-            " mean, p50 and p99 of batch_cost, steps/s, samples/s and Reader Ratio. Over the whole run"
-            " they are the same numbers. A dash where a clean step's samples, or its wait, are not known.\n\n"
-            "**Times of clean steps** are bars as wide as the narrower of Freedman-Diaconis and Sturges"
-            " says, at most 60. Where the slowest step took more than twice p99, they end at p99 and the"
-            " number beyond is said.\n\n"
-            "**What makes slow steps slow**: the mean of each phase over the clean steps that took longer"
-            " than p90 of the range, less its mean over the other clean steps. The differences sum to that"
-            " of whole steps unless a phase was not measured; *share of it* is a phase's part.\n\n"
-            "**Slowest steps**: the 20 slowest of the range, clean or not; of equal ones the earlier"
-            " first. *Times the median*: over the median of the range's clean steps. Phases with the most"
-            " time in these steps stand first.\n\n"
-            "Of a run of more than 4,096 steps those are shown that were kept, 2,048 to 4,096, spread"
-            " evenly (Long runs), and a note says so."
+            "**Phase times per step** stacks the self time of each phase, with the layers and colors of"
+            " report.html. If there are more steps than pixels, each bar is the mean of neighboring steps"
+            " and the thin line is the slowest of them; the caption says how many. Pale, shaded steps"
+            " aren't clean, and the readout gives the reason. A few very high points are cut off, and the"
+            " caption gives their number and the largest.\n\n"
+            "**Throughput** is samples per second, or steps per second if any step's sample count is"
+            ' unknown. "Clean steps only" limits both charts and the slowest steps to clean steps.'
+            " Clean-step figures exclude profiler overhead, as in Perf Summary. Charts and slowest steps of"
+            " all steps include it, so their layers add up to the wall time.\n\n"
+            "**Figures of a range** are the Perf Summary figures over the range's clean steps: mean, p50"
+            " and p99 of batch_cost, steps/s, samples/s and Reader Ratio. A dash means that a step's"
+            " samples or waiting time are unknown.\n\n"
+            "**Clean step times** uses the narrower of the Freedman-Diaconis and Sturges bin widths, with"
+            " at most 60 bins. If the slowest step took more than twice p99, the bars end at p99 and the"
+            " caption counts the slower steps.\n\n"
+            "**Causes of slow steps** compares each phase's mean over clean steps above the range's p90"
+            " with its mean over the other clean steps. The differences add up to the whole step's unless a"
+            " phase wasn't measured; *share* is a phase's part.\n\n"
+            "**Slowest steps** lists the range's 20 slowest steps, clean or not. *× median* is relative to"
+            " the range's clean steps. The phases with the most time in these steps come first.\n\n"
+            "Runs of more than 4,096 steps show 2,048 to 4,096 saved steps, evenly spaced (see Long runs),"
+            " and a note says so."
         ),
     ),
     View(
@@ -212,23 +209,20 @@ VIEWS: Final = (
         key="modules",
         title="Modules",
         empty=(
-            "Modules are timed in one early step of a fit, by ModelProfCallback(flops=True). A"
-            " trace alone has no such times."
+            "Module times come from one early step of a fit. Record them with"
+            " ModelProfCallback(flops=True). Not in a bare trace."
         ),
     ),
     View(
         key="workers",
         title="Workers",
-        empty=(
-            "What the workers of a DataLoader do is measured by ModelProfCallback, unless workers=False. A"
-            " trace alone has no such times."
-        ),
+        empty="Not in a bare trace. Recorded by ModelProfCallback (inspect.workers, on by default).",
     ),
     View(
         key="memory",
         title="Memory",
         empty=(
-            "Memory is followed by ModelProfCallback in every run; memory by operator and by phase needs"
+            "ModelProfCallback records memory in every run. Memory by operator and by phase needs"
             " profile_memory=True."
         ),
     ),
@@ -238,63 +232,57 @@ VIEWS: Final = (
         empty=_NO_WINDOW,
         columns=TIMELINE,
         help=(
-            "Every event of the trace is one slice with its exact times. Below the critical path come each"
-            " device's streams, then the host threads: that of the steps, and the others by the time in"
-            " which anything is open on them; of several ranks all devices come first, then the rest rank"
-            " by rank. A slice inside another is drawn below it; one that begins in"
-            " another and ends after it goes one row deeper. A step lasts until the device work launched"
-            " in it has ended. The view opens at the steps; *Show all* has what comes before and after"
-            " them. Click a category above the lanes to hide or show it; Python functions are hidden at"
-            " first. Several ranks share one time axis, on which the first step that all have begins at"
-            " one time, because their clocks differ.\n\n"
-            "**Idle** slices are the time in which no stream of the device works. They stand in the lane"
-            " of the stream that works longest, communication aside, and add up to Idle Summary's *In the"
-            " steps*. *Data loading*: nothing was queued, and the thread that launched the next work"
-            " waited for its next batch. *Host*: nothing was queued, and that thread did something else."
-            " *Kernel gap*: work was queued, and the gap is shorter than 30 µs. *Other stream*: work was"
-            " queued for longer, and what ran before it ran on another stream; *communication* if either"
-            " is communication. *Unknown*: anything else; the last three are Idle Summary's *Other*."
-            " **Meanwhile** is what was innermost on that thread at most of nine moments of the slice."
-            " **Busy** of a range is what is not idle from the device's first slice to its last.\n\n"
-            "**Critical path** is the longest chain of work in the steps in which each piece depends on the"
-            " one before it (see the table of that name): a slice is what the step waited for then, and"
-            " leads to the operator or kernel that it is part of. *Unexplained* is time that no dependency"
-            " explains.\n\n"
-            "**DataLoader workers** have a lane each, below all others, in windows of ModelProfCallback."
-            " A slice is a batch under its number in the epoch, with its samples and its collating in it;"
-            " between two the worker waits. It tells the CPU time of the worker's main thread, and which"
-            " step used it: an arrow leads to that step's fetch, from end to end, and **ready to end** is"
-            " the time between them. Batches that were ready before the trace began are not there; what"
-            " reaches out of the trace is cut. There is no arrow where a step fetches more than once; of"
-            " several loaders it is at the batch that was ready last. From loaders without a length"
-            " Lightning fetches one batch ahead: the fetch that got a batch is then that of the step"
-            " before. The workers' clock is told on that of the trace by readings of both at each step,"
-            " which must agree to 200 µs; else a note says that they do not.\n\n"
-            "Rows below a lane's first hold what ran inside the event above. A pixel has the colour of"
-            " the event that takes most of it and is paler the less of it is busy. Colour is the kind of"
-            " event; the shade only tells neighbouring names apart. **Begin** counts from the begin of the"
-            " trace, **self time** is the duration less that of the events one level inside, **launch to"
-            " begin** is from the begin of the call that launched a kernel to the begin of the kernel."
-            " Drag on the time axis (or anywhere with Shift) for a table of what happened in that time:"
-            " durations clipped to it and added up, so what lies inside another event, or beside it in"
-            " another lane, counts again. *Open in Perfetto* hands the trace to ui.perfetto.dev from tab"
-            " to tab in your browser, and only when pressed; *Download* gives a Chrome trace with the same"
-            " nanoseconds, which `lightning-modelprof analyze` can read. Press ? for the keys.\n\n"
-            "**SM efficiency (est.)** is at each instant the smaller of 1 and the sum of the running"
-            " kernels' thread blocks per multiprocessor; kernels without that number count as 0, and then"
-            " **kernels running** is shown as well. **Memory allocated** begins with what the device held"
-            " before the window; the CPU's counts from 0 and may be negative. A counter with more than"
-            " 20,000 points keeps the lowest, highest and last of every few. A timeline above 48 MB loses"
-            " its Python functions, then its shortest slices; a note says how many."
+            "Each event of the trace is a slice. The critical path is at the top, followed by each GPU's"
+            " streams, the CPU thread of the steps and the other threads, busiest first. With several"
+            " ranks, all GPUs come first and the rest follow rank by rank. Nested slices are drawn below"
+            " the outer one; partly overlapping ones go one row deeper. A step lasts until its GPU work has"
+            " finished. The view opens at the steps; *Show all* includes what's before and after them."
+            " Click a category above the lanes to hide or show it; Python functions are hidden at first."
+            " Ranks are aligned at the first step they all have, because their clocks differ.\n\n"
+            "**Idle** slices show when no stream of the GPU works. They're in the lane of the busiest"
+            " compute stream and add up to *In the steps* of Idle Summary. *Data loading*: nothing was"
+            " queued while the launching thread waited for data. *Host*: nothing was queued while that"
+            " thread did something else. *Kernel gap*: work was queued and the gap is shorter than 30 µs."
+            " *Other stream*: work was queued for longer, after work on another stream, or *communication*"
+            " if either is communication. *Unknown*: everything else. The last three are *Other* in Idle"
+            " Summary. **Meanwhile** is the thread's innermost event, sampled at up to nine moments."
+            " **Busy** of a range is time that isn't idle, from the GPU's first slice to its last.\n\n"
+            "**Critical path** is the longest chain of dependent work in the steps (see the table of that"
+            " name). Each slice links to the operator or kernel the step waited for. *Unexplained* is time"
+            " that no dependency explains.\n\n"
+            "**DataLoader workers** have one lane each at the bottom, in windows of ModelProfCallback. A"
+            " slice is a batch, with its samples and collating inside; between batches, the worker waits."
+            " The details give the worker's CPU time and the step that used the batch. An arrow leads to"
+            " that step's fetch, and **ready to end** is the time in between. Batches that were ready"
+            " before the trace started aren't shown, and slices beyond its ends are cut. There's no arrow"
+            " if a step fetches more than once; with several loaders it starts at the last batch. For"
+            " loaders without a length, Lightning fetches one batch ahead, in the previous step. Worker"
+            " clocks are matched to the trace's at each step and must agree within 200 µs; otherwise a note"
+            " says that they don't.\n\n"
+            "A lane's lower rows show nested events. Each pixel has the color of the event with the most"
+            " time in it, and paler pixels are less busy. Color shows the kind of event; shades only"
+            " separate neighboring names. **Start** is relative to the start of the trace, **self time**"
+            " excludes nested events, and **launch to start** is the time from the start of the launch call"
+            " to the start of the kernel. Drag the time axis (or Shift+drag anywhere) to summarize a range."
+            " Durations are clipped to it and added up, so nested and parallel events count more than once."
+            " *Open in Perfetto* sends the trace to ui.perfetto.dev within your browser, only when you"
+            " click it. *Download* saves a Chrome trace with the same nanoseconds, which"
+            " `lightning-modelprof analyze` can read. Press ? for keyboard shortcuts.\n\n"
+            "**SM efficiency (est.)** is the smaller of 1 and the running kernels' thread blocks per"
+            " multiprocessor. Kernels without that number count as 0, and then **kernels running** is shown"
+            " too. **Memory allocated** starts with what the GPU held before the window; the CPU's starts"
+            " at 0 and can be negative. Counters with more than 20,000 points keep the min, max and last"
+            " per bucket. Timelines above 48 MB drop their Python functions, then their shortest slices,"
+            " and a note says how many."
         ),
     ),
     View(
         key="distributed",
         title="Distributed",
-        empty="This profile is of one process.",
+        empty="This profile has one process only.",
         above=(_other_ranks,),
     ),
-    View(key="tables", title="All tables", empty="This profile holds no table.", above=(_every_table,)),
+    View(key="tables", title="All tables", empty="This profile has no tables.", above=(_every_table,)),
 )
 """In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""
 

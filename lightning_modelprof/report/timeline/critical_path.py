@@ -24,13 +24,13 @@ PATH_PREFIX: Final = "critical path: "
 PATH_WORDS: Final = tuple(PATH_PREFIX + cause for cause in CAUSES)
 
 _WHY: Final[Mapping[Cause, str]] = {
-    "data loading": "the next work waited for a batch",
-    "host": "the next work waited for the host",
+    "data loading": "the next work waited for data",
+    "host": "the next work waited for the CPU",
     "launch": "the next work was being launched",
     "copy": "the next work waited for a copy",
     "kernel": "the next work waited for a kernel",
     "communication": "the next work waited for communication",
-    "unexplained": "no dependency explains why the next work did not begin",
+    "unexplained": "no dependency explains the delay of the next work",
 }
 
 _NO_OPERATOR: Final[Mapping[Cause, str]] = {

@@ -28,12 +28,12 @@ STACK_HEADING: Final = "call stack, innermost first:"
 """The line of a detail that a call stack follows, one frame a line."""
 
 _WHY: Final = (
-    "nothing was queued: the thread that launched the next work waited for its next batch",
-    "nothing was queued: the host launched the next work late",
-    "the next work was queued, and began less than 30 us after the work before it",
-    "the next work was queued; what ran before it ran on another stream",
-    "communication: the next work or what ran before it is, or the host communicated before the launch",
-    "why is not recorded: the next work was queued on the same stream, its launch is not known, or none came",
+    "nothing was queued while the launching thread waited for data",
+    "nothing was queued because the CPU launched the next work late",
+    "the next work was queued and started less than 30 µs after the previous work",
+    "the next work was queued, after work on another stream",
+    "communication before or after the gap, or on the CPU before the launch",
+    "cause not recorded: work queued on the same stream, an unknown launch, or no work afterwards",
 )
 """In the order of ``CAUSES``."""
 

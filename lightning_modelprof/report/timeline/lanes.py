@@ -86,7 +86,7 @@ def find_lanes(shared: TraceTimeline) -> tuple[tuple[Lane, ...], NDArray[np.int6
 
 def device_label(number: int) -> str:
     """Such as ``GPU 0``."""
-    return f"GPU {number}" if number >= 0 else "GPU of unknown number"
+    return f"GPU {number}" if number >= 0 else "unknown GPU"
 
 
 def _sides(trace: Trace) -> NDArray[np.int64]:
@@ -161,7 +161,7 @@ def _lane(trace: Trace, place: _Place, main: int, autograd: frozenset[int], *, s
     process, thread = trace.tracks[place.track]
     if place.side == _DEVICE:
         group = device_label(place.device)
-        stream = f"stream {place.stream}" if place.stream >= 0 else "without a stream"
+        stream = f"stream {place.stream}" if place.stream >= 0 else "no stream"
         return Lane(label=f"{group} {stream}", group=group, is_device=True)
     # Kineto writes a name as "thread 1234 (python)".
     name = trace.thread_names.get(place.track, "").removeprefix(f"thread {thread}").strip(" ()")

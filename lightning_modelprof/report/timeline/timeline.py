@@ -143,16 +143,13 @@ def find_counters(
     counters.sort(key=lambda one: groups.index(one.group) if one.group in groups else len(groups))
     thinned = [thin(counter) for counter in counters]
     notes = [
-        f"{counter.label}: {len(few.value):,} of {len(counter.value):,} points, which are the lowest, the"
-        " highest and the last of every few that follow each other."
+        f"{counter.label}: {len(few.value):,} of {len(counter.value):,} points shown (min, max and last per"
+        " bucket)."
         for counter, few in zip(counters, thinned, strict=True)
         if len(few.value) < len(counter.value)
     ]
     if any(few.group == HOST_GROUP for few in thinned):
-        notes.append(
-            "CPU memory counts from 0 at the begin of the trace; it is below 0 where more was released than"
-            " allocated since."
-        )
+        notes.append("CPU memory is relative to trace start; negative if more was freed than allocated.")
     return tuple(thinned), tuple(notes)
 
 
@@ -189,7 +186,7 @@ def _memory_counters(trace: Trace, memory: Memory) -> Iterator[Counter]:
         )
         name, group, what = device.total.name, device.total.name, "allocated"
         if kind == _CPU:
-            group, what = HOST_GROUP, "allocated since the begin"
+            group, what = HOST_GROUP, "allocated since the start"
             allocated, reserved = np.cumsum(events.size_bytes[own]), np.full(len(own), NOT_RECORDED)
         if device.begin_bytes is not None:
             known = np.full(len(own), True) if kind == _CPU else allocated >= 0

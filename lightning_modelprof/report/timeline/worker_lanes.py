@@ -43,7 +43,7 @@ def with_workers(
     """
     made = find_worker_batches(shared)
     if not len(made):
-        notes = (f"DataLoader workers have no lanes: {made.problem}.",) if made.problem else ()
+        notes = (f"No lanes for DataLoader workers: {made.problem}.",) if made.problem else ()
         return replace(drawn, notes=(*drawn.notes, *notes)), order
     keys, lane = np.unique(np.column_stack((made.loader, made.worker)), axis=0, return_inverse=True)
     several = len(set(keys[:, 0].tolist())) > 1
@@ -117,11 +117,11 @@ def _details(made: MadeBatches, end_ns: int) -> tuple[str, ...]:
             f"CPU {format_duration(int(made.cpu_ns[place]))} of {format_duration(ready_ns - begin_ns)}",
         ]
         if waited_ns >= 0:
-            lines.append(f"the worker waited {format_duration(waited_ns)} before it")
+            lines.append(f"the worker waited {format_duration(waited_ns)} before this batch")
         if step >= 0:
             lines.append(f"used by step {step}")
         if begin_ns < 0 or ready_ns > end_ns:
-            lines.append("it begins before the trace" if begin_ns < 0 else "it ends after the trace")
+            lines.append("starts before the trace" if begin_ns < 0 else "ends after the trace")
         texts.append("\n".join(lines))
     return tuple(texts)
 

@@ -87,7 +87,7 @@ _MORE_IS_BETTER: Final = frozenset({Unit.RATE, Unit.FLOPS_PER_S, Unit.BYTES_PER_
 _MOST_RATIO: Final = 1.0
 """Bars of shares end here: what was next to nothing before would make all others vanish."""
 
-TONES: Final = {"better": "better", "worse": "worse", "neutral": "neither, or not known which"}
+TONES: Final = {"better": "better", "worse": "worse", "neutral": "neutral or unknown"}
 """Class of a bar, and its word in the legend."""
 
 
@@ -135,7 +135,10 @@ def cut_note(bars: Mapping[tuple[int, int], ChangeBar]) -> str:
     cut = sum(bar.is_cut for bar in bars.values())
     if not cut:
         return ""
-    return f"{format_cell(cut, Unit.COUNT)} bar{'s' * (cut != 1)} with an arrow would go beyond 100 %."
+    return (
+        f"{format_cell(cut, Unit.COUNT)} bar{'s' * (cut != 1)} with an arrow {'is' if cut == 1 else 'are'}"
+        " clipped at 100%."
+    )
 
 
 def _bar(value: float, scale: float, unit: Unit) -> ChangeBar:

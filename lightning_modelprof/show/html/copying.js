@@ -15,7 +15,7 @@ export function connectCopying(table) {
       const { text, count } = write(table);
       const isDone = await copyText(text);
       const rows = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
-      if (said) said.textContent = isDone ? `Copied ${rows}` : "The browser does not let this page copy";
+      if (said) said.textContent = isDone ? `Copied ${rows}` : "The browser doesn't allow copying";
     });
   };
   on("csv", tableAsCsv);

@@ -100,7 +100,7 @@ export class FlameGraph {
   tell(box) {
     /** @param {Box} one */
     const about = (one) => one.element.title.replace("\n", ": ");
-    const hint = "Point at a box for its time; click it, or press Enter, to look into it.";
+    const hint = "Hover for time; click or Enter to zoom.";
     const one = box ?? this.zoomed;
     this.line.textContent = box ? about(box) : this.zoomed ? `Zoomed: ${about(this.zoomed)}` : hint;
     this.line.classList.toggle("hint", !one);
@@ -198,7 +198,7 @@ export class FlameGraph {
     }
     const boxes = found.length === 1 ? "box" : "boxes";
     const percent = !share ? "0" : share < 0.00005 ? "less than 0.01" : (100 * share).toFixed(2);
-    this.found.textContent = words.length ? `${found.length.toLocaleString("en")} ${boxes}, ${percent} %` : "";
+    this.found.textContent = words.length ? `${found.length.toLocaleString("en")} ${boxes}, ${percent}%` : "";
   }
 
   /** @param {Box} box */

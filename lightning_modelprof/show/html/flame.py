@@ -31,12 +31,12 @@ _KINDS: Final = {
     "users": "your code",
     "installed": "library",
     "phase": "phase",
-    "joined": "narrow ones, joined",
+    "joined": "small frames, merged",
 }
 """Class of a box, and its word in the legend."""
 
 
-_CHANGES: Final = {"less": "less than before", "more": "more", "same": "the same", "new": "new"}
+_CHANGES: Final = {"less": "less than before", "more": "more", "same": "unchanged", "new": "new"}
 """The same where two graphs are compared."""
 
 
@@ -130,7 +130,7 @@ def _widest(frames: Sequence[FlameFrame], whole: float) -> tuple[Sequence[FlameF
     boxes = "box" if left_out == 1 else "boxes"
     return (
         [frames[place] for place in kept],
-        f"{format_cell(left_out, Unit.COUNT)} {boxes} of at most {widest} % each are left out.",
+        f"{format_cell(left_out, Unit.COUNT)} {boxes} below {widest}% not shown.",
     )
 
 
@@ -179,7 +179,7 @@ def _about(frame: FlameFrame, share: float, flame: FlameGraph) -> str:
     unit = flame.unit
     place = f", {one_line(frame.detail)}" if frame.detail and frame.detail != frame.name else ""
     kind = "" if frame.is_users is None else f" ({_KINDS[_kind(frame)]})"
-    own = "all of it itself" if frame.own == frame.total else f"itself {format_amount(frame.own, unit)}"
+    own = "all self time" if frame.own == frame.total else f"self {format_amount(frame.own, unit)}"
     return (
         f"{one_line(frame.name)}{place}{kind}\n{format_amount(frame.total, unit)},"
         f" {format_amount(share, Unit.RATIO)}; {own}{_change_words(frame, flame)}"
@@ -196,4 +196,4 @@ def _change_words(frame: FlameFrame, flame: FlameGraph) -> str:
         if is_share
         else format_amount(frame.change, flame.change_unit)
     )
-    return f"; {signed(change)} against before{', new' if frame.is_new else ''}"
+    return f"; {signed(change)} since before{', new' if frame.is_new else ''}"

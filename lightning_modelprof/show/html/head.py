@@ -73,7 +73,7 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
         "summary": one_line(verdict.summary),
         "accounted": ""
         if accounted is None
-        else f"{format_cell(accounted, Unit.RATIO)} % of the wall time is in named phases.",
+        else f"{format_cell(accounted, Unit.RATIO)}% of the wall time is attributed to a phase.",
     }
 
 
@@ -125,7 +125,7 @@ def _location(location: Location) -> dict[str, Any]:
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """The rules that found nothing and those that could not say, each with its code and its sentence."""
     groups = []
-    for status, label in ((Status.CLEAN, "Clean"), (Status.NOT_EVALUATED, "Not evaluated")):
+    for status, label in ((Status.CLEAN, "Passed"), (Status.NOT_EVALUATED, "Not applicable")):
         rules = [
             (finding.kind, one_line(finding.title), one_line(finding.summary))
             for finding in findings
@@ -161,14 +161,14 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
             Headline("ips", format_cell(ips["avg"], Unit.RATE), one_line(ips["unit"]), one_line(rate))
         )
     if benchmark.get("reader_ratio") is not None:
-        waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} wait for a batch"
+        waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} waiting for data"
         share = format_cell(benchmark["reader_ratio"], Unit.RATIO)
         figures.append(Headline("Reader Ratio", share, "%", "" if waiting.startswith(DASH) else waiting))
     if flops.get("flops_per_s") is not None:
         value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
         mfu = flops.get("mfu")
         is_share = mfu is not None and mfu <= 1  # of a peak that is too low it is none; the table says so
-        detail = f"MFU {format_cell(mfu, Unit.RATIO)} %" if is_share else ""
+        detail = f"MFU {format_cell(mfu, Unit.RATIO)}%" if is_share else ""
         figures.append(Headline("FLOP/s", value, unit, detail))
     return figures
 
@@ -176,13 +176,13 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
 def file_lines(sections: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What lies in the run's folder, or which traces were read, and what each is for."""
     traces = sections.get("traces") or ()
-    files = [(one_line(str(trace["source"])), "the trace that was analyzed") for trace in traces]
+    files = [(one_line(str(trace["source"])), "the analyzed trace") for trace in traces]
     if "windows" not in sections:
         return files
     files += [
-        ("report.json", "every figure of this page, not rounded, for scripts"),
+        ("report.json", "all figures of this page at full precision, for scripts"),
         ("report.txt", "the tables as plain text"),
-        ("run.json", "what was measured; lightning-modelprof report derives everything from it again"),
+        ("run.json", "the measurements; lightning-modelprof report rebuilds everything from them"),
     ]
     for window in sections["windows"]:
         if window.get("trace_file"):

@@ -39,7 +39,7 @@ export function placeButton(at, text = at) {
  * @param {string} text
  */
 export async function copyPlace(from, text) {
-  tell(from, (await copyText(text)) ? "Copied" : "The browser does not let this page copy");
+  tell(from, (await copyText(text)) ? "Copied" : "The browser doesn't allow copying");
 }
 
 /**

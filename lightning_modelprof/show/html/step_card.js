@@ -15,7 +15,7 @@ export function connectStepCard(figure) {
       const image = await drawCard(svg);
       said.textContent = (await copyImage(image)) ? "Copied" : saveImage(image);
     } catch {
-      said.textContent = "The browser does not let this page draw an image";
+      said.textContent = "The browser doesn't allow drawing an image";
     }
   });
 }

@@ -119,7 +119,7 @@ def _header(raw: bytes) -> tuple[_Header, int]:
         ValueError: when there is none.
     """
     if raw[:4] != _MAGIC or len(raw) < _FIXED_BYTES:
-        raise ValueError("damaged columns: they do not begin as packed columns do")
+        raise ValueError("damaged columns: wrong start")
     (length,) = struct.unpack_from("<I", raw, 4)
     try:
         # By json, which knows half a surrogate pair, as some names have it.
@@ -154,7 +154,7 @@ def _unpack(kind: str, data: bytes, count: int) -> NDArray[Any]:
         values = _unpack_integers(data)
         values = np.cumsum(values) if kind == "delta" else values
     else:
-        raise ValueError(f"damaged columns: the unknown kind {kind!r}")
+        raise ValueError(f"damaged columns: unknown kind {kind!r}")
     if len(values) != count:
         raise ValueError(f"damaged columns: {len(values)} values instead of {count}")
     return values
@@ -182,7 +182,7 @@ def _pack_integers(name: str, values: NDArray[Any], *, is_delta: bool) -> bytes:
 
 def _check_bits(name: str, values: NDArray[Any]) -> None:
     if len(values) and max(abs(int(values.min())), abs(int(values.max()))) >= 2**53:
-        raise ValueError(f"column {name!r}: a number, or the difference of two, of more than 53 bits")
+        raise ValueError(f"column {name!r}: a number or a difference exceeds 53 bits")
 
 
 def _unpack_integers(data: bytes) -> NDArray[np.int64]:
@@ -191,11 +191,11 @@ def _unpack_integers(data: bytes) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     ends = np.flatnonzero(raw < 0x80)
     if not len(ends) or ends[-1] != len(raw) - 1:
-        raise ValueError("damaged columns: the last number is cut off")
+        raise ValueError("damaged columns: last number cut off")
     starts = np.concatenate(([0], ends[:-1] + 1))
     place = np.arange(len(raw)) - np.repeat(starts, ends - starts + 1)
     if place.max() >= _MOST_BYTES:
-        raise ValueError("damaged columns: a number of more than 64 bits")
+        raise ValueError("damaged columns: a number exceeds 64 bits")
     parts = (raw & 0x7F).astype(np.uint64) << (place * 7).astype(np.uint64)
     unsigned = np.bitwise_or.reduceat(parts, starts)
     values: NDArray[np.int64] = (unsigned >> np.uint64(1)).astype(np.int64) ^ -(

@@ -205,7 +205,7 @@ def unpack_profile(packed: bytes) -> StoredProfile:
     try:
         raw = inflate(packed)
     except ValueError as error:
-        raise ArchiveError(f"expected a profile of lightning-modelprof, got {error}.") from error
+        raise ArchiveError(f"expected a lightning-modelprof profile, got {error}.") from error
     _check_version(raw, "profile")
     stored = _decode(raw, StoredProfile)
     try:
@@ -225,7 +225,7 @@ def _check_charts(report: Report) -> None:
     """
     for chart in report.charts:
         if any(not before < after for before, after in pairwise(chart.x)):
-            raise ValueError(f"the points of the chart {chart.id!r} are not in order")
+            raise ValueError(f"points of chart {chart.id!r} are out of order")
 
 
 class _Versioned(msgspec.Struct):
@@ -241,8 +241,8 @@ def _check_version(raw: bytes, what: str) -> None:
     version = (_decode(raw, _Versioned) if what == "head" else _decode(raw, _WithHead).head).schema_version
     if version > PROFILE_SCHEMA_VERSION:
         raise ArchiveError(
-            f"expected a profile of version {PROFILE_SCHEMA_VERSION} or lower, got {version}: it was written"
-            " by a newer lightning-modelprof. Update the one that TensorBoard runs with."
+            f"expected a profile of version {PROFILE_SCHEMA_VERSION} or lower, got {version}. A newer"
+            " lightning-modelprof wrote it; update the one TensorBoard uses."
         )
 
 
@@ -254,7 +254,7 @@ def _decode(raw: bytes, kind: type[T]) -> T:
 
 
 def _refusal(error: Exception) -> ArchiveError:
-    return ArchiveError(f"expected a profile of lightning-modelprof, got: {told(error)}.")
+    return ArchiveError(f"expected a lightning-modelprof profile, got: {told(error)}.")
 
 
 def _encode(value: Any) -> bytes:
@@ -371,30 +371,30 @@ def _check_ranges(steps: StepColumns) -> None:
     """
     columns = (steps.duration_ns, steps.samples, steps.tags, steps.exclusion, steps.phases_ns)
     if any(len(column) != len(steps.step) for column in columns):
-        raise ValueError("their lengths differ")
+        raise ValueError("the columns differ in length")
     least = dict.fromkeys(("step", "duration_ns", "tags", "exclusion"), 0)
     least |= dict.fromkeys(("samples", "phases_ns"), _NOT_MEASURED)
     for name, lowest in least.items():
         if (getattr(steps, name) < lowest).any():
-            raise ValueError(f"{name} holds less than {lowest}")
+            raise ValueError(f"{name} is below {lowest}")
     if (np.diff(steps.step) <= 0).any():
-        raise ValueError("the steps are not in order")
+        raise ValueError("the steps are out of order")
     if (steps.exclusion >= len(steps.exclusions)).any():
-        raise ValueError("exclusion holds what is not in the list of reasons")
+        raise ValueError("unknown exclusion reason")
     if (steps.phases_ns > steps.duration_ns[:, None]).any():
-        raise ValueError("a phase takes longer than its step")
+        raise ValueError("a phase is longer than its step")
 
 
 def _notes(step: NDArray[np.int64], left_out: int) -> list[str]:
     """Which steps are not there."""
     notes = []
     if left_out:
-        notes.append(f"The newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out.")
+        notes.append(f"Newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out.")
     span = int(step[-1] - step[0]) + 1 if len(step) else 0
     if span > len(step):
         notes.append(
-            f"{len(step):,} steps of {span:,} were kept, spread evenly; the Overview's totals and means are"
-            " of all of them."
+            f"{len(step):,} of {span:,} steps were saved, evenly spaced. Totals and means in Overview cover"
+            " all of them."
         )
     return notes
 

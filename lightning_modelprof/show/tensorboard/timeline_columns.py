@@ -72,10 +72,10 @@ def pack_timeline(timeline: DrawnTimeline, max_bytes: int = MAX_BYTES) -> bytes:
     packed = _pack(timeline)
     if len(packed) <= max_bytes:
         return packed
-    reason = f"With them the timeline would be larger than {format_amount(max_bytes, Unit.BYTES)}."
+    reason = f"The timeline would exceed {format_amount(max_bytes, Unit.BYTES)} otherwise."
     if PYTHON_FUNCTION in timeline.categories:
         kept = timeline.category != timeline.categories.index(PYTHON_FUNCTION)
-        note = f"Left out: all {int((~kept).sum()):,} slices of Python functions. {reason}"
+        note = f"All {int((~kept).sum()):,} slices of Python functions are left out. {reason}"
         timeline = _with_note(_only(timeline, kept), note)
         packed = _pack(timeline)
     fewer = timeline
@@ -83,8 +83,8 @@ def pack_timeline(timeline: DrawnTimeline, max_bytes: int = MAX_BYTES) -> bytes:
         shortest_ns = _limit_ns(fewer, _MARGIN * max_bytes / len(packed))
         fewer = _only(fewer, fewer.slice_duration_ns >= shortest_ns)
         note = (
-            f"Left out: {len(timeline) - len(fewer):,} of {len(timeline):,} slices, all that are shorter than"
-            f" {format_duration(shortest_ns)}. {reason}"
+            f"{len(timeline) - len(fewer):,} of {len(timeline):,} slices, all shorter than"
+            f" {format_duration(shortest_ns)}, are left out. {reason}"
         )
         packed = _pack(_with_note(fewer, note))
     return packed
@@ -154,15 +154,15 @@ def _check_ranges(timeline: DrawnTimeline) -> None:
     for name, end in ends.items():
         column, least = getattr(timeline, name), -1 if name in {"detail", "launch"} else 0
         if len(column) and (column.min() < least or column.max() >= end):
-            raise ValueError(f"{name} holds less than {least}, or {end} and more")
+            raise ValueError(f"{name} is below {least} or not below {end}")
     is_new_row = _begins_row(timeline.lane, timeline.depth)
     if (np.diff(timeline.slice_begin_ns)[~is_new_row[1:]] < 0).any():
-        raise ValueError("slices of a row are not in order")
+        raise ValueError("the slices of a row are out of order")
     if any((np.diff(one.time_ns) < 0).any() for one in timeline.counters):
-        raise ValueError("the points of a counter are not in order")
+        raise ValueError("the points of a counter are out of order")
     spans = [(timeline.begin_ns, timeline.end_ns), *(step[1:] for step in timeline.steps)]
     if any(not begin_ns <= end_ns for begin_ns, end_ns in spans):
-        raise ValueError("the trace or a step ends before it begins")
+        raise ValueError("the trace or a step ends before it starts")
 
 
 def _pack(timeline: DrawnTimeline) -> bytes:

@@ -100,7 +100,7 @@ export function traceOf(choice, contents, step) {
  */
 export function whatIsGone(wanted, shown) {
   const gone = ["run", "profile", "window"].filter((name) => wanted[name] && wanted[name] !== shown[name]);
-  return gone.length ? `This link is to the ${gone[0]} ${wanted[gone[0]]}, which is not here.` : "";
+  return gone.length ? `This link's ${gone[0]} ${wanted[gone[0]]} no longer exists.` : "";
 }
 
 /**

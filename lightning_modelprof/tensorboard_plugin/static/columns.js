@@ -33,7 +33,7 @@ async function inflate(packed) {
     size += chunk.value.length;
     if (size > MOST_BYTES) {
       await reader.cancel();
-      throw new Error("they are larger than a browser can hold");
+      throw new Error("too large for a browser");
     }
   }
   return new Uint8Array(await new Blob(chunks).arrayBuffer());
@@ -45,14 +45,14 @@ async function inflate(packed) {
  */
 export function decodeColumns(raw) {
   const text = new TextDecoder();
-  if (text.decode(raw.subarray(0, 4)) !== MAGIC) throw new Error("they do not begin as columns do");
+  if (text.decode(raw.subarray(0, 4)) !== MAGIC) throw new Error("wrong start");
   const length = new DataView(raw.buffer, raw.byteOffset).getUint32(4, true);
   const { meta, columns } = JSON.parse(text.decode(raw.subarray(8, 8 + length)));
   const unpacked = new Map();
   let place = 8 + length;
   for (const { name, kind, count, bytes } of columns) {
     const data = raw.subarray(place, place + bytes);
-    if (data.length !== bytes || count > bytes) throw new Error(`the column ${name} is cut off`);
+    if (data.length !== bytes || count > bytes) throw new Error(`column ${name} is cut off`);
     unpacked.set(name, kind === "float" ? doubles(data, count) : integers(data, count, kind === "delta"));
     place += bytes;
   }

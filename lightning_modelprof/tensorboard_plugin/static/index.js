@@ -15,7 +15,7 @@ class Dashboard {
   /** @param {Contents} contents */
   constructor(contents) {
     this.contents = contents;
-    this.menu = make("aside", { "aria-label": "What is shown" });
+    this.menu = make("aside", { "aria-label": "Selection" });
     this.main = make("main", { tabindex: "-1" });
     const choose = (/** @type {Choice} */ changes) => this.choose(changes);
     this.page = new ViewPage(this.main, choose, (looks) => this.remember(looks));
@@ -131,15 +131,15 @@ export async function render() {
 
 // Every second part of a line is code.
 const NOTHING = [
-  ["There is no profile in this log directory yet."],
+  ["No profiles in this log directory yet."],
   [
     "Train with ",
     "Trainer(callbacks=[ModelProfCallback(active=10)])",
-    " and a TensorBoardLogger: the profile is here when the first window has closed. TensorBoard reads new files every" +
-      " few seconds; then reload this page.",
+    " and a TensorBoardLogger. The first profile appears when the first window has closed. TensorBoard reads new files" +
+      " every few seconds; then reload this page.",
   ],
   [
-    "To look at a saved run or at traces of torch.profiler: ",
+    "To view a saved run or torch.profiler traces: ",
     "lightning-modelprof tensorboard PATH --logdir LOGDIR",
     ".",
   ],

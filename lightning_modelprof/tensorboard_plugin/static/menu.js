@@ -30,7 +30,7 @@ export function makeChoosers(choice, contents, prefix, change, remember) {
     { label: "Run", name: "run", options: contents.runs.map(({ name }) => ({ value: name, text: name })) },
     { label: "Loop", name: "profile", options: loops.map((one) => option(one, loopName(one))) },
     { label: "Window", name: "window", options: windows.map((one) => option(one, `${one.window}: ${one.label}`)) },
-    { label: "Rank", name: "rank", options: ranks.length ? [{ value: "", text: "all together" }, ...ranks] : [] },
+    { label: "Rank", name: "rank", options: ranks.length ? [{ value: "", text: "all" }, ...ranks] : [] },
   ];
   return lists
     .filter(({ name, options }) => options.length > (name === "profile" ? 1 : 0))
@@ -67,7 +67,7 @@ function filterOf(list, choice, name, choose, remember) {
     type: "search",
     autocomplete: "off",
     spellcheck: "false",
-    placeholder: "words of its name",
+    placeholder: "filter by name",
     "data-key": name,
     value: choice[name] ?? "",
     oninput: () => {

@@ -30,7 +30,7 @@ export function showParts(root, html, choice, remember) {
   });
   const name = parseLink(choice.row)?.name;
   if (typeof name === "string" && !showRow(root, name)) {
-    root.prepend(make("p", { class: "note", role: "status" }, `No row here is named ${name}.`));
+    root.prepend(make("p", { class: "note", role: "status" }, `No row is named ${name}.`));
   }
   definitions ??= askJson("definitions");
   definitions

@@ -45,11 +45,11 @@ async function ask(route, parameters) {
   try {
     response = await fetch(`./${route}?${new URLSearchParams(given)}`);
   } catch {
-    throw new Error("TensorBoard does not answer. Is it still running?");
+    throw new Error("TensorBoard doesn't answer. Is it still running?");
   }
   if (response.ok) return response;
   const answer = await response.json().catch(() => ({}));
-  throw new Error(answer.error ?? `TensorBoard answered with the status ${response.status}.`);
+  throw new Error(answer.error ?? `TensorBoard answered with status ${response.status}.`);
 }
 
 /**

@@ -24,7 +24,7 @@ const SELECTED = ["run", "profile", "window", "rank"];
  */
 function whyNothing(choice, contents) {
   const run = contents.runs.find(({ name }) => name === choice.run);
-  return `No profile of ${choice.run} can be read. ${run?.profiles[0]?.problem ?? ""}`;
+  return `Can't read any profile of ${choice.run}. ${run?.profiles[0]?.problem ?? ""}`;
 }
 
 /** @param {unknown} error */
@@ -160,8 +160,8 @@ export class ViewPage {
       make(
         "p",
         {},
-        "After: what is chosen at the left. ",
-        isTurnedRound(choice, contents) ? "Before is the newer of the two; Swap turns them round." : "",
+        "After: the run selected on the left. ",
+        isTurnedRound(choice, contents) ? "Before is the newer run. Swap?" : "",
       ),
       make("button", { type: "button", "data-key": "swap", onclick: swap }, "Swap"),
     );

@@ -113,7 +113,7 @@ function helpHeading(heading, anchor, card, topics = []) {
  */
 function helpCell(cell, topic, card) {
   cell.classList.add("has-help");
-  cell.querySelector("button:not(.twist)")?.setAttribute("aria-description", "Press ? for its definition");
+  cell.querySelector("button:not(.twist)")?.setAttribute("aria-description", "Press ? for the definition");
   let timer = 0;
   cell.addEventListener("pointerenter", (event) => {
     if (event.pointerType !== "mouse") return;

@@ -120,17 +120,17 @@ export class StepCharts {
     const clean = onlyClean ? "clean " : "";
     const parts = [
       size === 1
-        ? `One bar is one ${words.step}.`
-        : `One bar is the mean of ${formatCount(size)} ${this.steps.hasConsecutiveNumbers ? "neighbouring" : "kept"} ${words.steps}${onlyClean ? ", of the clean ones among them" : ""}.`,
+        ? `One bar per ${words.step}.`
+        : `Each bar is the mean of ${formatCount(size)} ${this.steps.hasConsecutiveNumbers ? "neighboring" : "saved"} ${words.steps}${onlyClean ? " (clean ones only)" : ""}.`,
     ];
-    if (hasPeaks) parts.push(`The thin line is the slowest ${clean}${words.step} of each.`);
+    if (hasPeaks) parts.push(`The thin line is the slowest ${clean}${words.step} in each bar.`);
     parts.push(beyond(peaks, top, formatDuration));
-    if (leftOut.some((share) => share > 0)) parts.push(`Shaded and pale: ${words.steps} that the benchmark leaves out.`);
+    if (leftOut.some((share) => share > 0)) parts.push(`Pale, shaded ${words.steps} aren't clean.`);
     if (this.steps.hasProfilerTime) {
       parts.push(
         onlyClean
-          ? "Both charts are without the phase Profiler."
-          : `Both charts are with the phase Profiler; what is said of clean ${words.steps} is without it.`,
+          ? "Charts exclude profiler overhead."
+          : `Charts include profiler overhead; clean-${words.step} figures exclude it.`,
       );
     }
     this.note.textContent = parts.filter(Boolean).join(" ");
@@ -203,6 +203,6 @@ function withGaps(values) {
 function beyond(values, top, write) {
   const cut = values.filter((value) => value > top).sort();
   if (!cut.length) return "";
-  const goes = cut.length === 1 ? "point goes" : "points go";
-  return `${formatCount(cut.length)} ${goes} beyond the upper edge; the largest is ${write(cut[cut.length - 1])}.`;
+  const are = cut.length === 1 ? "point is" : "points are";
+  return `${formatCount(cut.length)} ${are} above the chart; the largest is ${write(cut[cut.length - 1])}.`;
 }

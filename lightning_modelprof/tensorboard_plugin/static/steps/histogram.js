@@ -28,7 +28,7 @@ export class Histogram {
     this.note = make("p", { class: "note" });
     this.host = make("div", { class: "steps-plot" });
     this.readout = make("p", { class: "steps-readout" });
-    const title = make("h2", {}, `Times of clean ${words.steps}`);
+    const title = make("h2", {}, `Clean ${words.step} times`);
     this.element = make("figure", { class: "steps-chart" }, title, this.note, this.host, this.readout);
   }
 
@@ -52,7 +52,7 @@ export class Histogram {
     const { bars, words } = this;
     const beyond = bars?.beyond ?? 0;
     this.note.textContent = bars
-      ? `The clean ${words.steps} of the range.${beyond ? ` ${formatCount(beyond)} slower beyond the right edge.` : ""}`
+      ? `Clean ${words.steps} in the range.${beyond ? ` ${formatCount(beyond)} slower ones past the right edge.` : ""}`
       : `No clean ${words.step} in this range.`;
     this.host.hidden = !bars;
     this.readout.hidden = !bars;

@@ -29,7 +29,7 @@ export class Legend {
    * @param {HTMLElement} value
    */
   button(layer, value) {
-    const title = "Click: show or hide. Alt or Shift and click: this one alone.";
+    const title = "Click to show or hide. Alt+click or Shift+click to show only this one.";
     const button = make("button", { type: "button", class: layer.color, title }, make("i"), layer.label, " ", value);
     button.addEventListener("click", (event) => {
       if (event.altKey || event.shiftKey) this.showAlone(layer.key);

@@ -65,14 +65,14 @@ export class RangePanel {
     this.figures.replaceChildren(
       ...wanted.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, text)))),
     );
-    const few = figures.clean < FEW ? ` With fewer than ${FEW} of them they are of little worth.` : "";
+    const few = figures.clean < FEW ? ` With fewer than ${FEW} clean ${words.steps}, they're unreliable.` : "";
     const unknown = figures.clean && figures.samplesPerS === null
-      ? ` ${words.samples}/s is ${DASH}: the number of ${words.samples} of some clean ${words.step} is not known.`
+      ? ` ${words.samples}/s is unknown because a clean ${words.step} has no ${words.samples} count.`
       : "";
     const place = figures.steps === steps.count ? "the run" : "the range";
-    const net = steps.hasProfilerTime ? ": without the phase Profiler" : "";
+    const net = steps.hasProfilerTime ? ", without profiler overhead" : "";
     this.about.textContent =
-      `Times, rates and Reader Ratio are of the clean ${words.steps} of ${place}, as in the Perf Summary${net}.${few}${unknown}`;
+      `Figures are for clean ${words.steps} in ${place}, as in Perf Summary${net}.${few}${unknown}`;
   }
 
   /**
@@ -83,7 +83,7 @@ export class RangePanel {
   drawCauses({ p90, clean }, first, last) {
     const { words } = this;
     const causes = p90 === null ? null : causesOfSlowness(this.steps, first, last, p90);
-    const title = make("h2", {}, `What makes slow ${words.steps} slow`);
+    const title = make("h2", {}, `Causes of slow ${words.steps}`);
     if (!causes) {
       const why = clean ? `No clean ${words.step} took longer than p90.` : `No clean ${words.step} in this range.`;
       this.causes.replaceChildren(title, make("p", { class: "note" }, why));
@@ -91,7 +91,7 @@ export class RangePanel {
     }
     const [slow, others] = [causes.slow, causes.others].map(formatCount);
     const about =
-      `Means of a phase over the ${slow} clean ${words.steps} that took longer than p90 (${formatDuration(p90)}) and over the ${others} others.`;
+      `Mean per phase over the ${slow} clean ${words.steps} above p90 (${formatDuration(p90)}) and over the other ${others}.`;
     this.causes.replaceChildren(title, make("p", { class: "note" }, about), causesTable(causes, words));
   }
 
@@ -107,7 +107,7 @@ export class RangePanel {
     const slowest = slowestSteps(steps, first, last, MOST_ROWS, onlyClean);
     const title = make("h2", {}, `Slowest ${onlyClean ? "clean " : ""}${words.steps}`);
     const about = slowest.length
-      ? `The ${slowest.length} slowest of the range; click one to zoom to it. The median is that of the clean ${words.steps}.${this.profilerNote(onlyClean)}`
+      ? `The ${slowest.length} slowest in the range; click one to zoom in. The median is over clean ${words.steps}.${this.profilerNote(onlyClean)}`
       : `No clean ${words.step} in this range.`;
     this.slowest.replaceChildren(title, make("p", { class: "note" }, about));
     if (slowest.length) this.slowest.append(slowestTable(steps, slowest, p50, words, this.onChoose, this.goto));
@@ -117,7 +117,7 @@ export class RangePanel {
   profilerNote(onlyClean) {
     if (!this.steps.hasProfilerTime) return "";
     return onlyClean
-      ? " All times are without the phase Profiler."
-      : " The times are with the phase Profiler, the median is without it.";
+      ? " Times exclude profiler overhead."
+      : " Times include profiler overhead; the median excludes it.";
   }
 }

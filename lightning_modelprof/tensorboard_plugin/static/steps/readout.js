@@ -32,9 +32,9 @@ export function pickedStep(steps, points, point, words, onChoose, goto) {
   const step = points.slowest[point] < 0 ? points.start[point] : points.slowest[point];
   const name = `${words.step} ${steps.number[step]}`;
   const trace = goto(steps.number[step]);
-  const zoom = make("button", { type: "button", onclick: () => onChoose(step) }, "Zoom to it");
-  const which = points.end[point] - points.start[point] > 1 ? `Slowest of the bar, ${name}: ` : `Picked ${name}: `;
-  return [which, zoom, " ", trace ? traceLink(trace, name) : "No window recorded it."];
+  const zoom = make("button", { type: "button", onclick: () => onChoose(step) }, "Zoom in");
+  const which = points.end[point] - points.start[point] > 1 ? `Slowest in this bar: ${name} ` : `Selected ${name} `;
+  return [which, zoom, " ", trace ? traceLink(trace, name) : "not recorded by a window."];
 }
 
 /**
@@ -52,7 +52,7 @@ export function describePoint(steps, points, point, words) {
   const slowest = points.slowest[point];
   const parts = [
     `mean ${formatDuration(points.mean[point])} of ${formatCount(points.count[point])} ${words.steps}`,
-    `slowest ${steps.number[slowest]} with ${formatDuration(points.longest[point])}`,
+    `slowest ${steps.number[slowest]} (${formatDuration(points.longest[point])})`,
     rateOf(steps, points.rate[point], words),
     reasonsOf(steps, start, last),
   ];
@@ -76,7 +76,7 @@ function describeStep(steps, step, words, rate) {
     formatDuration(steps.duration[step]),
     rateOf(steps, rate, words),
     others.length ? `other phases: ${others.join(", ")}` : "",
-    reason && `left out of the benchmark: ${reason}`,
+    reason && `not clean (${reason})`,
     other.length ? `also: ${other.join(", ")}` : "",
   ];
   return `${words.step} ${steps.number[step]}: ${parts.filter(Boolean).join("; ")}`;
@@ -103,5 +103,5 @@ function reasonsOf(steps, first, last) {
   const found = steps.exclusions
     .map((reason, place) => (place && counts[place] ? `${reason} ${formatCount(counts[place])}` : ""))
     .filter(Boolean);
-  return found.length ? `left out of the benchmark: ${found.join(", ")}` : "";
+  return found.length ? `not clean: ${found.join(", ")}` : "";
 }

@@ -29,9 +29,9 @@ import { Zoom } from "./zoom.js";
 const AROUND = 15; // steps shown on either side of one that was clicked
 const PAUSE = 80; // ms without a change after which the figures are worked out anew
 
-const PICK = "Click a bar for its step and its trace.";
+const PICK = "Click a bar for its step and trace.";
 
-const KEYS = "Arrow keys move the cursor, with Shift they pan; plus and minus zoom; Enter picks a bar; Escape shows all.";
+const KEYS = "Arrow keys move the cursor (Shift pans), + and - zoom, Enter selects a bar, Escape shows all.";
 
 /**
  * Show the steps of a run.
@@ -44,7 +44,7 @@ export function mountSteps(container, unpacked, options = {}) {
   const steps = new Steps(unpacked);
   const words = options.words ?? { step: "step", steps: "steps", samples: "samples" };
   if (!steps.count) {
-    const text = `No ${words.step} ran to its end, so there is nothing to draw. Let the loop run for longer, or see in the notes of the Overview why it ended.`;
+    const text = `No ${words.step} finished, so there's nothing to show. Train for longer, or see the notes in Overview for why it ended.`;
     const empty = make("p", { class: "note steps-empty" }, text);
     container.append(empty);
     return { destroy: () => empty.remove(), state: () => ({ range: null, clean: false, hidden: [] }) };
@@ -115,7 +115,7 @@ class StepsView {
 
   build() {
     const { charts, words, steps, legend } = this;
-    const label = `Phases of each ${words.step} and throughput. ${KEYS}`;
+    const label = `Phase times per ${words.step} and throughput. ${KEYS}`;
     this.field = make(
       "div",
       { class: "steps-field", tabindex: "0", role: "application", "aria-label": label },
@@ -126,7 +126,7 @@ class StepsView {
     );
     const unmeasured = steps.phases.filter((phase) => !phase.isMeasured).map((phase) => phase.label);
     const notes = [...steps.notes];
-    if (unmeasured.length) notes.push(`Not measured, and in no layer: ${unmeasured.join(", ")}.`);
+    if (unmeasured.length) notes.push(`Not measured: ${unmeasured.join(", ")}.`);
     const rest = steps.layers.find((layer) => layer.key === "rest");
     if (rest) notes.push(`Other phases: ${rest.phases.map((phase) => steps.phases[phase].label).join(", ")}.`);
     return make(
@@ -138,12 +138,12 @@ class StepsView {
         make("label", {}, this.clean, ` clean ${words.steps} only`),
         this.all,
         this.place,
-        make("span", { class: "steps-keys" }, `Drag to zoom, double click for all. ${KEYS}`),
+        make("span", { class: "steps-keys" }, `Drag to zoom, double-click to reset. ${KEYS}`),
       ),
       make(
         "section",
         { class: "steps-chart" },
-        make("h2", {}, `Phases of each ${words.step}`),
+        make("h2", {}, `Phase times per ${words.step}`),
         charts.note,
         ...notes.map((note) => make("p", { class: "note" }, note)),
         legend.element,

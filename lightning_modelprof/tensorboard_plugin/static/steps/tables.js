@@ -61,11 +61,11 @@ export function slowestTable(steps, slowest, median, words, onChoose, goto) {
     return row;
   });
   const texts = hasTraces ? [LEFT_OUT, "recorded"] : [LEFT_OUT];
-  const names = [words.step, "time", "times the median", ...texts, ...shown.map((phase) => steps.phases[phase].label)];
+  const names = [words.step, "time", "× median", ...texts, ...shown.map((phase) => steps.phases[phase].label)];
   return table(names, texts, rows);
 }
 
-const LEFT_OUT = "left out because";
+const LEFT_OUT = "not clean because";
 
 /**
  * What makes slow steps slow.
@@ -73,7 +73,7 @@ const LEFT_OUT = "left out because";
  * @param {Words} words
  */
 export function causesTable({ step, phases }, words) {
-  const rows = [...phases, { ...step, label: `The whole ${words.step}` }].map((cause) =>
+  const rows = [...phases, { ...step, label: `Whole ${words.step}` }].map((cause) =>
     make(
       "tr",
       cause.key === "step" ? { class: "steps-sum" } : {},
@@ -84,6 +84,6 @@ export function causesTable({ step, phases }, words) {
       numberCell(formatRatio(cause.share)),
     ),
   );
-  const names = ["phase", "slow", "others", "difference", "share of it"];
+  const names = ["phase", "slow", "others", "difference", "share"];
   return table(names, [], rows);
 }

@@ -46,7 +46,7 @@ export function showFind(view, find, isNew) {
   const what = `${find.kind ?? "slice"}${find.name === undefined ? "" : ` named “${find.name}”`}`;
   const { count, longest } = view.found;
   const marked = `${formatCount(count)} ${count === 1 ? "slice" : "slices"} marked${count > 1 ? ", the longest selected" : ""}.`;
-  view.parts.message.textContent = !count ? `This trace holds no ${what}.` : isNew ? marked : "";
+  view.parts.message.textContent = !count ? `This trace has no ${what}.` : isNew ? marked : "";
   if (isNew && longest >= 0) {
     const [begin, end] = [view.slices.begin[longest], view.slices.end[longest]];
     view.viewport.show(begin - MARGIN * (end - begin), end + MARGIN * (end - begin));
@@ -61,7 +61,7 @@ export function showFind(view, find, isNew) {
  */
 function showStep(view, number) {
   const step = view.slices.steps.find((one) => one.number === number);
-  view.parts.message.textContent = step ? "" : `This trace holds no step ${number}.`;
+  view.parts.message.textContent = step ? "" : `This trace has no step ${number}.`;
   if (step) view.zoomTo(step.begin, step.end);
 }
 

@@ -9,19 +9,19 @@ const ZOOM = 1.4;
 const PAN = 0.12; // of the width
 
 const HELP = [
-  ["W, S", "zoom in, out at the pointer (also Ctrl or ⌘ with the wheel)"],
-  ["A, D", "earlier, later (also drag, or Shift with the wheel)"],
-  ["← → ↑ ↓", "select the slice before, after, around, inside"],
-  ["Enter, F", "zoom to the selected slice (also double click)"],
-  ["L", "from a kernel to what launched it, from a fetch to the batch that its step used, and back"],
-  ["R", "select the time of the selected slice, without one the time in view"],
-  ["Z", "zoom to the selected time"],
-  ["[ ]", "zoom to the step before, after"],
-  ["0", "the whole trace"],
-  ["/", "search; Enter and Shift+Enter go through the matches"],
-  ["N, P", "next, previous match"],
-  ["Escape", "select nothing"],
-  ["?", "this list"],
+  ["W, S", "zoom in or out at the pointer (or Ctrl/⌘+wheel)"],
+  ["A, D", "move left or right (or drag, or Shift+wheel)"],
+  ["← → ↑ ↓", "select the previous, next, outer or inner slice"],
+  ["Enter, F", "zoom to the selected slice (or double-click)"],
+  ["L", "jump from a kernel to its launch or from a fetch to its batch, and back"],
+  ["R", "select the time range of the selected slice, or the visible range"],
+  ["Z", "zoom to the selected range"],
+  ["[ ]", "zoom to the previous or next step"],
+  ["0", "show the whole trace"],
+  ["/", "search (Enter and Shift+Enter for next and previous)"],
+  ["N, P", "next or previous match"],
+  ["Escape", "clear the selection"],
+  ["?", "show this list"],
 ];
 
 /**
@@ -42,7 +42,7 @@ export function listenToKeys(view, signal) {
   }, { signal });
   const rows = HELP.map(([keys, text]) => make("div", {}, make("dt", {}, keys), make("dd", {}, text)));
   const close = make("button", { type: "button", onclick: () => help.close() }, "Close");
-  help.append(make("h3", {}, "Keys"), make("dl", {}, ...rows), close);
+  help.append(make("h3", {}, "Keyboard shortcuts"), make("dl", {}, ...rows), close);
 }
 
 /**

@@ -34,7 +34,7 @@ export function showSelection(view, place) {
 /** @param {TimelineView} view */
 function nothingSelected({ all }) {
   const notes = all.notes.map((text) => make("p", { class: "tl-hint" }, text));
-  return [make("p", { class: "tl-hint" }, "Click a slice for what is known of it."), ...notes];
+  return [make("p", { class: "tl-hint" }, "Click a slice for details."), ...notes];
 }
 
 /** @param {TimelineView} view */
@@ -76,11 +76,11 @@ function addTimes({ all, selected }, add, isIdle) {
   const step = all.stepOf(selected);
   add("Category", all.categoryOf(selected));
   add("Lane", make("bdi", {}, all.lanes[all.rowOf(selected).lane].label));
-  add("Begin", formatBegin(all.begin[selected] - all.traceBegin, all.duration[selected] / FINER));
+  add("Start", formatBegin(all.begin[selected] - all.traceBegin, all.duration[selected] / FINER));
   add("Duration", formatDuration(all.duration[selected]));
   if (!isIdle) add("Self time", formatDuration(all.selfTime(selected)));
   // Of a batch the step that used it is in its detail, which is hardly ever the one in which it was begun.
-  if (!all.isBatch[all.category[selected]]) add("Step", step ? String(step.number) : "in no step");
+  if (!all.isBatch[all.category[selected]]) add("Step", step ? String(step.number) : "outside steps");
 }
 
 /**
@@ -99,7 +99,7 @@ function addIdle(view, lines, frames, add) {
   const ended = endingOf(view.all, view.selected);
   if (ended >= 0) add("Ended by", link(view, ended));
   const launcher = ended < 0 ? -1 : view.all.launch[ended] ?? -1;
-  if (launcher >= 0) add("Its launch", link(view, launcher));
+  if (launcher >= 0) add("Launched by", link(view, launcher));
 }
 
 /**
@@ -134,13 +134,13 @@ function addLaunches(view, add) {
   const { all, selected } = view;
   const launcher = all.launch[selected] ?? -1;
   if (launcher >= 0 && all.isPath[all.category[selected]]) {
-    add("Is part of", link(view, launcher));
+    add("Part of", link(view, launcher));
   } else if (launcher >= 0 && all.isBatch[all.category[launcher]]) {
     add("Batch used", link(view, launcher));
     add("Ready to end", formatDuration(all.end[selected] - all.end[launcher]));
   } else if (launcher >= 0) {
     add("Launched by", link(view, launcher));
-    add("Launch to begin", formatDuration(all.begin[selected] - all.begin[launcher]));
+    add("Launch to start", formatDuration(all.begin[selected] - all.begin[launcher]));
   }
   const launches = all.launchesOf(selected);
   if (!launches.length) return;
@@ -177,7 +177,7 @@ function link(view, index) {
  * @param {TimelineView} view
  */
 export function spoken({ all, selected }) {
-  if (selected < 0) return "Nothing is selected.";
+  if (selected < 0) return "Nothing selected.";
   const step = all.stepOf(selected);
   return [
     all.nameOf(selected), all.categoryOf(selected), formatDuration(all.duration[selected]),

@@ -14,19 +14,19 @@ export function makeParts() {
   const message = make("span", { class: "tl-message", role: "status" });
   const find = make("span", { class: "tl-search" }, search, count);
   const bar = make("div", { class: "tl-bar" }, find, buttons, message);
-  const legend = make("ul", { class: "tl-legend", "aria-label": "Categories: what their colours are, and which are shown" });
+  const legend = make("ul", { class: "tl-legend", "aria-label": "Categories: colors and visibility" });
 
   const about = make("span", { class: "tl-about" });
   const base = make("span", { class: "tl-base" });
   const head = make("canvas", {
-    class: "tl-head-canvas", role: "img", "aria-label": "The whole trace, the time axis and the steps",
+    class: "tl-head-canvas", role: "img", "aria-label": "Overview, time axis and steps",
   });
   const corner = make("div", { class: "tl-corner" }, about, base, make("span", {}, "Steps"));
   const top = make("div", { class: "tl-head" }, corner, head);
 
   const canvas = make("canvas", {
     class: "tl-canvas", tabindex: "0", role: "application", "aria-roledescription": "timeline",
-    "aria-label": "Timeline. Arrow keys move from slice to slice, question mark shows all keys.",
+    "aria-label": "Timeline. Arrow keys move between slices, question mark shows all keyboard shortcuts.",
   });
   const lanes = make("div", { class: "tl-lanes", role: "group", "aria-label": "Lanes" });
   const content = make("div", { class: "tl-content" }, lanes, canvas);
@@ -38,7 +38,7 @@ export function makeParts() {
   const range = make("div", { class: "tl-range" });
   const panel = make("div", { class: "tl-panel" }, selection, range);
   const live = make("div", { class: "tl-live", "aria-live": "polite" });
-  const help = make("dialog", { class: "tl-help", "aria-label": "Keys" });
+  const help = make("dialog", { class: "tl-help", "aria-label": "Keyboard shortcuts" });
   const root = make("div", { class: "tl" }, bar, legend, stage, panel, live, help);
   return { root, bar, legend, search, count, buttons, message, about, base, head, top, canvas, lanes, content, scroller,
     tooltip, stage, selection, range, panel, live, help };

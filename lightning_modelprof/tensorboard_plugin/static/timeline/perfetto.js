@@ -15,7 +15,7 @@ const PATIENCE_MS = 30_000;
 export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
   const opened = window.open(ORIGIN);
   if (!opened) {
-    say("The browser did not open a new tab. Allow pop-ups for this page, or download the trace.");
+    say("The browser blocked the new tab. Allow pop-ups for this page, or download the trace.");
     return () => {};
   }
   const tab = opened;
@@ -25,7 +25,7 @@ export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
   const asking = setInterval(() => tab.postMessage("PING", ORIGIN), EVERY_MS);
   const patience = setTimeout(() => {
     stop();
-    say(`${ORIGIN} did not answer. Download the trace and open it there.`);
+    say(`${ORIGIN} didn't answer. Download the trace and open it there.`);
   }, patienceMs);
 
   function stop() {
@@ -42,9 +42,9 @@ export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
     try {
       const buffer = await (await built).arrayBuffer();
       tab.postMessage({ perfetto: { buffer, title } }, ORIGIN, [buffer]);
-      say("The trace was handed to Perfetto.");
+      say("Trace opened in Perfetto.");
     } catch (error) {
-      say(`The trace could not be made: ${error instanceof Error ? error.message : error}`);
+      say(`Can't write the trace: ${error instanceof Error ? error.message : error}`);
     }
   }
 
@@ -52,7 +52,7 @@ export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
   built.catch((error) => {
     if (isOver) return;
     stop();
-    say(`The trace could not be made: ${error.message}`);
+    say(`Can't write the trace: ${error.message}`);
   });
   return stop;
 }

@@ -9,10 +9,9 @@ import { deviceTimes, rangeSums } from "./range_sums.js";
 const MOST_ROWS = 30;
 const FINER = 100; // neighbours may be that much shorter, and begin is still another text
 const DEFINITION =
-  "Durations of the slices, clipped to the range and added up. What lies inside another slice, or beside it in " +
-  "another lane, counts again.";
-const HINT = "Drag on the time axis, or anywhere with Shift, for what is in a stretch of time.";
-const BUSY = "Busy is the time in which any stream of the device works; idle is the rest, by cause.";
+  "Slice durations, clipped to the range and added up. Nested and parallel slices count more than once.";
+const HINT = "Drag the time axis (or Shift+drag) to summarize a range.";
+const BUSY = "Busy is time with work on any stream of the device. Idle is the rest, by cause.";
 
 /**
  * A keyboard focus in it that has nothing to be at goes to the canvas.

@@ -70,10 +70,10 @@ function alignment(metas) {
   const begins = metas.map(({ steps }) => new Map(steps.map((/** @type {number[]} */ [number, begin]) => [number, begin])));
   const common = [...begins[0].keys()].find((number) => begins.every((own) => own.has(number)));
   const times = metas.map(({ begin_ns }, at) => (common === undefined ? begin_ns : begins[at].get(common)));
-  const where = common === undefined ? "the begin of each trace" : `the begin of step ${common} of each rank`;
+  const where = common === undefined ? "the start of each trace" : `the start of step ${common}`;
   return {
     shifts: times.map((time) => times[0] - time),
-    note: `The clocks of ranks differ, so ${where} stands at one time. The steps above the lanes are those of the first rank.`,
+    note: `Rank clocks differ, so traces are aligned at ${where}. The steps above the lanes are the first rank's.`,
   };
 }
 

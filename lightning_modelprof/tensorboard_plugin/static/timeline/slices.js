@@ -98,7 +98,7 @@ export class Slices {
       isWithin(this.category, this.categories.length) &&
       isWithin(this.detail, this.details.length) &&
       isWithin(this.launch, this.count);
-    if (!isWhole || !isNamed) throw new Error("The timeline is damaged: its columns do not fit together.");
+    if (!isWhole || !isNamed) throw new Error("The timeline is damaged: its columns don't match.");
   }
 
   /** @param {number} index */

@@ -306,7 +306,7 @@ export class TimelineView {
     this.search = text;
     this.setMarked(text);
     const more = this.shown.places && this.found.isActive ? new Found(this.all, text).count - this.found.count : 0;
-    this.parts.message.textContent = more ? `${formatCount(more)} more in what is hidden.` : "";
+    this.parts.message.textContent = more ? `${formatCount(more)} more in hidden categories.` : "";
   }
 
   /**

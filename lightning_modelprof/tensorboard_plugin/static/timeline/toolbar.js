@@ -42,10 +42,10 @@ export function fillToolbar(view) {
   parts.buttons.append(
     button("Previous", "Previous match (Shift+Enter)", () => view.nextFound(-1), { class: "tl-found" }),
     button("Next", "Next match (Enter)", () => view.nextFound(1), { class: "tl-found" }),
-    button("Show all", "The whole trace (0)", () => view.showAll()),
-    button("Open in Perfetto", "Opens ui.perfetto.dev in a new tab and hands it the trace", perfetto),
-    button("Download .json.gz", "As a Chrome trace", download),
-    button("?", "Keys (?)", () => parts.help.showModal(), { "aria-label": "Keys" }),
+    button("Show all", "Show the whole trace (0)", () => view.showAll()),
+    button("Open in Perfetto", "Open the trace in a new ui.perfetto.dev tab", perfetto),
+    button("Download .json.gz", "Download as a Chrome trace", download),
+    button("?", "Keyboard shortcuts (?)", () => parts.help.showModal(), { "aria-label": "Keyboard shortcuts" }),
   );
   parts.search.addEventListener("keydown", (event) => {
     if (event.key === "Enter") {
