@@ -153,7 +153,7 @@ def charts(points: int) -> Report:
     )
     chart = Chart(
         id="phases",
-        title="Phases of each step",
+        title="Phase times per step",
         kind="stacked",
         x_label="step",
         x=tuple(map(float, range(points))),

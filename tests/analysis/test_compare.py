@@ -306,11 +306,11 @@ def change(low, middle, high):
         ((-0.04, 0.0, 0.04), Outcome.SAME, ""),
         ((0.01, 0.02, 0.03), Outcome.SAME, ""),
         ((0.01, 0.06, 0.11), Outcome.SLOWER, ""),
-        ((0.01, 0.05, 0.09), Outcome.CANNOT_TELL, "slower, but perhaps"),
-        ((-0.01, 0.06, 0.13), Outcome.CANNOT_TELL, "too uncertain"),
+        ((0.01, 0.05, 0.09), Outcome.CANNOT_TELL, "slower, but the interval"),
+        ((-0.01, 0.06, 0.13), Outcome.CANNOT_TELL, "too noisy"),
         ((-0.11, -0.06, -0.01), Outcome.FASTER, ""),
-        ((-0.09, -0.04, -0.01), Outcome.CANNOT_TELL, "faster, but perhaps"),
-        ((-0.3, 0.0, 0.3), Outcome.CANNOT_TELL, "too uncertain"),
+        ((-0.09, -0.04, -0.01), Outcome.CANNOT_TELL, "faster, but the interval"),
+        ((-0.3, 0.0, 0.3), Outcome.CANNOT_TELL, "too noisy"),
     ],
 )
 def test_decisions(interval, expected, reason):
@@ -324,14 +324,14 @@ def test_decisions(interval, expected, reason):
     ("interval", "expected", "reason"),
     [
         ((-0.5, 0.0, 1.0), Outcome.SAME, ""),
-        ((-0.50001, 0.0, 1.0), Outcome.CANNOT_TELL, "too uncertain"),
-        ((-0.5, 0.0, 1.00001), Outcome.CANNOT_TELL, "too uncertain"),
+        ((-0.50001, 0.0, 1.0), Outcome.CANNOT_TELL, "too noisy"),
+        ((-0.5, 0.0, 1.00001), Outcome.CANNOT_TELL, "too noisy"),
         ((0.00001, 1.00001, 3.0), Outcome.SLOWER, ""),
-        ((0.00001, 1.0, 3.0), Outcome.CANNOT_TELL, "slower, but perhaps"),
-        ((0.0, 1.00001, 3.0), Outcome.CANNOT_TELL, "too uncertain"),
+        ((0.00001, 1.0, 3.0), Outcome.CANNOT_TELL, "slower, but the interval"),
+        ((0.0, 1.00001, 3.0), Outcome.CANNOT_TELL, "too noisy"),
         ((-0.75, -0.50001, -0.00001), Outcome.FASTER, ""),
-        ((-0.75, -0.5, -0.00001), Outcome.CANNOT_TELL, "faster, but perhaps"),
-        ((-0.75, -0.50001, 0.0), Outcome.CANNOT_TELL, "too uncertain"),
+        ((-0.75, -0.5, -0.00001), Outcome.CANNOT_TELL, "faster, but the interval"),
+        ((-0.75, -0.50001, 0.0), Outcome.CANNOT_TELL, "too noisy"),
     ],
 )
 def test_bounds_of_decisions(interval, expected, reason):
@@ -346,7 +346,9 @@ def test_bounds_of_decisions(interval, expected, reason):
 def test_half_an_interval_decides_nothing(missing):
     outcome, said = decide(replace(change(0.5, 0.6, 0.7), **missing), (30, 19), 0.05)
     assert outcome is Outcome.CANNOT_TELL
-    assert said.startswith(f"30 and 19 clean steps are too few: it takes {FEW_STEPS} a side")
+    assert said.startswith(
+        f"30 and 19 clean steps are too few to know how much they vary; each side needs {FEW_STEPS}"
+    )
 
 
 def test_nothing_to_compare():
@@ -356,7 +358,7 @@ def test_nothing_to_compare():
     assert result.detectable is None
     assert compare([StepTimings.empty()], [StepTimings.empty()]).reason == "no clean step before and after"
     still = compare([steps([0] * 30)], [steps([MS] * 30)])
-    assert (still.outcome, still.reason) == (Outcome.CANNOT_TELL, "a side took no measurable time")
+    assert (still.outcome, still.reason) == (Outcome.CANNOT_TELL, "one side took no measurable time")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +409,7 @@ def test_samples_that_were_not_counted_decide_nothing(count, uncounted):
     for sides in permutations(([steps([10 * MS] * count, samples=samples)], [other])):
         result = compare(*sides, per_sample=True)
         assert (result.outcome, result.times_as_fast) == (Outcome.CANNOT_TELL, None)
-        assert result.reason == "the samples of a side were not counted"
+        assert result.reason == "the sample count of one side is unknown"
 
 
 def test_paired_needs_as_many_runs():
@@ -538,7 +540,7 @@ def test_twice_the_batch_is_compared_by_the_sample():
     assert result.times_as_fast == pytest.approx(1.25)
     assert report.title.startswith("FASTER: 1.25x as fast: 3,200 → 4,000 samples/s")
     assert ("samples in a step", "32", "64") in table(report, "settings").rows
-    assert any("the time per sample decides" in note for note in report.notes)
+    assert any("time per sample decides" in note for note in report.notes)
 
 
 def test_more_ranks_are_compared_by_all_their_samples():
@@ -567,7 +569,7 @@ def test_settings_that_differ():
     )
     assert any(note.startswith("Different models: A before, B after") for note in report.notes)
     mixed, _ = build_comparison([before, after], [before, before])
-    assert any("not repeats of one thing: they differ in model" in note for note in mixed.notes)
+    assert any("aren't repeats of the same run; they differ in model" in note for note in mixed.notes)
 
 
 def test_turns_are_told_by_when_runs_began():
@@ -617,7 +619,7 @@ def test_findings_gone_and_new():
     rows = table(build_comparison([before], [moved])[0], "findings").rows
     assert ("input", "still there", 2.0 * MS, 2.0 * MS) in rows
     nobody_looked, _ = build_comparison([compared(steps([MS] * 30))], [after])
-    assert table(nobody_looked, "findings").absent_reason == "a side has no findings that were looked for"
+    assert table(nobody_looked, "findings").absent_reason == "one side has no findings data"
 
 
 def test_tables_that_changed():
@@ -699,7 +701,7 @@ def test_a_run_without_a_clean_step_is_kept_too():
 @pytest.mark.parametrize("sections", [{}, {"run": {}, "benchmark": None}, {"run": None, "benchmark": None}])
 def test_a_report_that_is_not_of_a_run(sections):
     report = Report(title="t", facts=(), tables=(), notes=(), sections=sections)
-    with pytest.raises(ArchiveError, match="a: expected the report of a run"):
+    with pytest.raises(ArchiveError, match="a: expected a run's report"):
         compared_run_of_report("a", report, steps([MS]))
 
 
@@ -753,7 +755,7 @@ def test_several_runs_a_side(saved, tmp_path, capsys):
     assert main(["compare", "--before", *before, "--after", *after]) == 3
     out = capsys.readouterr().out
     assert "3 runs, 600 clean steps" in out
-    assert "from how the runs of a side differ" in " ".join(out.split())
+    assert "from the differences between runs of the same side" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_the_same_work_in_another_module_is_no_difference():
     assert (facts.agrees, facts.disagreements) == (True, ())
     assert facts.placed_differently == ("encoder",)
     notes = forward_tables(facts, module_depth=None)[0].notes
-    assert "Both counts place the same work in different modules inside of encoder." in notes
+    assert "Both counts assign the same work to different modules inside encoder." in notes
 
 
 def test_reason_one_factor():
@@ -223,9 +223,7 @@ def test_the_tables_of_a_small_model():
         ("norm", "BatchNorm1d", 10, 0, 0.0, 0),
     )
     assert modules.depths == (0, 1, 2, 1, 1)
-    assert modules.notes[2:] == (
-        "The FLOPs counted in the forward of a real step agree: within 0.1% in every module.",
-    )
+    assert modules.notes[2:] == ("Agrees with the forward FLOPs of a real step within 0.1% in every module.",)
     assert operators.rows == (("conv", 1440, 1440 / total), ("linear", 1200, 1200 / total))
 
 
@@ -249,7 +247,7 @@ def test_notes_name_what_differs_and_what_is_not_covered():
         "head: the counted step has 4700 MACs, fvcore 4000. Reason: unknown; fvcore has no formula for"
         " mine::product and doesn't say where they ran.",
         "fvcore has no formula for these operators (calls), which may add MACs: mine::product (2).",
-        "Not called: spare, other. What is done with their weights counts at their parents.",
+        "Not called: spare, other. Work that uses their weights counts at their parents.",
         "a note of the table",
     )
 

@@ -542,7 +542,7 @@ def whole_record():
 
 def test_tables():
     peaks, phases = memory_tables(analysis_with(whole_record()), DEFAULT_OPTIONS)
-    assert peaks.rows == (("Process, most resident", 8), ("Allocator found no memory", 0))
+    assert peaks.rows == (("Process peak RSS", 8), ("Allocator out of memory", 0))
     assert peaks.row_units == (Unit.BYTES, Unit.COUNT)
     assert phases.id == "memory_by_phase"
     assert phases.rows == (

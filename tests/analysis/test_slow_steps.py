@@ -33,7 +33,7 @@ from tests.support.bench import FakeClock
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer
 
 MS = 1_000_000
-MACHINE_WORDS = "the machine: the training thread waited for a CPU"
+MACHINE_WORDS = "CPU contention"
 
 
 def steps_of(first, forward, tags=0):

@@ -139,7 +139,7 @@ def test_it_does_what_is_done_without_it(tmp_path, temporary):
     assert used_ns > 0
     assert report_of(tmp_path)["own_cost"]["helper_cpu_ns"] == used_ns
     notes = table_of(callback.report, "perf_summary").notes
-    assert any(note.startswith("A process of its own analyzed the traces") for note in notes)
+    assert any(note.startswith("Traces were analyzed in a background process") for note in notes)
     assert read_report(tmp_path / "modelprof").tables == callback.report.tables
 
 

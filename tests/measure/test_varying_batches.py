@@ -152,7 +152,7 @@ def test_lengths_and_batch_sizes(tmp_path, name):
     # Tables, and what is read back from the files, say the same.
     model = dict(zip(("FLOPs", "MACs"), table_of(callback.report, "flops").rows[0][1:3], strict=True))
     assert model["FLOPs"] == pytest.approx(true_mean(callback, shapes), abs=1)
-    assert "all figures are of the mean clean step" in " ".join(table_of(callback.report, "flops").notes)
+    assert "all figures are for the mean clean step" in " ".join(table_of(callback.report, "flops").notes)
     again = read_report(tmp_path / "modelprof").sections["flops"]
     assert again["flops_per_s"] == pytest.approx(flops["flops_per_s"], rel=1e-12)
 

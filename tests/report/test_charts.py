@@ -52,7 +52,7 @@ def test_every_point_is_a_step_and_its_layers_add_up():
     chart = charts["phases_per_step"]
     assert (chart.kind, chart.unit, chart.x) == ("stacked", Unit.DURATION_NS, (0.0, 1.0, 2.0))
     assert layers(chart) == {"dataloader": (4.0, 5.0, 40.0), "forward": (6.0, 15.0, 20.0)}
-    assert chart.notes == ("All finished steps, clean or not. One point is one step.",)
+    assert chart.notes == ("All finished steps, clean or not. One point per step.",)
     shares = charts["phase_shares"]
     assert layers(shares) == {"dataloader": (49 / 90,), "forward": (41 / 90,)}
     assert shares.x == (3.0,)
@@ -115,7 +115,7 @@ def test_a_phase_that_was_not_measured_is_named_and_not_zero():
     charts = charts_of(make_steps({"forward": [5, 6], "transfer": [NOT_MEASURED] * 2}))
     for key in ("phases_per_step", "phase_shares"):
         assert set(layers(charts[key])) == {"forward"}
-        assert charts[key].notes[-1] == "Not measured, and in no layer: Transfer."
+        assert charts[key].notes[-1] == "Not measured: Transfer."
 
 
 def test_step_times_count_the_clean_steps():
@@ -127,7 +127,7 @@ def test_step_times_count_the_clean_steps():
     assert chart.x[0] == 10.0
     width = chart.x[1] - chart.x[0]
     assert chart.x[-1] + width == pytest.approx(12.0)
-    assert chart.notes == ("The 8 clean steps, which the benchmark is made of.",)
+    assert chart.notes == ("The 8 clean steps.",)
 
 
 def test_one_very_slow_step_does_not_squeeze_the_bars():
@@ -135,7 +135,7 @@ def test_one_very_slow_step_does_not_squeeze_the_bars():
     chart = charts_of(make_steps({"forward": times}))["step_time"]
     assert chart.x[-1] < 11
     assert sum(chart.series[0].values) == 496  # up to the one with 495 of 501 below it
-    assert chart.notes[1] == "5 slower steps lie beyond the right edge."
+    assert chart.notes[1] == "5 slower steps are past the right edge."
 
 
 def test_step_times_have_a_limited_number_of_bars():

@@ -47,7 +47,7 @@ def test_shares_by_hand():
     ]
     assert flame.change_unit is Unit.RATIO
     assert [frame.total for frame in flame.frames] == [frame.total for frame in graph(AFTER).frames]
-    assert flame.notes[1] == "Gone, so without a box here: convert -28%."
+    assert flame.notes[1] == "Removed: convert -28.0 %."
     assert flame.id == "call_stacks_changes"
 
 
@@ -75,7 +75,7 @@ def test_of_what_is_gone_the_outermost_are_named():
     names = ("gone 8", "gone 7", "gone 6", "gone 5", "gone 4")
     assert all(name in note for name in names)
     assert "gone 3 " not in note
-    assert note.endswith(", and 11 more, some of them in these.")
+    assert note.endswith(", and 11 more, including some nested in these.")
 
 
 nodes = st.recursive(

@@ -243,7 +243,7 @@ def check_sums(trace):
     found = timeline_of(trace, shared=shared)
     sums = sums_in(found, covered.intervals.tolist())
     for device in summarize_idle(shared).devices:
-        group = f"GPU {device.device}" if device.device >= 0 else "GPU of unknown number"
+        group = f"GPU {device.device}" if device.device >= 0 else "unknown GPU"
 
         def of(*causes, group=group):
             return sum(sums.get((group, cause), 0) for cause in causes)

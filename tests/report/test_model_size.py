@@ -653,9 +653,9 @@ def test_the_table_names_what_is_not_counted():
         notes=("no gradients at this moment",),
     )
     assert model_size_table(size, "").notes[1:] == (
-        "Tied to tensors before them, not counted again: head0.weight, head1.weight, head2.weight,"
+        "Tied to tensors above and not counted again: head0.weight, head1.weight, head2.weight,"
         " head3.weight, head4.weight and 12 more.",
-        "Without a size yet, not counted: late.weight.",
+        "Not counted because they have no size yet: late.weight.",
         "No gradients at this moment.",
     )
 

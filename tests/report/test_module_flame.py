@@ -26,7 +26,7 @@ def test_boxes_of_a_tree():
         ("head (Linear)", "head", 0, 1, 7_700, 1_050, 1_050),
     ]
     assert flame.notes == (
-        "Median forward and backward time of 2 timed steps; each module with what is inside of it.",
+        "Median forward and backward time over 2 timed steps. Each module includes its submodules.",
     )
     assert {frame.is_users for frame in flame.frames} == {None}
 
@@ -38,9 +38,9 @@ def test_forward_alone():
     assert flame.title == "Modules, forward"
     assert [(f.name, f.total, f.own) for f in flame.frames] == [("Net", 15, 10), ("body (Sequential)", 5, 5)]
     assert flame.notes == (
-        "Median forward time of one timed step; each module with what is inside of it.",
-        "Times are between events on the device's stream, so they include waiting for the host.",
-        "4 modules have no time of their own and are not shown.",
+        "Median forward time over one timed step. Each module includes its submodules.",
+        "Times are between events on the GPU stream, so they include waiting for the CPU.",
+        "4 modules aren't shown because they have no time of their own.",
     )
 
 

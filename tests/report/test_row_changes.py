@@ -98,12 +98,12 @@ def test_without_device_time_on_both_sides_operators_are_compared_by_the_host():
 def test_sums_over_unknown_numbers_of_steps_are_not_compared(steps, words):
     changes = row_changes(operators(("mm", 1, 8, 20, None)), operators(("mm", 1, 6, 9, None)), steps)
     assert changes.rows == ()
-    assert changes.absent_reason == f"it is not known {words} over how many steps the figures are sums"
+    assert changes.absent_reason == f"the number of steps {words} is unknown"
 
 
 def test_a_table_without_a_figure_in_common():
     changes = row_changes(operators(("mm", 1, None, None, None)), operators(("mm", 1, 6, 9, None)), (1, 1))
-    assert changes.absent_reason == "the sides have no figure in common"
+    assert changes.absent_reason == "the two sides have no figure in common"
 
 
 def test_a_mean_is_not_divided():
@@ -265,7 +265,7 @@ def test_the_device_summary_has_one_figure_a_row():
         ("GPU 0", "Memory", 100, 90, -10, -0.1),
     ]
     assert changes.row_units == (Unit.RATIO, Unit.BYTES)
-    assert "Differences of percentages are in percentage points." in changes.notes
+    assert "Percentages differ in percentage points." in changes.notes
 
 
 def test_the_mean_of_the_step_breakdown_is_compared():
@@ -322,7 +322,7 @@ def test_rows_are_matched_and_subtracted(first, second):
     changes = row_changes(before, after)
     olds, news = ({path: one.rows[at][1] for path, at in slow_paths(one).items()} for one in (before, after))
     if all(value is None for value in olds.values()) or all(value is None for value in news.values()):
-        assert changes.absent_reason == "the sides have no figure in common"
+        assert changes.absent_reason == "the two sides have no figure in common"
         return
     expected = []
     for path in olds.keys() | news.keys():

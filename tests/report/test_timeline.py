@@ -262,7 +262,7 @@ def test_lanes_in_reading_order():
     assert [(lane.group, lane.label, lane.is_device) for lane in found.lanes] == [
         ("GPU 2", "GPU 2 stream 7", True),
         ("GPU 2", "GPU 2 stream 20", True),
-        ("GPU 2", "GPU 2 without a stream", True),
+        ("GPU 2", "GPU 2 no stream", True),
         ("GPU 10", "GPU 10 stream 20", True),
         ("host", "main thread 11", False),
         ("host", "autograd thread 12", False),
@@ -454,7 +454,7 @@ def test_memory_begins_with_what_was_there_before():
         "GPU 10 memory allocated": [(0, 0), (40_000, 9)],
     }
     assert [counter.group for counter in found.counters] == ["host", "GPU 0", "GPU 0", "GPU 10"]
-    assert any("CPU memory counts from 0" in note for note in found.notes)
+    assert any("CPU memory is relative to trace start" in note for note in found.notes)
 
 
 @settings(deadline=None)
@@ -688,7 +688,7 @@ def test_python_functions_are_left_out_first():
         if name[0] != "f"
     }  # each operator has gone up into the row of the function around it
     (note,) = set(found.notes) - set(whole.notes)
-    assert note.startswith("Left out: all 400 slices of Python functions. With them")
+    assert note.startswith("All 400 slices of Python functions are left out. The timeline")
     check_kept(found, whole)
 
 

@@ -133,7 +133,7 @@ def test_one_kind_is_no_chart(facts):
 def test_traces_apart_have_charts_of_their_own():
     report = build_trace_report([two_steps(5, 6), two_steps(7, 8)])
     assert [chart.id for chart in report.charts] == ["step_breakdown", "step_breakdown_1"]
-    assert report.charts[1].title == "What each step of the trace waited for of trace 1"
+    assert report.charts[1].title == "Step time breakdown by step of trace 1"
 
 
 def test_colours_are_told_apart():

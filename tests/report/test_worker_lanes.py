@@ -149,8 +149,8 @@ def test_what_reaches_out_of_the_trace_is_cut_and_what_is_outside_of_it_is_left_
         ("worker 1", 0, "batch 9", 25_000, 30_000),
         ("worker 1", 1, "samples", 25_000, 30_000),
     ]
-    assert details(found)["batch 5"][-2:] == ["used by step 20", "it begins before the trace"]
-    assert details(found)["batch 9"][-1] == "it ends after the trace"
+    assert details(found)["batch 5"][-2:] == ["used by step 20", "starts before the trace"]
+    assert details(found)["batch 9"][-1] == "ends after the trace"
 
 
 def test_batches_of_one_number_in_two_epochs_go_to_the_first_step_that_can_have_had_them():
@@ -188,8 +188,8 @@ def test_clocks_that_do_not_agree_give_no_lanes_and_a_reason():
     found = drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 204))
     assert lanes(found) == []
     assert [note for note in found.notes if "worker" in note] == [
-        "DataLoader workers have no lanes: the workers' clock can't be matched to the trace's: readings of"
-        " both at steps differ by more than 200 µs."
+        "No lanes for DataLoader workers: the clock by which workers were timed cannot be told on that of"
+        " the trace: readings of both at steps differ by more than 200 us."
     ]
     assert len(lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 203)))) == 3
 
@@ -237,10 +237,8 @@ def test_numbers_that_no_clock_has_do_no_harm():
 
 
 def test_why_workers_could_not_be_read_is_a_note():
-    found = timeline_of(window(workers="the workers' batches couldn't be read: OSError"))
-    assert (
-        found.notes[-1] == "DataLoader workers have no lanes: the workers' batches couldn't be read: OSError."
-    )
+    found = timeline_of(window(workers="what they made could not be read: OSError"))
+    assert found.notes[-1] == "No lanes for DataLoader workers: what they made could not be read: OSError."
 
 
 def test_a_window_notes_where_its_steps_are_on_the_clock(tmp_path):

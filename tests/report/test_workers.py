@@ -155,10 +155,10 @@ def test_transforms_that_were_not_measured_are_dashes_with_the_reason():
     one = table(report_of(small), "worker_transforms")
     row = dict(zip([column.key for column in one.columns], one.rows[3], strict=True))
     assert {key for key, value in row.items() if value is not None} == {"name", "kind", "place"}
-    assert one.notes[-1].startswith("A transform with dashes takes less than 5% of the time")
+    assert one.notes[-1].startswith("Transforms with dashes take less than 5% of the time")
     nothing = replace(LOADER, calls=(LOADER.calls[0], call("Flip", "transform", 1, 0, None)))
     one = table(report_of(nothing), "worker_transforms")
-    assert one.notes[-1].startswith("Transforms have dashes: too few samples were taken")
+    assert one.notes[-1].startswith("Transforms have no times because there are too few samples")
 
 
 def test_each_worker():
@@ -620,7 +620,7 @@ def test_predictions_as_a_table_and_a_chart():
         assert steps[workers] == pytest.approx(expected * MS, rel=0.01), workers
     assert {row[2]: row[:2] for row in one.rows if row[2]} == {"now": ("2", 2), "advised": ("4", 2)}
     assert cells(one, "steps_per_s")[0] == pytest.approx(20, rel=0.01)
-    assert one.notes[0].startswith("A step took 20 ms; the model says 20 ms.")
+    assert one.notes[0].startswith("A step took 20 ms; the simulation predicts 20 ms.")
     chart = next(one for one in report.charts if one.id == "num_workers")
     by_key = {one.key: dict(zip(chart.x, one.values, strict=True)) for one in chart.series}
     assert by_key["predicted"][1.0] == pytest.approx(40 * MS, rel=0.01)
@@ -660,7 +660,7 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
     expected = {0: 50, 1: 40, 2: 20, 3: 40 / 3, 4: 10.5, 8: 10.5}
     assert {each: steps[str(each)] for each in expected} == pytest.approx(expected, rel=1e-3)
     assert {row[2]: row[:2] for row in one.rows if row[2]} == {"now": ("0", None), "advised": ("4", 2)}
-    assert one.notes[0].startswith("A step took 50 ms; the model says 50 ms.")
+    assert one.notes[0].startswith("A step took 50 ms; the simulation predicts 50 ms.")
     assert one.notes[1].startswith(UNSEEN)
     assert one.notes[1].endswith(", and 0.5 ms to be handed over.")
     chart = next(one for one in report.charts if one.id == "num_workers")

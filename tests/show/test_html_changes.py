@@ -51,8 +51,8 @@ def test_bars_by_hand():
         (2, 3): (0.5, 0.0, "neutral", False),
     }
     view = table_view(SLOWER_AND_FASTER)
-    assert [word for _, word in view.tones] == ["better", "worse", "neither, or not known which"]
-    assert view.notes == ("1 bar with an arrow would go beyond 100%.",)
+    assert [word for _, word in view.tones] == ["better", "worse", "neutral or unknown"]
+    assert view.notes == ("1 bar with an arrow is clipped at 100%.",)
 
 
 def test_every_change_has_its_sign():

@@ -136,7 +136,7 @@ def test_copies_hold_the_columns_that_are_seen(browser, tmp_path):
     assert csv.splitlines()[1] == "op00,100,0,1000000000,1000000,0.01"
     assert markdown.splitlines()[0].count("|") == 7
     title = "return document.querySelector('[data-do=csv]').title"
-    assert "columns as they are seen" in browser.execute_script(title)
+    assert "visible rows and columns" in browser.execute_script(title)
 
 
 @pytest.mark.slow

@@ -230,7 +230,7 @@ def test_a_tree_is_copied_with_its_depths(browser, tmp_path):
 def test_a_browser_that_refuses_is_not_said_to_have_copied(browser, tmp_path):
     show(browser, tmp_path, report_of(operators_of(20)))
     browser.execute_script(REFUSE + "document.execCommand = () => false;")
-    assert copied(browser) == (None, "The browser does not let this page copy")
+    assert copied(browser) == (None, "The browser doesn't allow copying")
 
 
 @pytest.mark.parametrize("label", ["Namespace", "Module"])

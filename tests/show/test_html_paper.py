@@ -28,12 +28,12 @@ WIDTH, HEIGHT = (round(mm * POINTS_PER_MM) for mm in (210 - 24, 297 - 24))
 """Of an A4 page without its margins."""
 
 CHARTS = (
-    ("phase_shares", "Where the steps spend their time", "stacked"),
-    ("phases_per_step", "Phases of each step", "stacked"),
+    ("phase_shares", "Step time by phase", "stacked"),
+    ("phases_per_step", "Phase times per step", "stacked"),
     ("step_time", "Step times", "histogram"),
     ("throughput", "Throughput", "line"),
     ("flops_by_phase", "FLOPs of a step", "stacked"),
-    ("memory_curve", "Memory over the steps", "line"),
+    ("memory_curve", "Memory by step", "line"),
 )
 
 
@@ -63,7 +63,7 @@ def usual():
                 series=tuple(
                     Series(key=key.lower(), label=key, values=tuple(1e6 + at for at in x)) for key in keys
                 ),
-                notes=("All finished steps, clean or not. One point is the mean of 2 steps.",),
+                notes=("All finished steps, clean or not. Each point is the mean of 2 steps.",),
             )
         )
     parts = tuple(StepPart(key=key.lower(), label=key, ns=3e6) for key in phases)

@@ -77,7 +77,7 @@ def test_a_browser_that_refuses_is_not_said_to_have_copied(browser, tmp_path):
     show(browser, tmp_path, report_of(findings=(finding(SLOW_LINE),)))
     browser.execute_script(REFUSE + "document.execCommand = () => false")
     press(browser, ".line .at")
-    assert after(browser, "output.copied") == "The browser does not let this page copy"
+    assert after(browser, "output.copied") == "The browser doesn't allow copying"
 
 
 def test_the_call_stack_of_a_finding(browser, tmp_path):

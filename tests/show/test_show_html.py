@@ -322,7 +322,7 @@ def test_a_finding_that_knows_little():
     page = page_of(
         report_of(findings=(finding(severity=Severity.INFO, locations=(Location(module="net"),)),))
     )
-    assert page.one("span", class_="stake")["text"] == "time at stake not known"
+    assert page.one("span", class_="stake")["text"] == "savings unknown"
     assert page.all("code") == []
     assert page.all("p", class_="verdict") == []
 
@@ -413,7 +413,7 @@ def test_layers_stand_on_each_other():
 def test_one_step_that_is_far_too_long_does_not_flatten_the_others():
     values = (*([1e6] * 99), 5e9)
     view = chart_view(chart(x=tuple(map(float, range(100))), a=values))
-    assert view.notes == ("One point goes beyond the upper edge; the largest is 5.00 s.",)
+    assert view.notes == ("One point is above the chart; the largest is 5.00 s.",)
     assert heights(view.layers[0].path)[-1][1] == 0
     assert heights(view.layers[0].path)[0][1] == pytest.approx(1000 * (1 - 1 / 1.3), abs=0.06)
     assert view.hover["values"][0][-1] == "5000.00"

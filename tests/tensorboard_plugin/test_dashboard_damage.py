@@ -97,10 +97,10 @@ def test_a_head_that_cannot_be_read_is_a_problem_of_its_own(server):
 @pytest.mark.parametrize(
     ("run", "sentence"),
     [
-        ("newer", "written by a newer lightning-modelprof. Update"),
+        ("newer", "A newer lightning-modelprof wrote it; update"),
         ("cut off", "damaged bytes"),
-        ("no json", "expected a profile of lightning-modelprof, got"),
-        ("another document", "expected a profile of lightning-modelprof, got"),
+        ("no json", "expected a lightning-modelprof profile, got"),
+        ("another document", "expected a lightning-modelprof profile, got"),
         ("nothing", "expected"),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_question_mark_at_a_column(show, report):
         "[...document.querySelectorAll('thead button')].find(one => one.textContent === 'Steps').focus()"
     )
     press(browser, "?")
-    assert card(browser) == ["Steps", "Steps: in how many the phase took any time."]
+    assert card(browser) == ["Steps", "Steps: steps in which the phase took any time."]
     press(browser, Keys.ESCAPE)
     assert focused(browser) == "Steps"
     # Elsewhere in the table it is that of the table.

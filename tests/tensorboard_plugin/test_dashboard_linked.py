@@ -127,8 +127,7 @@ def test_a_link_leads_to_a_row_that_was_not_shown(page):
 def test_a_row_that_is_not_there_is_said(page):
     page.open(run=NAME, view="operators", row=json.dumps({"name": "<b>none"}))
     assert (
-        page.run("return document.querySelector('.parts > .note').textContent")
-        == "No row here is named <b>none."
+        page.run("return document.querySelector('.parts > .note').textContent") == "No row is named <b>none."
     )
 
 

@@ -203,7 +203,7 @@ def test_two_windows_of_one_run_are_compared_alone(server):
 def test_a_profile_with_itself_is_no_comparison(server):
     answer = server.ask("compare", **RUN, **BEFORE)
     assert answer["html"] == ""
-    assert "Choose another" in answer["empty"]
+    assert "Select another" in answer["empty"]
 
 
 WRONG = {
@@ -211,11 +211,11 @@ WRONG = {
     "unknown run": ("view", RUN | {"run": "../../etc"}, "'modelprof/run' in the run '../../etc'"),
     "unknown tag": ("view", RUN | {"profile": "loss"}, "expected a profile 'loss'"),
     "unknown view": ("view", RUN | {"view": "secrets"}, "expected one of the views overview, steps"),
-    "a rank that is no number": ("view", RUN | {"rank": "-1"}, "expected the number of a rank, got '-1'"),
+    "a rank that is no number": ("view", RUN | {"rank": "-1"}, "expected a rank number, got '-1'"),
     "no such columns": ("columns", STEPS | {"kind": "timeline"}, "got none"),
     "an unknown kind": ("columns", STEPS | {"kind": "/etc/passwd"}, "got none"),
     "columns of nothing": ("columns", {}, "expected a profile"),
-    "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected the number of a rank"),
+    "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected a rank number"),
     "half a comparison": ("compare", RUN, "choose one"),
 }
 

@@ -85,7 +85,7 @@ def test_the_empty_state_has_the_whole_width(browser, tmp_path):
     with tensorboard(tmp_path) as server:
         page = Page(browser, server).open()
         assert page.run(WIDTH) > 0.95
-        assert "There is no profile in this log directory yet." in page.text()
+        assert "No profiles in this log directory yet." in page.text()
         sentences = page.run("return [...document.querySelectorAll('main p')].map(p => p.textContent)")
         assert all(sentence.endswith(".") for sentence in sentences), sentences
         browser.switch_to.default_content()
@@ -97,7 +97,7 @@ def test_a_load_error_has_the_whole_width(page):
     page.browser.execute_cdp_cmd(blocked, {"urls": ["*/profiles*"]})
     try:
         page.open()
-        assert page.text() == "Model Profile\n\nTensorBoard does not answer. Is it still running?"
+        assert page.text() == "Model Profile\n\nTensorBoard doesn't answer. Is it still running?"
         assert page.run(WIDTH) > 0.95
     finally:
         page.browser.execute_cdp_cmd(blocked, {"urls": []})

@@ -33,7 +33,7 @@ def trace_of_step(page, step, recorded):
     assert json.loads(page.link()["find"]) == {"step": step}
     assert page.choosers()["Window"] == f"modelprof/window_{recorded.index(step) // 2}"
     page.wait("return document.querySelector('.tl-canvas') !== null")
-    assert "holds no step" not in page.text()
+    assert "has no step" not in page.text()
 
 
 def test_windows_say_which_steps_they_recorded(server, recorded):
@@ -91,7 +91,7 @@ def test_the_bar_at_the_cursor_is_picked_by_key(page, recorded):
     page.open(**RUN, view="steps")
     field = page.browser.find_element("css selector", ".steps-field")
     field.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT] * recorded[1], Keys.ENTER)
-    assert page.run("return document.activeElement.textContent") == "Zoom to it"
+    assert page.run("return document.activeElement.textContent") == "Zoom in"
     page.browser.switch_to.active_element.send_keys(Keys.TAB)
     page.browser.switch_to.active_element.send_keys(Keys.ENTER)
     trace_of_step(page, recorded[1], recorded)
@@ -101,5 +101,5 @@ def test_a_step_that_no_window_recorded_is_no_link(page):
     page.open(**RUN, view="steps")
     page.browser.find_element("css selector", ".steps-field").send_keys(Keys.HOME, Keys.ENTER)
     assert page.run("return document.querySelector('.steps-picked').innerText").endswith(
-        "No window recorded it."
+        "not recorded by a window."
     )

@@ -446,7 +446,7 @@ def test_the_tables_and_the_readout_say_what_was_measured(page):
     begin = f"step 0: {format_duration(int(STEPS.duration_ns[0]))}; "
     assert text(browser, ".steps-chart .steps-readout").startswith(begin)
     assert text(browser, ".steps-chart .steps-readout").endswith(
-        "left out of the benchmark: skip_first; also: first of an epoch, no optimizer step"
+        "not clean (skip_first); also: first of an epoch, no optimizer step"
     )
     layers = dict(
         browser.execute_script(
@@ -485,8 +485,8 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
     assert readout().startswith(
         f"step 5: {format_duration(time_ns)}; {format_cell(32e9 / time_ns, Unit.RATE)} "
     )
-    assert "with the phase Profiler" in text(browser, ".steps-chart .note")
-    assert "with the phase Profiler" in text(browser, ".steps-slowest .note")
+    assert "include profiler overhead" in text(browser, ".steps-chart .note")
+    assert "include profiler overhead" in text(browser, ".steps-slowest .note")
     assert "without the phase Profiler" in text(browser, ".steps-range > .note")
     assert "Profiler" not in {row[0] for row in rows(browser, ".steps-causes")}
 
@@ -501,7 +501,7 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
     )
     for note in (".steps-chart .note", ".steps-slowest .note"):
         assert "without the phase Profiler" in text(browser, note)
-        assert "with the phase Profiler" not in text(browser, note)
+        assert "include profiler overhead" not in text(browser, note)
 
 
 def test_a_run_without_profiler_time_is_told_nothing_of_it(page):
@@ -658,7 +658,7 @@ def test_left_out_steps_are_pale(page):
 
 def test_clean_steps_only(page):
     browser = page(STEPS)
-    assert "Shaded" in text(browser, ".steps-chart .note")
+    assert "shaded" in text(browser, ".steps-chart .note")
     browser.find_element("css selector", ".steps .tools input").click()
     settle(browser)
     assert state(browser)["clean"] is True
@@ -697,7 +697,7 @@ def test_long_runs_say_how_many_steps_a_bar_joins(page):
     many.tags = np.zeros(100_000, np.int64)
     browser = page(many)
     size = run(browser, "return document.querySelector('.steps canvas').width")
-    assert "One bar is the mean of " in text(browser, ".steps-chart .note")
+    assert "Each bar is the mean of " in text(browser, ".steps-chart .note")
     assert has_color(browser, BACKWARD)
     assert size < 1_300
     assert figures(browser)["steps"] == "100,000"
@@ -753,7 +753,7 @@ def test_what_was_not_measured_is_said(page):
     steps = with_unknowns(sample_steps(600))
     browser = page(steps)
     notes = browser.execute_script("return [...document.querySelectorAll('.note')].map(n => n.textContent)")
-    assert "Not measured, and in no layer: Dataloader." in notes
+    assert "Not measured: Dataloader." in notes
     assert (figures(browser)["Reader Ratio"], figures(browser)["samples/s"]) == ("–", "–")
     assert "Dataloader" not in pressed(browser)
 

@@ -195,7 +195,7 @@ def test_a_search_says_what_is_hidden(page):
     field = page.find_element("css selector", ".tl-search input")
     field.send_keys("data")
     field.send_keys(Keys.ENTER)
-    assert texts(page, ".tl-message") == ["2 more in what is hidden."]  # data.py
+    assert texts(page, ".tl-message") == ["2 more in hidden categories."]  # data.py
     assert texts(page, ".tl-count") == [
         "1 of 6"
     ]  # idle: data loading, enumerate(DataLoader), the critical path
@@ -285,7 +285,7 @@ def test_a_link_finds_the_longest_slice(page):
     assert (state(page)["begin"], state(page)["end"]) == (200 * US, 300 * US)
     for nothing in ({"name": "no such"}, {"kind": "idle: communication"}, {"step": 77}, {"name": "gem"}):
         mount(page, find=nothing)
-        assert texts(page, ".tl-message")[0].startswith("This trace holds no "), nothing
+        assert texts(page, ".tl-message")[0].startswith("This trace has no "), nothing
         assert state(page)["selected"] == -1
     for nonsense in (3, "x", {}, {"name": 5}, [], None):
         mount(page, find=nonsense)
@@ -311,11 +311,11 @@ def test_idle_time_says_why_and_whose_line(page):
     assert shown["Meanwhile"] == f"main thread 1: data.py(7): __getitem__, in {FETCH}"
     assert shown["Line"] == "data.py:7 __getitem__ Call stack"
     assert (shown["Begin"], shown["Duration"], shown["Step"]) == ("201.0 us", "50.0 us", "6")
-    assert (shown["Ended by"], shown["Its launch"]) == ("gemm", "cudaLaunchKernel")  # the host was late, too
+    assert (shown["Ended by"], shown["Launched by"]) == ("gemm", "cudaLaunchKernel")  # the host was late, too
     place = place_of("idle: host", 251)
     page.execute_script("view.select(arguments[0])", place)
     shown = panel(page)
-    assert (shown["Ended by"], shown["Its launch"]) == ("gemm", "cudaLaunchKernel")
+    assert (shown["Ended by"], shown["Launched by"]) == ("gemm", "cudaLaunchKernel")
     page.execute_script(
         "[...document.querySelectorAll('.tl-selection .tl-link')].find(b => b.textContent === 'gemm').click()"
     )

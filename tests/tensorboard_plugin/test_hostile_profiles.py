@@ -136,12 +136,12 @@ def test_mutated_steps_are_shown_or_refused(good, answers):
 @pytest.mark.parametrize(
     ("column", "number", "reason"),
     [
-        ("duration", -1, "duration_ns holds less than 0"),
-        ("phase_0", -2, "phases_ns holds less than -1"),
-        ("phase_0", 2**50, "a phase takes longer than its step"),
-        ("exclusion", 99, "exclusion holds what is not"),
-        ("step", 0, "the steps are not in order"),
-        ("samples", -2, "samples holds less than -1"),
+        ("duration", -1, "duration_ns is below 0"),
+        ("phase_0", -2, "phases_ns is below -1"),
+        ("phase_0", 2**50, "a phase is longer than its step"),
+        ("exclusion", 99, "unknown exclusion reason"),
+        ("step", 0, "the steps are out of order"),
+        ("samples", -2, "samples is below -1"),
     ],
 )
 def test_numbers_that_no_step_has_do_not_reach_the_browser(good, column, number, reason):
@@ -160,14 +160,14 @@ def test_numbers_that_no_step_has_do_not_reach_the_browser(good, column, number,
 @pytest.mark.parametrize(
     ("column", "number", "reason"),
     [
-        ("duration", -1, "slice_duration_ns holds less than 0"),
-        ("begin", -1, "slice_begin_ns holds less than 0"),
+        ("duration", -1, "slice_duration_ns is below 0"),
+        ("begin", -1, "slice_begin_ns is below 0"),
         ("name", 2**40, "name holds"),
         ("name", -1, "name holds"),
         ("category", 2**40, "category holds"),
-        ("detail", -2, "detail holds less than -1"),
+        ("detail", -2, "detail is below -1"),
         ("launch", 2**40, "launch holds"),
-        ("counter_0_time", 0, "the points of a counter are not in order"),
+        ("counter_0_time", 0, "the points of a counter are out of order"),
         ("steps", [[1, 20, 10]], "ends before it begins"),
         ("steps", [[1, "soon", 10]], "no timeline"),
         ("end_ns", -(2**40), "ends before it begins"),
@@ -216,7 +216,7 @@ def test_a_chart_whose_points_are_not_in_order_is_refused(good, points):
     content = json.loads(zlib.decompress(good["run"][1][0]))
     chart = next(one for one in content["report"]["charts"] if len(one["x"]) > 1)
     chart["x"][:2] = points
-    with pytest.raises(ArchiveError, match="are not in order"):
+    with pytest.raises(ArchiveError, match="are out of order"):
         unpack_profile(zlib.compress(as_text(content)))
 
 

@@ -75,7 +75,7 @@ def test_the_tables_agree(report_of):
     assert rows_of(report, "distributed")["Communication"]
     waits = rows_of(report, "host_waits")
     assert waits["Communication"]["idle_ns"] == 4_000_000
-    assert waits["Host late"]["idle_ns"] == pytest.approx(1_500_000)
+    assert waits["CPU late"]["idle_ns"] == pytest.approx(1_500_000)
     assert waits["Other"]["idle_ns"] == 0
     idle = rows_of(report, "idle")
     for key in ("covered_ns", "total_ns"):

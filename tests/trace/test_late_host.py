@@ -135,7 +135,7 @@ def test_milliseconds_are_those_of_the_table(tmp_path):
     report = report_of(tmp_path, longer_first, 8)
     table = next(one for one in report.tables if one.id == "host_waits")
     place = [column.key for column in table.columns].index("idle_ns")
-    late = next(row[place] for row in table.rows if row[0] == "Host late")
+    late = next(row[place] for row in table.rows if row[0] == "CPU late")
     known = {one.label: one.value for one in finding_of(report).evidence}
     assert known["idle per step, host late"] == pytest.approx(late)
     assert f"{100 * known['its share of the step']:.0f}%" in report.verdict.summary
@@ -165,7 +165,7 @@ def test_time_is_what_the_named_work_covers_of_the_gaps(tmp_path):
     assert "train.py(3): mask" in report.verdict.summary
     assert report.verdict.kind == "host_bound"
     table = next(one for one in report.tables if one.id == "host_waits")
-    assert ("Host late", 0.6) in [(row[0], round(row[-1], 2)) for row in table.rows]  # the rest has no name
+    assert ("CPU late", 0.6) in [(row[0], round(row[-1], 2)) for row in table.rows]  # the rest has no name
 
 
 @pytest.mark.parametrize("library", ["queue.py(154): get", "/usr/lib/python3.11/queue.py(154): get"])

@@ -157,7 +157,7 @@ def test_bytes_that_were_not_recorded():
     assert (table[ON_DEVICE]["size_bytes"], table[ON_DEVICE]["bytes_per_s"]) == (None, None)
     assert (table[PINNED]["size_bytes"], table[PINNED]["bytes_per_s"]) == (500, 5e7)  # over its own 10 us
     assert (table[MEMSET]["size_bytes"], table[MEMSET]["bytes_per_s"]) == (64, None)  # it took no time
-    assert "of the 2 of 4 calls whose size was recorded" in notes(fact)
+    assert "cover the 2 of 4 calls with a recorded size" in notes(fact)
     assert "whose size" not in notes(summary(copy(PINNED, 20, 10, bytes=500)))
 
 

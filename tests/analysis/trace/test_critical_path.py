@@ -309,7 +309,7 @@ def test_tables_are_of_the_rank_with_the_longest_steps():
     assert table.rows[0] == ("Step", 100 * US, 1)
     assert sum(row[1] for row in table.rows[1:]) == 100 * US
     assert sum(row[2] for row in table.rows[1:]) == pytest.approx(1)
-    assert "Of rank 1, whose steps are longest." in table.notes
+    assert "Rank 1, which has the longest steps." in table.notes
     parts = critical_path_parts_table({0: fast, 1: slow}, DEFAULT_OPTIONS)
     assert sum(row[4] for row in parts.rows) == 100 * US
     rows = {row[0]: row for row in what_if_table({1: slow}, DEFAULT_OPTIONS).rows}

@@ -217,7 +217,7 @@ def test_without_steps():
     texts = {covers: notes({0: fact}) for covers, fact in (("o", operators), ("d", nothing_else))}
     assert "no ProfilerStep ranges" in texts["o"]
     assert "no ProfilerStep ranges" not in texts["d"]
-    assert "from its first device event" in texts["d"]
+    assert "from its first GPU event" in texts["d"]
 
 
 def test_what_was_not_recorded_is_none():

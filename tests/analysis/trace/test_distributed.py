@@ -173,7 +173,7 @@ def test_without_steps_the_base_is_the_device_or_the_operators():
     fact = fact_of(kernel(NCCL, 0, 10, 40), kernel("gemm", 5, 25))
     assert (fact.base, fact.base_ns, fact.in_steps, fact.num_steps) == ("device", 25 * US, None, 0)
     assert distributed_table({0: fact}, DEFAULT_OPTIONS).rows[0] == (
-        "Span of the device events",
+        "Span of the GPU events",
         25 * US,
         1.0,
         None,

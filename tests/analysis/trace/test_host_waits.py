@@ -438,7 +438,7 @@ def test_the_table_sums_to_the_idle_time():
         "Dataloader": 500,
         "After waits": 2500,
         "aten::item": 2500,
-        "Host late": 0,
+        "CPU late": 0,
         "Other": 1000,
     }
     assert table.depths == (0, 1, 1, 2, 1, 1)

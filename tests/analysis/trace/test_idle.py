@@ -93,7 +93,7 @@ def test_unknown_launch():
     (device,) = fact.devices
     assert (microseconds(device.other), device.num_unknown) == ((2, 7), 2)
     table = idle_table({0: fact}, DEFAULT_OPTIONS)
-    assert table.notes[-1].endswith("was not recorded: 2.")
+    assert table.notes[-1].startswith("2 gaps are in Other")
     assert len(table.notes) == 5
 
 

@@ -147,8 +147,8 @@ def test_launches_table():
     table = launches_table({0: summarize_launches(four_launches())}, DEFAULT_OPTIONS)
     assert [(depth, *row[:4]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Kernel time", 4, 1.0, 39 * US),
-        (1, "At most 5 us", 2, 0.5, 9 * US),
-        (1, "At most 10 us", 3, 0.75, 19 * US),
+        (1, "At most 5 µs", 2, 0.5, 9 * US),
+        (1, "At most 10 µs", 3, 0.75, 19 * US),
         (1, "Known launch", 3, 0.75, 34 * US),
         (2, "Shorter than their launch", 0, 0.0, None),
         (1, "Unknown launch", 1, 0.25, 5 * US),

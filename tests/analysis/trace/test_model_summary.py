@@ -328,7 +328,7 @@ def test_table():
     assert table.rows[3][7:] == (136 * MS, 68e6, 68 * MS, 68 * MS, 136 / 208)
     assert table.depths == (0, 1, 1, 1, 1, 1, 2)
     assert "partial, steps 3 to 6 were requested: training ended." in " ".join(table.notes)
-    assert "GPU time is the sum of all device events" in " ".join(table.notes)
+    assert "GPU time is the sum of all GPU events" in " ".join(table.notes)
 
 
 def test_table_without_device_or_summary():
@@ -480,7 +480,7 @@ def test_table_of_ranks():
     assert table.rows[0][:4] == ("ProfileStep", 3, 250 * MS, 250 * MS / 3)
     assert table.rows[2][7:] == (34 * MS, 34 * MS / 3, 24 * MS, 2 * MS, 1.0)
     assert "Without rank 2: rank 2 slept." in table.notes
-    assert table.notes[0] == "The rows cover steps 3 to 4 (3 in total)."
+    assert table.notes[0] == "Covers steps 3 to 4 (3 in total)."
 
     alone = model_summary_table({0: by_rank[0]}, OPTIONS)
     assert alone.rows == window_model_summary(window(), by_rank[0]).rows

@@ -214,7 +214,7 @@ def test_table_of_several_ranks():
     assert any("sums of 2 ranks" in note and "without rank 1," in note for note in table.notes)
     same = overview_table({0: overview(10, 60, (0, 25)), 1: overview(0, 10, (0, 35))}, DEFAULT_OPTIONS)
     assert same.rows[-1] == ("Kernel", 2, None, None, 60 * US, 0.3)
-    assert not any("without rank" in note for note in same.notes)
+    assert not any("exclude rank" in note for note in same.notes)
     assert table.notes[-1] == "Without rank 3: its file is damaged."
 
 

@@ -166,7 +166,7 @@ def test_a_step_with_another_number_of_calls_is_left_out_whole():
     )
     assert cells["calls"] == (2, 2, 2, 2)
     assert cells["waited_step_ns"] == (10 * US, 10 * US, 0, 0)  # of two steps, not three
-    assert f"Calls that are not compared: 2 because {reasons.LACKING}." in table.notes
+    assert f"Calls not compared: 2 because {reasons.LACKING}." in table.notes
 
 
 def test_names_and_sizes_that_disagree():
@@ -177,7 +177,7 @@ def test_names_and_sizes_that_disagree():
         }
     )
     assert cells["calls"] == (1, 1, 1, 1)
-    assert f"Calls that are not compared: 2 because {reasons.DISAGREEING}." in table.notes
+    assert f"Calls not compared: 2 because {reasons.DISAGREEING}." in table.notes
     sizes = {rank: rank_of({0: reduces(5)}, **in_group("allreduce", "pg", 2, 100 + rank)) for rank in (0, 1)}
     assert reasons.DISAGREEING in rank_waits_table(sizes, DEFAULT_OPTIONS).absent_reason
 
@@ -201,7 +201,7 @@ def test_steps_that_not_all_have():
         {0: rank_of({n: reduces(5) for n in (0, 1)}), 1: rank_of({n: reduces(7) for n in (1, 2)})}
     )
     assert cells["calls"] == (1, 1, 1, 1)
-    assert f"Calls that are not compared: 2 because {reasons.NOT_IN_SHARED_STEPS}." in table.notes
+    assert f"Calls not compared: 2 because {reasons.NOT_IN_SHARED_STEPS}." in table.notes
 
 
 def test_what_a_rank_may_leave_early_is_left_out():
@@ -214,10 +214,7 @@ def test_what_a_rank_may_leave_early_is_left_out():
     )
     assert cells["name"] == ("rank 0", "all_reduce", "rank 1", "all_reduce")
     assert [ns / US for ns in cells["waited_ns"]] == [20, 20, 0, 0]
-    assert (
-        f"Calls that are not compared: 1 because {reasons.PAIRWISE}; 1 because {reasons.ONE_SIDED}."
-        in table.notes
-    )
+    assert f"Calls not compared: 1 because {reasons.PAIRWISE}; 1 because {reasons.ONE_SIDED}." in table.notes
 
 
 def grid(rank, *, with_members):
@@ -249,7 +246,7 @@ def test_groups_of_one_name_are_told_apart_by_their_members():
 def test_groups_of_one_name_are_left_out_without_members():
     table, cells = rows_of({rank: grid(rank, with_members=False) for rank in range(4)})
     assert set(cells["name"]) == {*(f"rank {rank}" for rank in range(4)), "all_reduce"}
-    assert f"Calls that are not compared: 1 because {reasons.UNCLEAR_GROUP}." in table.notes
+    assert f"Calls not compared: 1 because {reasons.UNCLEAR_GROUP}." in table.notes
     # Two of the four: the pairs 0 2 could be of one group or of two.
     two = compare_ranks({rank: grid(rank, with_members=False) for rank in (0, 2)})
     assert two.left_out == {reasons.UNCLEAR_GROUP: 1}
@@ -259,9 +256,9 @@ def test_groups_of_one_name_are_left_out_without_members():
 
 def test_missing_ranks_are_said():
     table, _ = rows_of({rank: grid(rank, with_members=True) for rank in (0, 1)})
-    assert any(note.startswith("2 of the 4 ranks of the job are compared") for note in table.notes)
+    assert any(note.startswith("2 of 4 ranks are compared") for note in table.notes)
     whole, _ = rows_of({rank: grid(rank, with_members=True) for rank in range(4)})
-    assert not any("ranks of the job are compared" in note for note in whole.notes)
+    assert not any("ranks are compared" in note for note in whole.notes)
 
 
 def gloo(*durations):
@@ -279,7 +276,7 @@ def gloo(*durations):
 def test_gloo_on_the_host():
     table, cells = rows_of({0: gloo(50, 60), 1: gloo(20, 10)})
     assert [ns / US for ns in cells["waited_ns"]] == [80, 80, 0, 0, 0, 0]
-    assert any("ranges of the backend on the host" in note for note in table.notes)
+    assert any("the backend's CPU ranges" in note for note in table.notes)
 
 
 def test_host_ranges_are_not_compared_with_kernels():
@@ -295,8 +292,8 @@ def test_when_there_is_nothing_to_compare():
     asked = calls_of(step(0), event("user_annotation", "nccl:all_reduce", 1, 5))
     assert isinstance(asked, Absent)
     for by_rank, reason in (
-        ({0: one}, "only one rank's trace is here"),
-        ({0: one, 1: none}, "the traces have only one rank's communication"),
+        ({0: one}, "only one rank's trace is loaded"),
+        ({0: one, 1: none}, "only one rank's communication is here"),
         ({0: none, 1: none}, "the trace has no communication"),
         ({0: asked, 1: asked}, asked.reason),
         ({0: one, 1: rank_of({0: [("all_gather", 5)]})}, reasons.DISAGREEING),
@@ -577,5 +574,5 @@ def test_the_report_of_two_real_ranks(sampled):
         assert sum(series.values[place] for series in chart.series) == pytest.approx(mean_ns, rel=1e-12)
     apart = build_trace_report([sampled[0]])
     (table,) = [table for table in apart.tables if table.id == "rank_waits"]
-    assert table.absent_reason == "only one rank's trace is here"
+    assert table.absent_reason == "only one rank's trace is loaded"
     assert all(chart.id != "rank_shares" for chart in apart.charts)

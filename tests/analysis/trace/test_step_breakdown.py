@@ -255,11 +255,11 @@ def test_table_without_device_and_without_steps():
     for name in ("Mean", "step 0"):
         (row,) = (row for row in table.rows if row[0] == name)
         assert row[1:2] + row[5:] == (10 * US, 0, None, 0, 0, 10 * US)
-    assert any("Runtime is not measured" in note for note in table.notes)
+    assert any("Runtime wasn't measured" in note for note in table.notes)
     called = break_down(make(step(0, 0, 10), ("cuda_runtime", "cudaFree", 2, 5)))
     table = step_breakdown_table({0: called}, OPTIONS)
     assert table.rows[0][1:] == (10 * US, None, None, None, 0, 3 * US, 0, 0, 7 * US)
-    assert not any("Runtime is not measured" in note for note in table.notes)
+    assert not any("Runtime wasn't measured" in note for note in table.notes)
     absent = step_breakdown_table({0: NO_STEP}, OPTIONS)
     assert (absent.rows, absent.absent_reason) == ((), NO_STEP.reason)
 
@@ -310,11 +310,11 @@ def test_table_of_ranks():
     assert rows["rank 3 mean"] == (20 * US, None, None, None, 0, None, 0, 15 * US, 5 * US)
     assert rows["Mean"] == rows["rank 0 mean"]
     assert rows["Share"] == pytest.approx((1, 0.15, 0, 0, 0, 0.025, 0, 0, 0.825))
-    assert "Without rank 3 in Mean and Share: it has no device events." in table.notes
+    assert "Mean and Share exclude rank 3: no GPU events." in table.notes
     both = step_breakdown_table({0: device, 3: host, 4: host}, OPTIONS)
-    assert "Without ranks 3, 4 in Mean and Share: they have no device events." in both.notes
+    assert "Mean and Share exclude ranks 3, 4: no GPU events." in both.notes
     none = step_breakdown_table({3: host, 4: host}, OPTIONS)
-    assert not any("in Mean and Share" in note for note in none.notes)
+    assert not any("Mean and Share exclude" in note for note in none.notes)
     assert f"Without rank 7: {NO_STEP.reason}." in table.notes
     absent = step_breakdown_table({0: Absent("why"), 1: NO_STEP}, OPTIONS)
     assert (absent.rows, absent.absent_reason) == ((), f"why; {NO_STEP.reason}")
