@@ -16,7 +16,7 @@ class Absent(Record, frozen=True):
     reason: str
 
 
-NO_DEVICE = Absent("the trace has no device events")
+NO_DEVICE = Absent("the trace has no GPU events")
 
 
 def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:

@@ -38,7 +38,7 @@ from lightning_modelprof.run.steps import BEGINS_EPOCH, MAX_RUN_AHEAD, StepTag, 
 from lightning_modelprof.run.workers import LoaderWorkers
 from lightning_modelprof.units import milliseconds
 
-_NOT_INSPECTED: Final = Absent("not measured; set flops=True to inspect some steps")
+_NOT_INSPECTED: Final = Absent("not measured (set flops=True to inspect some steps)")
 
 
 def _stepping_share(totals: StepTotals) -> float:
@@ -160,9 +160,9 @@ def _run_ahead_notes(figures: Benchmark | None, device_step_ns: float | None) ->
     if figures is None or device_step_ns is None:
         return ()
     return (
-        f"The CPU ran ahead of the GPU: a step takes {milliseconds(device_step_ns)} on the GPU, not"
-        f" {milliseconds(figures.batch_cost_ns.avg)}. FLOP/s and MFU use the GPU's time. Train for more"
-        " steps to make both agree.",
+        f"The CPU ran ahead of the GPU. A step takes {milliseconds(device_step_ns)} on the GPU, not"
+        f" {milliseconds(figures.batch_cost_ns.avg)}. FLOP/s and MFU use GPU time. Train for more steps to"
+        " get the same step time from both.",
     )
 
 
@@ -178,9 +178,8 @@ def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:
     if num_kept == num_steps:
         return ()
     return (
-        f"{num_kept:,} of {num_steps:,} {loop.steps} were kept, spread evenly over the loop. Totals,"
-        " averages, minima and maxima cover all of them; percentiles, standard errors and charts only the"
-        " kept ones.",
+        f"{num_kept:,} of {num_steps:,} {loop.steps} were saved, evenly spaced. Totals, averages and"
+        " extremes cover all of them; percentiles, standard errors and charts only the saved ones.",
     )
 
 

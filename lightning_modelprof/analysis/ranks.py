@@ -99,7 +99,7 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
     if world_size < 2:
         return Absent("there's only one rank")
     if len(ranks) < 2:
-        return Absent("the other ranks' steps are unknown")
+        return Absent("steps of other ranks are unknown")
     with_steps = [one for one in ranks if len(one.totals)]
     if len(with_steps) < 2:
         return Absent("fewer than two ranks have clean steps")
@@ -118,7 +118,7 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
         )
     phases_ns = np.stack([one.steps.phases_ns[np.isin(one.steps.step, common)] for one in with_steps])
     if (phases_ns[..., PHASE_INDEX["dataloader"]] == NOT_MEASURED).any():
-        return Absent("not every rank measured its batch fetches")
+        return Absent("fetches weren't recorded on every rank")
     times = np.where(phases_ns == NOT_MEASURED, 0, phases_ns).astype(np.float64)
     straggler, own = find_straggler(times, [one.rank for one in with_steps])
     own_ns = times[..., [PHASE_INDEX[key] for key in own]].sum(axis=2)

@@ -41,14 +41,14 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "dataloader",
         "Dataloader",
-        "waiting for the next batch; with workers this is the wait, not the workers' time",
+        "time waiting for the next batch; with workers, only the wait and not the work",
         "own",
         is_core=True,
     ),
     Phase(
         "transfer",
         "Transfer",
-        "moving the batch to the device, with the batch-transfer hooks",
+        "moving the batch to the device, including batch-transfer hooks",
         "own",
         on_device=True,
     ),
@@ -56,8 +56,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "forward",
         "Forward",
         (
-            "the model and the loss in `training_step` (`validation_step`, `test_step`, `predict_step`),"
-            " without the phases below"
+            "`training_step` (`validation_step`, `test_step`, `predict_step`), meaning the model and the"
+            " loss, without the phases below"
         ),
         "may_wait",
         is_core=True,
@@ -67,8 +67,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "backward",
         "Backward",
         (
-            "`loss.backward()` as Lightning calls it, including gradient communication;"
-            " `manual_backward` in manual optimization"
+            "`loss.backward()` as called by Lightning, including gradient communication; `manual_backward`"
+            " with manual optimization"
         ),
         "meets",
         is_core=True,
@@ -78,8 +78,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "optimizer",
         "Optimization",
         (
-            "the optimizer step, without the forward and backward in its closure; includes"
-            " unscaling in 16-bit precision"
+            "the optimizer's step without the forward and backward of its closure; with 16-bit precision it"
+            " includes unscaling"
         ),
         "may_wait",
         is_core=True,
@@ -88,14 +88,14 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "zero_grad",
         "Zero grad",
-        "clearing the gradients; part of forward in manual optimization",
+        "clearing gradients; part of Forward with manual optimization",
         "own",
         on_device=True,
     ),
     Phase(
         "clip",
         "Gradient clipping",
-        ("`configure_gradient_clipping`, which Lightning calls even if nothing is clipped"),
+        "`configure_gradient_clipping`, which Lightning calls even if nothing is clipped",
         "may_wait",
         on_device=True,
     ),
@@ -104,7 +104,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "module_hooks",
         "Module hooks",
-        "hooks that you override in the LightningModule, DataModule or Strategy",
+        "hooks of the LightningModule, DataModule and Strategy that you override",
         "own",
         every_step=False,
     ),
@@ -119,8 +119,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "predictions",
         "Predictions",
         (
-            "`predict` only: from the end of the batch to the next fetch. Lightning waits for the"
-            " device, moves the predictions to the CPU and keeps them"
+            "`predict` only, from the end of the batch to the next fetch. Lightning moves the predictions"
+            " to the CPU, which waits for the device, and keeps them"
         ),
         "own",
     ),
@@ -128,8 +128,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "validation",
         "Validation",
         (
-            "validation during the step, without callbacks and checkpoints; the Validation"
-            " table shows its parts"
+            "validation loops inside the step, without callbacks and checkpoints; see the Validation table"
+            " for its parts"
         ),
         "may_wait",
         every_step=False,
@@ -138,34 +138,34 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         "dataloader_init",
         "Dataloader init",
-        "shutting down old workers and starting new ones at an epoch's start",
+        "stopping old workers and starting new ones at the start of an epoch",
         "own",
         every_step=False,
     ),
-    Phase("profiler", "Profiler", "this profiler's work between steps", "not_counted"),
-    Phase("other", "Loop", "Lightning's loop between the phases above", "may_wait"),
+    Phase("profiler", "Profiler", "overhead of this profiler at step boundaries", "not_counted"),
+    Phase("other", "Loop", "Lightning's loop, between the other phases", "may_wait"),
     Phase(
         "rank_wait",
         "Rank wait",
         (
-            "with several ranks, the wait at each step's start until Lightning (2.5.2 and later) has"
-            " told all of them whether a signal arrived. It reads a value from the device, so on a GPU"
-            " it also includes the wait for the rank's own device"
+            "with several ranks, the time until Lightning (since 2.5.2) has told all of them about signals"
+            " at the start of each step. It reads a value from the device, so on a GPU it includes waiting"
+            " for the rank's own device"
         ),
         "meets",
     ),
     Phase(
         "user_profiler",
         "Your profiler",
-        "the Trainer's own profiler (`Trainer(profiler=...)`)",
+        "all work of the profiler passed to the Trainer (`Trainer(profiler=...)`)",
         "own",
     ),
     Phase(
         "epoch_turn",
         "Epoch turn",
         (
-            "work between two epochs' batches that belongs to no other phase: Lightning's own work,"
-            " epoch metrics and loggers. It counts toward the next epoch's first step"
+            "time between two epochs' batches in no other phase, such as Lightning's own work, epoch"
+            " metrics and loggers. It counts for the first step of the next epoch"
         ),
         "may_wait",
         every_step=False,
@@ -197,16 +197,16 @@ PARTS: Final[tuple[Phase, ...]] = (
     _as_in_a_step(
         "dataloader",
         (
-            "waiting for the next validation batch. A second dataloader's first fetch includes"
-            " starting its workers"
+            "time waiting for the next validation batch. For a second dataloader, the first fetch includes"
+            " worker startup"
         ),
     ),
-    _as_in_a_step("transfer", "moving the batch to the device, with the batch-transfer hooks"),
+    _as_in_a_step("transfer", "moving the batch to the device, including batch-transfer hooks"),
     _as_in_a_step("forward", "`validation_step`, including its `self.log` calls and metric updates"),
     _as_in_a_step(
         "module_hooks",
         (
-            "`on_validation_...` hooks that you override in the LightningModule or Strategy, except"
+            "`on_validation_...` hooks of the LightningModule and the Strategy that you override, except"
             " `on_validation_epoch_end`"
         ),
     ),
@@ -214,28 +214,25 @@ PARTS: Final[tuple[Phase, ...]] = (
         "epoch_end",
         "Metrics and epoch end",
         (
-            "computing the logged metrics after each dataloader's last batch, and the module's"
-            " `on_validation_epoch_end`. With several ranks, includes the wait for each other"
+            "computing logged metrics, after each dataloader's last batch, and the module's"
+            " `on_validation_epoch_end`. With several ranks it includes waiting for the others there"
         ),
         "may_wait",
     ),
     _as_in_a_step(
         "logging",
-        (
-            "from the end of each batch to the next fetch, and logging at the end: metrics, loggers,"
-            " progress counters"
-        ),
+        "after each batch until the next fetch, and logging at the end: metrics, loggers, progress counters",
     ),
     _as_in_a_step(
         "dataloader_init",
         (
-            "before the first batch: calling `val_dataloader` again, creating the first dataloader's"
-            " iterator and starting its workers. For an iterable dataset without a length, includes the"
-            " first fetch. During gradient accumulation, includes the end of the training batch, as"
-            " Lightning calls no hook in between"
+            "before the first batch: `val_dataloader` if it's called again, the first dataloader's iterator"
+            " and worker startup. For an iterable data set without a length it includes the first fetch."
+            " While gradients accumulate, it includes the work after the training batch, because Lightning"
+            " emits no event in between"
         ),
     ),
-    _as_in_a_step("other", "Lightning's loop between the phases above"),
+    _as_in_a_step("other", "Lightning's loop, between the other parts"),
 )
 """The parts of the phase ``validation``: they share its time, each nanosecond in one of them."""
 

@@ -108,7 +108,7 @@ def test_reason_one_factor():
     facts = facts_of({module: macs // 4 for module, macs in MACS.items()})
     assert {found.module for found in facts.disagreements} == {"encoder.a", "encoder.b", "head"}
     assert {found.reason for found in facts.disagreements} == {
-        "all modules differ by one factor, from another batch size or number of passes"
+        "all modules differ by the same factor, from different batch sizes or numbers of passes"
     }
 
 
@@ -122,7 +122,7 @@ def test_reason_uncounted_by_us():
 
 def test_reason_recomputed():
     facts = facts_of(MACS | {"head": 1500}, extra=[operator("head", 2500, phase="recompute")])
-    assert reason(facts) == "the difference is what a checkpoint recomputed in backward"
+    assert reason(facts) == "the difference is checkpoint recomputation in backward"
     facts = facts_of(MACS | {"head": 1500}, extra=[operator("head", 2400, phase="recompute")])
     assert reason(facts) == "unknown"
 
@@ -131,7 +131,7 @@ def test_reason_not_in_the_step():
     facts = facts_of({"encoder.a": 1000, "encoder.b": 3000})
     assert (differences(facts), reason(facts)) == (
         [("head", 0, 4000)],
-        "the counted step ran no operator in it",
+        "the counted step has no operators in it",
     )
 
 

@@ -264,7 +264,7 @@ def test_the_lines_at_the_top():
 
 
 def test_without_samples_there_is_a_reason():
-    assert hot_lines(None) == Absent("not measured; set inspect={'sampling': True} to sample running lines")
+    assert hot_lines(None) == Absent("not measured (set inspect={'sampling': True})")
     assert hot_lines(StackSamples()) == Absent("the loop ended before the first sample")
     samples = stacks_of(("forward", "step:12", 1, 5))
     assert hot_lines(samples).samples is samples

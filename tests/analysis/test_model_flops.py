@@ -79,7 +79,7 @@ def test_without_clean_steps_there_is_no_rate(step_ns):
 
 
 def test_reasons_of_absence():
-    assert model_flops(None, 1.0) == Absent("not counted; set flops=True to count one step")
+    assert model_flops(None, 1.0) == Absent("not counted (set flops=True to count one step)")
     assert model_flops(ModelCost(count_note="why"), 1.0) == Absent("why")
     phases, operators = tables(Absent("why"))
     assert phases.absent_reason == operators.absent_reason == "why"
@@ -120,7 +120,7 @@ def test_a_rate_that_an_older_version_measured_is_no_peak():
     table, _ = tables(facts)
     assert table.columns[-1].label == "MFU / HFU"
     text = " ".join(table.notes)
-    assert "MFU and HFU are unknown without a peak for float32. No peak of the device is known" in text
+    assert "MFU and HFU are unknown without a peak for float32. The device's peak is unknown" in text
     assert "A formula failed: aten::mm: wrong." in text
     assert "on a copy of the model without data and without the optimizer." in text
 

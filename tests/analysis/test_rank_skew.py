@@ -551,7 +551,7 @@ def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
     tables = {table.id: table for table in report.tables}
     assert [row[0] for row in tables["rank_phases"].rows] == ["rank 1: left the loop early"]
     assert tables["rank_phases"].absent_reason is None
-    assert "The other ranks' steps are unknown." in tables["rank_phases"].notes
+    assert "Steps of other ranks are unknown." in tables["rank_phases"].notes
     assert "all_ranks" not in tables
     assert report.sections["run"]["all_ranks"] is None
 

@@ -598,9 +598,9 @@ def test_clean_batches(bench):
     [
         (
             {"skip_first": 10},
-            "none of the 4 batches is clean; use more batches, or lower skip_first",
+            "none of the 4 batches is clean; use more batches or lower skip_first",
         ),
-        ({"skip_first": 0}, "To get more, use more batches."),
+        ({"skip_first": 0}, "For more clean batches, use more batches."),
     ],
 )
 def test_advice_when_few_batches_are_clean(arguments, advice):

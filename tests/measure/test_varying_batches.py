@@ -331,7 +331,7 @@ def test_modules_of_other_sizes_than_the_counted_one_have_no_rate(tmp_path):
     table = table_of(callback.report, "module_tree")
     assert "forward_ns" in [column.key for column in table.columns]
     assert not any("flops_per_s" in column.key for column in table.columns)
-    assert any("so there are no FLOP/s" in note for note in table.notes)
+    assert any("there are no FLOP/s" in note for note in table.notes)
 
 
 def test_scalars_are_those_of_their_steps(tmp_path):

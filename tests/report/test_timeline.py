@@ -448,7 +448,7 @@ def test_memory_begins_with_what_was_there_before():
         memory(50, 9, device=2),
     )
     assert points(found) == {
-        "CPU memory allocated since the begin": [(0, 0), (30_000, -7)],
+        "CPU memory allocated since the start": [(0, 0), (30_000, -7)],
         "GPU 0 memory allocated": [(0, 100), (10_000, 105), (20_000, 55)],
         "GPU 0 memory reserved": [(10_000, 200), (20_000, 200)],
         "GPU 10 memory allocated": [(0, 0), (40_000, 9)],
@@ -519,7 +519,7 @@ def check_counters(found, facts):
     counters = {counter.label: counter for counter in found.counters}
     for device in getattr(facts.memory, "devices", ()):
         name = device.total.name
-        label = f"{name} memory allocated" + (" since the begin" if name == "CPU" else "")
+        label = f"{name} memory allocated" + (" since the start" if name == "CPU" else "")
         if device.peak_allocated_bytes is None:
             assert label not in counters
         else:

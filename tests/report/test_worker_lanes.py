@@ -188,8 +188,8 @@ def test_clocks_that_do_not_agree_give_no_lanes_and_a_reason():
     found = drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 204))
     assert lanes(found) == []
     assert [note for note in found.notes if "worker" in note] == [
-        "No lanes for DataLoader workers: the clock by which workers were timed cannot be told on that of"
-        " the trace: readings of both at steps differ by more than 200 us."
+        "No lanes for DataLoader workers: worker clocks can't be matched to the trace's, because readings of"
+        " both differ by more than 200 µs."
     ]
     assert len(lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 203)))) == 3
 

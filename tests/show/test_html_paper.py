@@ -32,7 +32,7 @@ CHARTS = (
     ("phases_per_step", "Phase times per step", "stacked"),
     ("step_time", "Step times", "histogram"),
     ("throughput", "Throughput", "line"),
-    ("flops_by_phase", "FLOPs of a step", "stacked"),
+    ("flops_by_phase", "FLOPs per step", "stacked"),
     ("memory_curve", "Memory by step", "line"),
 )
 

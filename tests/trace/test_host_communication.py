@@ -79,9 +79,9 @@ def test_the_tables_agree(report_of):
     assert waits["Other"]["idle_ns"] == 0
     idle = rows_of(report, "idle")
     for key in ("covered_ns", "total_ns"):
-        parts = [idle[part][key] for part in ("Host wait", "Kernel gap", "Other")]
+        parts = [idle[part][key] for part in ("Waiting for CPU", "Kernel gap", "Other")]
         assert sum(parts) == idle["Idle"][key]
-        assert idle["Host wait"][key] == idle["Dataloader"][key] + idle["Host"][key]
+        assert idle["Waiting for CPU"][key] == idle["Dataloader"][key] + idle["CPU"][key]
 
 
 def test_the_device_computes_in_all_its_busy_time(report_of):

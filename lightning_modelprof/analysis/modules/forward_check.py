@@ -207,7 +207,7 @@ class _Check:
         """
         ours, theirs = self._ours[path], self._theirs[path]
         if is_one_factor:
-            return "all modules differ by one factor, from another batch size or number of passes"
+            return "all modules differ by the same factor, from different batch sizes or numbers of passes"
         inside = [one for one in self._operators if _is_inside(one.module, path)]
         reason = self._why_lower(path, inside) if ours < theirs else self._why_higher(path, inside)
         if reason:
@@ -224,10 +224,10 @@ class _Check:
     def _why_lower(self, path: str, inside: list[OperatorCount]) -> str:
         uncounted = sorted({one.operator for one in inside if one.flops is None})
         if uncounted:
-            return f"the step's count has no formula for {', '.join(uncounted)}"
+            return f"the step count has no formula for {', '.join(uncounted)}"
         if self._recomputed[path] and _agree(self._ours[path] + self._recomputed[path], self._theirs[path]):
-            return "the difference is what a checkpoint recomputed in backward"
-        return "" if inside else "the counted step ran no operator in it"
+            return "the difference is checkpoint recomputation in backward"
+        return "" if inside else "the counted step has no operators in it"
 
     def _why_higher(self, path: str, inside: list[OperatorCount]) -> str:
         names = sorted({one.operator for one in inside if one.flops} & self._table.unsupported.keys())

@@ -126,7 +126,7 @@ def model_flops(
             the counted step has all of its FLOPs, while the mean step has a part of them.
     """
     if cost is None:
-        return Absent("not counted; set flops=True to count one step")
+        return Absent("not counted (set flops=True to count one step)")
     count = cost.count
     if count is None:
         return Absent(cost.count_note or "no step was counted")

@@ -233,8 +233,8 @@ def _ignored_notes(
 ) -> Iterable[str]:
     if len(kept) < len(records):
         yield (
-            f"ignore_modules leaves out {len(records) - len(kept)} of {len(records)} modules here, but not in"
-            " the tables FLOPs, Model size and those from fvcore."
+            f"{len(records) - len(kept)} of {len(records)} modules are ignored (ignore_modules). FLOPs,"
+            " Model size and the fvcore tables include them."
         )
     names = {name for record in records for name in (record.path, record.type_name)}
     unknown = [name for name in ignore if name not in names]
@@ -306,17 +306,17 @@ def _notes(cost: ModelCost) -> Iterable[str]:
     else:
         names = sorted({entry.operator for entry in cost.count.operators if entry.flops is None})
         if names:
-            yield f"FLOPs exclude operators without a formula: {', '.join(names)}."
+            yield f"Operators without a formula, not included in FLOPs: {', '.join(names)}."
     if not _is_of_one_size(cost):
         yield (
-            "Batch sizes vary. MACs come from the counted step and latency from timed steps with other batch"
-            " sizes, so there are no FLOP/s."
+            "Batch sizes vary. MACs are for the counted step and latency for the timed ones, which had"
+            " other batch sizes, so there are no FLOP/s."
         )
     if cost.times is None:
         yield f"Latency wasn't measured: {cost.times_note or 'no step was timed'}."
     else:
         if cost.times.times and not any(time.calls for time in cost.times.times if not time.path):
-            yield "Only modules inside the model were called, so its latency is the sum of theirs."
+            yield "Only submodules of the model were called, so its latency is their sum."
         yield from cost.times.notes
 
 

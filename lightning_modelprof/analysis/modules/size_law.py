@@ -394,8 +394,8 @@ def why_not_by_size(counts: Sequence[SizeCount]) -> str:
         flops, flops_before = count.total, before.total
         if abs(flops - flops_before) > MAX_ERROR * max(flops, flops_before):
             return (
-                f"batches of the same size differ in FLOPs (without the optimizer's): {flops_before:,} in"
-                f" step {before.step} and {flops:,} in step {count.step}"
+                f"batches of the same size differ in FLOPs without the optimizer: {flops_before:,} in step"
+                f" {before.step} and {flops:,} in step {count.step}"
             )
     return ""
 
@@ -428,8 +428,8 @@ def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
     error = _standard_error(fitted) / whole if whole else 0.0
     if error > MAX_ERROR:
         return Absent(
-            f"batch sizes vary, and a fit through the {by_size.num_counted} counted sizes is only accurate to"
-            f" {percent(error)}"
+            f"batch sizes vary, and a fit through the {by_size.num_counted} counted sizes predicts FLOPs"
+            f" only within {percent(error)}"
         )
     return MeanStep(
         flops={part: value / num_steps for part, value in zip(by_size.parts, total.tolist(), strict=True)},
@@ -466,7 +466,7 @@ def _why_missing(by_size: FlopsBySize, sizes: BatchSizes, missing: int, num_step
         )
     if not by_size.laws:
         return (
-            f"batch sizes vary, no fit through the {num} counted sizes is accurate to"
+            f"batch sizes vary, no fit through the {num} counted sizes predicts a left-out size within"
             f" {percent(MAX_MISS)}, and {of_steps} have other sizes"
         )
-    return f"batch sizes vary, and {of_steps} have sizes too unlike the {num} counted ones"
+    return f"batch sizes vary, and those of {of_steps} are unlike the {num} counted sizes"

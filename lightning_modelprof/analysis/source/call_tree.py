@@ -74,7 +74,7 @@ class _Node:
 def call_tree(samples: StackSamples | None) -> CallTree | Absent:
     """The call tree of one rank, or why there is none."""
     if samples is None:
-        return Absent("not measured; set inspect={'sampling': True} to sample running code")
+        return Absent("not measured (set inspect={'sampling': True})")
     phases: dict[str, _Node] = {}
     shown = [not _is_plumbing(frame) for frame in samples.frames]
     for stack in samples.stacks:

@@ -32,7 +32,7 @@ MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
 
 
-_NOT_SAMPLED: Final = Absent("not measured; set inspect={'sampling': True} to sample running lines")
+_NOT_SAMPLED: Final = Absent("not measured (set inspect={'sampling': True})")
 
 
 class HotLine(Record, frozen=True, kw_only=True):

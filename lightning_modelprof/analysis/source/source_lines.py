@@ -101,7 +101,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
     """All lines that run operators or take time: most time first, then most waits, copies and operators."""
     if sites is None and isinstance(hot, Absent):
         return Absent(
-            "not measured; set flops=True to inspect a step, or inspect={'sampling': True} to sample lines"
+            "no step was inspected (set flops=True) and nothing was sampled (set inspect={'sampling': True})"
         )
     sums = _sums(sites)
     seen = {} if isinstance(hot, Absent) else {(one.file, one.line): one for one in hot.lines}

@@ -115,7 +115,7 @@ def find_steps(trace: Trace, wanted: Collection[int] | None) -> Steps | None:
     if not len(kept):
         return None
     elsewhere = len(numbered) - len(on_track)
-    note = f"{elsewhere} steps on other threads are left out; the rows cover one thread."
+    note = f"Steps on other threads are left out ({elsewhere}); the rows cover one thread's steps."
     return Steps(
         intervals=intervals,
         numbers=tuple(numbered[chosen[index]] for index in kept.tolist()),

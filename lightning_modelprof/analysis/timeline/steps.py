@@ -112,7 +112,7 @@ def dropped_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
         return ()
     return (
         f"Steps left out at the end: {', '.join(map(str, dropped))}. They launched nothing, or the profiler"
-        " stopped before their device events arrived.",
+        " stopped before their GPU events arrived.",
     )
 
 
@@ -197,8 +197,8 @@ def _stretches_note(numbers: tuple[int, ...], runs: list[NDArray[np.intp]]) -> t
     texts = [f"{first} to {last}" if first != last else str(first) for first, last in spans[:_MAX_LISTED]]
     more = f" and {len(runs) - _MAX_LISTED} more" if len(runs) > _MAX_LISTED else ""
     return (
-        f"The steps form {len(runs)} groups: {', '.join(texts)}{more}. The time between groups is in no"
-        " ratio.",
+        f"The steps are {len(runs)} separate ranges, and no ratio includes the time in between:"
+        f" {', '.join(texts)}{more}.",
     )
 
 
@@ -282,8 +282,9 @@ def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.boo
     steps = best[1]
     example = trace.name_of(int(steps.rows[0]))[:_MAX_NAME]
     origin = (
-        f"The trace has no ProfilerStep ranges, so its steps are a guess: {len(steps.numbers):,} ranges like"
-        f" {example!r}. To choose others, use lightning-modelprof analyze --step-range REGEX."
+        f"The trace has no ProfilerStep ranges. Its steps are a guess: ranges like {example!r}"
+        f" ({len(steps.numbers):,} of them). To use others, run lightning-modelprof analyze --step-range"
+        " REGEX."
     )
     return replace(steps, notes=(origin,), origin=origin)
 

@@ -18,7 +18,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _ONLY_ASKED: Final = Absent(
-    "the trace has NCCL ranges on the CPU only; record the device to see its communication"
+    "the trace only has NCCL's CPU ranges, which launch communication; record the GPU"
 )
 
 

@@ -26,7 +26,7 @@ from lightning_modelprof.trace.model import Category
 
 Memory = Literal["pageable", "pinned", "managed", "device"]
 
-_NO_COPIES: Final = Absent("the trace has device events, but no memory copies or memsets")
+_NO_COPIES: Final = Absent("the trace has GPU events but no memory copies or sets")
 
 _SLOWEST_FIRST: Final[tuple[Memory, ...]] = ("pageable", "pinned", "managed", "device")
 

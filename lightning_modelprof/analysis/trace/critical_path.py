@@ -36,7 +36,7 @@ _MOST_NAMED: Final = 3
 """Operators and kernels that are asked about."""
 
 _NO_STEPS: Final = Absent("the trace has no complete recorded step")
-_NO_LAUNCHES: Final = Absent("the trace doesn't show what launched its device events")
+_NO_LAUNCHES: Final = Absent("the trace doesn't say what launched its GPU events")
 
 
 class PathPart(Record, frozen=True, kw_only=True):

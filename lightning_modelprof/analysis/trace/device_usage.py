@@ -29,7 +29,9 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 
-_ABSENT: Final = Absent("the trace has neither device events nor CPU times, which ModelProfCallback records")
+_ABSENT: Final = Absent(
+    "the trace has neither GPU events nor CPU times (ModelProfCallback records CPU times)"
+)
 
 _FULL: Final = 1 << 40
 """All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""

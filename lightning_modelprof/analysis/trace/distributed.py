@@ -34,7 +34,7 @@ _NO_COMMUNICATION: Final = Absent("the trace has no communication")
 
 
 _ONLY_CALLS: Final = Absent(
-    "the trace has c10d or symm_mem calls, but neither communication kernels nor a backend's CPU ranges, so"
+    "the trace has c10d or symm_mem calls but neither communication kernels nor a backend's CPU ranges, so"
     " communication time is unknown"
 )
 
@@ -46,13 +46,13 @@ _MAX_NAME: Final = 60
 
 
 _ONE_PROCESS: Final = Absent(
-    "the trace has NCCL calls but no communication kernel, as in a job with one process"
+    "the CPU called NCCL but no kernel communicates; a single-process job has nothing to communicate"
 )
 
 
 _NOT_RECOGNISED: Final = Absent(
-    "the job has several processes and communication calls, but the trace has no recognized communication"
-    " kernel"
+    "no communication kernel was recognized, although the CPU called for communication and the job has"
+    " several processes"
 )
 
 
@@ -207,7 +207,9 @@ def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
 def _of_unknown_backend(names: Sequence[str]) -> Absent:
     named = ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMED])
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return Absent(f"{named}{more} may be communication, but of no known backend, so its time is unknown")
+    return Absent(
+        f"{named}{more} may communicate, but no known backend uses these names, so their time is unknown"
+    )
 
 
 def _has_several_processes(trace: Trace) -> bool:

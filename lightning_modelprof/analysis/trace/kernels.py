@@ -27,7 +27,7 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
-_NO_KERNELS: Final = Absent("the trace has device events, but no kernels")
+_NO_KERNELS: Final = Absent("the trace has GPU events but no kernels")
 
 
 _NVIDIA_RUNTIME: Final = "cu"

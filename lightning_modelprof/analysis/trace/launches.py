@@ -24,7 +24,7 @@ _WAITS: Final = re.compile(
 """Runtime calls that return when the device is done: synchronization, and copies without ``Async``."""
 
 NO_KERNELS: Final = Absent("the trace has no kernels")
-NO_RUNTIME_CALLS: Final = Absent("the trace has no device runtime calls")
+NO_RUNTIME_CALLS: Final = Absent("the trace has no runtime calls")
 
 
 class TimeSpread(Record, frozen=True, kw_only=True):

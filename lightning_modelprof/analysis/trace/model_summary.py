@@ -29,18 +29,17 @@ _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
 
 _DERIVED_NOTE: Final = (
-    "The trace has no lightning-modelprof ranges, so the phases are derived from torch's own. Dataloader,"
-    " Optimization and Zero grad are torch's ranges for them. Backward is the time in autograd nodes on any"
-    " thread. Forward is the time in operators before a step's first backward, including the batch transfer."
-    " An optimizer step with a closure counts from the end of its backward. Phases without a range are left"
-    " out."
+    "The trace has no lightning-modelprof ranges, so phases come from torch's own. Dataloader, Optimization"
+    " and Zero grad are torch's ranges, Backward is time in autograd nodes on any thread, and Forward is"
+    " time in operators before a step's first backward, including the batch's transfer. With a closure, the"
+    " optimizer step starts after its backward. Phases without a range are left out."
 )
 
 
-_NO_PHASES_NOTE: Final = "The trace has no ranges for phases, so all time is in Others."
+_NO_PHASES_NOTE: Final = "The trace has no ranges that separate the phases, so all time is in Others."
 
 
-NO_DEVICE_NOTE: Final = "The trace has no device events, so device figures show as a dash."
+NO_DEVICE_NOTE: Final = "The trace has no GPU events, so GPU figures are dashes."
 
 
 NO_STEPS: Final = Absent("the trace has none of the recorded steps")
@@ -135,8 +134,8 @@ def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
         notes.append(NO_DEVICE_NOTE)
     elif outside.any():
         notes.append(
-            f"{int(outside.sum())} of {len(device_ns)} device events are in no row, because they were"
-            " launched outside these steps or their launch isn't in the trace."
+            f"{int(outside.sum())} of {len(device_ns)} GPU events are in no row, because they were launched"
+            " outside these steps or their launch isn't in the trace."
         )
     return ModelSummary(
         rows=_rows(found, host, device_ns[~outside], launch_ns[~outside], has_device),
@@ -266,7 +265,7 @@ def _per_call(values_ns: NDArray[np.int64] | None) -> tuple[float | None, int | 
     return int(values_ns.sum()) / len(values_ns), int(values_ns.max()), int(values_ns.min())
 
 
-_SOME_DEVICES_NOTE: Final = "Some ranks have no device events, so GPU figures come from the others."
+_SOME_DEVICES_NOTE: Final = "Some ranks have no GPU events, so GPU figures only cover the others."
 
 
 def pool_model_summaries(ranks: Sequence[ModelSummary]) -> ModelSummary:

@@ -38,7 +38,7 @@ from lightning_modelprof.analysis.trace.operator_costs import (
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
-_NO_OPERATORS: Final = Absent("the trace has no operators; record them with ProfilerActivity.CPU")
+_NO_OPERATORS: Final = Absent("the trace has no operators (record them with ProfilerActivity.CPU)")
 
 
 _Labels = tuple[Sequence[str], NDArray[np.int64]]

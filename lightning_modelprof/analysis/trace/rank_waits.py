@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.communication_calls import Call, CommunicationCalls
 from lightning_modelprof.record import Record
 
-_ONE_RANK: Final = Absent("the traces have only one rank's communication")
+_ONE_RANK: Final = Absent("only one rank's communication was recorded")
 
 
 _LEVEL: Final = 0.05
@@ -275,25 +275,25 @@ LeftOut = Mapping[str, int]
 """Reason → number of calls that are not compared."""
 
 
-PAIRWISE: Final = "not every rank takes part in them"
+PAIRWISE: Final = "not every rank takes part"
 
 
-ONE_SIDED: Final = "a rank may leave them before the others arrive"
+ONE_SIDED: Final = "a rank may leave before the others arrive"
 
 
-ALONE: Final = "the traces have only one rank of their process group"
+ALONE: Final = "only one rank of their process group is loaded"
 
 
-UNCLEAR_GROUP: Final = "several process groups have their name"
+UNCLEAR_GROUP: Final = "several process groups share their name"
 
 
-LACKING: Final = "the ranks don't have the same number of them"
+LACKING: Final = "the ranks have different numbers of them"
 
 
 DISAGREEING: Final = "their names, sizes or order differ between ranks"
 
 
-NOT_IN_SHARED_STEPS: Final = "they're in no step that all ranks have"
+NOT_IN_SHARED_STEPS: Final = "they aren't in a step that all ranks have"
 
 
 class MatchedCall(Record, frozen=True):

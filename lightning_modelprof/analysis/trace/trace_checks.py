@@ -38,7 +38,7 @@ def check_trace(timeline: Timeline) -> tuple[str, ...]:
     trace = timeline.trace
     notes = [*trace.damage, *_cut_steps(timeline.cut_steps)]
     if trace.num_dropped:
-        notes.append(f"{trace.num_dropped:,} events are left out, because they have no usable time.")
+        notes.append(f"{trace.num_dropped:,} events have no usable time and are left out of all figures.")
     notes += _reported_losses(timeline)
     if timeline.has_device:
         notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
@@ -76,8 +76,8 @@ def _lost_kernels(timeline: Timeline) -> list[str]:
         return []
     return [
         f"{count.lost:,} of {count.launches:,} kernel launches have no kernel in the trace (steps"
-        f" {_listed(list(count.steps))}). Either they were captured into a CUDA graph, or the profiler lost"
-        " device events and the tables miss device work. If it lost events, record fewer steps."
+        f" {_listed(list(count.steps))}). They were captured into a CUDA graph, or the profiler lost GPU"
+        " events and the tables show too little GPU work. In that case record fewer steps."
     ]
 
 
@@ -86,8 +86,8 @@ def _lost_launches(timeline: Timeline) -> list[str]:
     if not unknown:
         return []
     return [
-        f"{unknown:,} of {len(timeline.launch.runtime):,} device events have no launch in the trace. Either"
-        " they were launched before it starts, or the profiler lost CPU events."
+        f"{unknown:,} of {len(timeline.launch.runtime):,} GPU events have no launch in the trace. They were"
+        " launched before the trace started, or the profiler lost CPU events."
     ]
 
 
@@ -101,9 +101,9 @@ def _acausal(timeline: Timeline) -> list[str]:
     if not wrong.any():
         return []
     return [
-        f"{int(wrong.sum()):,} of {len(known):,} device events start before their launch, by up to"
-        f" {milliseconds(int(early_ns.max()))}. The CPU and device clocks disagree by that much, so figures"
-        " that compare them (Launch, Idle, step ends) are off."
+        f"{int(wrong.sum()):,} of {len(known):,} GPU events start before their launch, by up to"
+        f" {milliseconds(int(early_ns.max()))}. CPU and GPU clocks differ by that much, so figures that"
+        " compare them (Launch, Idle, step ends) are off."
     ]
 
 
@@ -118,9 +118,9 @@ def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
     if not wrong.any():
         return []
     return [
-        f"{int(wrong.sum()):,} steps start before the previous step ends, by up to"
-        f" {milliseconds(int(overlap_ns.max()))}. Either the clock was set back while recording, or the trace"
-        " was merged from several. Don't trust its times."
+        f"{int(wrong.sum()):,} steps start before the previous one ends, by up to"
+        f" {milliseconds(int(overlap_ns.max()))}. The clock was set back while recording, or several traces"
+        " were merged. Don't trust the times of this trace."
     ]
 
 
@@ -135,9 +135,9 @@ def _gaps(steps: Steps) -> list[str]:
         return []
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
-        f"The {milliseconds(int(gap_ns[worst]))} between steps {numbers[worst]} and {numbers[worst + 1]}"
-        " belong to no step. Possible causes are work between steps, a wait for a CPU on a busy machine, or a"
-        " clock set forward."
+        f"{milliseconds(int(gap_ns[worst]))} between step {numbers[worst]} and step {numbers[worst + 1]}"
+        " belong to no step. This is work outside the loop's steps, a wait for a CPU on a busy machine, or"
+        " a clock that was set forward."
     ]
 
 
@@ -148,8 +148,8 @@ def _repeated_steps(steps: Steps) -> list[str]:
     if not repeated:
         return []
     return [
-        f"Several steps have the same number (steps {_listed(repeated)}). The trace was merged from several"
-        " windows or runs, and its figures mix them."
+        f"Several steps have the same number (steps {_listed(repeated)}), because several windows or runs"
+        " were merged. Their figures are mixed."
     ]
 
 
@@ -163,8 +163,8 @@ def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
     if overhead_ns <= _OVERHEAD_SHARE * whole_ns:
         return []
     return [
-        f"Profiler overhead is {percent(overhead_ns / whole_ns)} of the steps and inflates their times"
-        " by about as much."
+        f"The profiler takes {percent(overhead_ns / whole_ns)} of the steps, so step times are too"
+        " long by about that much."
     ]
 
 

@@ -24,7 +24,7 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 
 _NO_RANGES: Final = Absent(
-    'you recorded no ranges; wrap code in torch.profiler.record_function("name") to add one'
+    'the trace has no user ranges (add one with torch.profiler.record_function("name"))'
 )
 
 

@@ -27,7 +27,7 @@ MOST_APART_NS: Final = 200_000
 
 _DAMAGED: Final = "the trace's worker data is damaged"
 _APART: Final = (
-    "the workers' clock can't be matched to the trace's: readings of both at steps differ by more than"
+    "worker clocks can't be matched to the trace's, because readings of both differ by more than"
     f" {MOST_APART_NS // 1000} µs"
 )
 _COLUMNS: Final = WorkerBatches.__struct_fields__

@@ -170,7 +170,9 @@ def test_the_time_between_windows_does_not_count():
     assert device.sm_efficiency == pytest.approx((50 * 0.5 + 20) / 200, rel=1e-15)
     assert device.occupancy == pytest.approx((50 * 0.4 + 20 * 0.8) / 70, rel=1e-15)
     assert (device.tensor_cores, device.tensor_unknown) == (1.0, pytest.approx(2 / 7, rel=1e-15))
-    assert "The steps form 2 groups: 5 to 6, 55 to 56." in notes({0: fact})
+    assert "2 separate ranges, and no ratio includes the time in between: 5 to 6, 55 to 56." in notes(
+        {0: fact}
+    )
 
 
 def test_long_gaps_between_steps_do_not_count_either():
@@ -349,7 +351,7 @@ def test_processors_of_a_trace_of_others():
     fact = usage(kernel(0, 1))
     assert fact.host is None
     assert {name: row["utilization"] for name, row in rows({0: fact}).items()} == {"GPU 0": 1.0}
-    assert "not recorded by ModelProfCallback" in notes({0: fact})
+    assert "wasn't recorded by ModelProfCallback" in notes({0: fact})
 
 
 def test_processors_without_device():

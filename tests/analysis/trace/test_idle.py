@@ -179,9 +179,9 @@ def test_table():
     assert tuple((row[0], *row[3:]) for row in table.rows) == (
         ("Busy", None, 25 * US, None, None, 0.5),
         ("Idle", 2, 25 * US, 12.5 * US, 15 * US, 0.5),
-        ("Host wait", 1, 15 * US, 15 * US, 15 * US, 0.3),
+        ("Waiting for CPU", 1, 15 * US, 15 * US, 15 * US, 0.3),
         ("Dataloader", 0, 0, None, None, 0.0),
-        ("Host", 1, 15 * US, 15 * US, 15 * US, 0.3),
+        ("CPU", 1, 15 * US, 15 * US, 15 * US, 0.3),
         ("Kernel gap", 1, 10 * US, 10 * US, 10 * US, 0.2),
         ("Other", 0, 0, None, None, 0.0),
     )
@@ -196,9 +196,9 @@ def test_in_the_steps():
     assert rows == {
         "Busy": (15 * US, 15 / 40),
         "Idle": (25 * US, 25 / 40),
-        "Host wait": (15 * US, 15 / 40),
+        "Waiting for CPU": (15 * US, 15 / 40),
         "Dataloader": (0, 0),
-        "Host": (15 * US, 15 / 40),
+        "CPU": (15 * US, 15 / 40),
         "Kernel gap": (10 * US, 10 / 40),
         "Other": (0, 0),
     }

@@ -337,7 +337,7 @@ def test_table_without_device_or_summary():
     assert table.id == "model_summary_2"
     assert table.title == "Model Summary (step 4)"
     assert table.rows[1][7:] == (None,) * 5
-    assert "show as a dash" in table.notes[-1]
+    assert "are dashes" in table.notes[-1]
     assert window_model_summary(window(), summary, "a caveat").notes[-1] == "a caveat"
     absent = window_model_summary(window(note="not reached"), None)
     assert (absent.rows, absent.absent_reason) == ((), "not reached")
@@ -449,8 +449,8 @@ def test_a_rank_without_device_events_adds_no_zeros():
         assert row.device_avg_ns == alone[row.key].device_avg_ns
     assert pooled.device_outside_ns == 0
     told = " ".join(pooled.notes)
-    assert "Some ranks have no device events" in told
-    assert "The trace has no device events" not in told
+    assert "Some ranks have no GPU events" in told
+    assert "The trace has no GPU events" not in told
     nothing = pool_model_summaries([on_host, on_host])
     assert not nothing.has_device
     assert {row.device_total_ns for row in nothing.rows} == {nothing.device_outside_ns} == {None}

@@ -247,7 +247,7 @@ def test_time_between_windows_is_in_no_ratio():
     assert found.device_steps_ns == 40 * US
     assert [(one.key, one.total_ns, one.ratio) for one in found.device] == [("kernel", 30 * US, 0.75)]
     assert found.notes == (
-        "The steps form 2 groups: 5 to 6, 55 to 56. The time between groups is in no ratio.",
+        "The steps are 2 separate ranges, and no ratio includes the time in between: 5 to 6, 55 to 56.",
     )
 
 

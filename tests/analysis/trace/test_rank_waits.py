@@ -293,7 +293,7 @@ def test_when_there_is_nothing_to_compare():
     assert isinstance(asked, Absent)
     for by_rank, reason in (
         ({0: one}, "only one rank's trace is loaded"),
-        ({0: one, 1: none}, "only one rank's communication is here"),
+        ({0: one, 1: none}, "only one rank's communication was recorded"),
         ({0: none, 1: none}, "the trace has no communication"),
         ({0: asked, 1: asked}, asked.reason),
         ({0: one, 1: rank_of({0: [("all_gather", 5)]})}, reasons.DISAGREEING),

@@ -148,7 +148,7 @@ def test_launches_of_steps_that_are_left_out_are_not_missed():
 
 def test_kernels_without_a_launch():
     (note,) = checks(*SOUND, kernel(9, 1_500), kernel(-1, 1_600))
-    assert note.startswith("2 of 5 device events have no launch in the trace: ")
+    assert note.startswith("2 of 5 GPU events have no launch in the trace. ")
 
 
 @pytest.mark.parametrize(("early_us", "is_said"), [(0, False), (1, False), (1.001, True), (2_000, True)])
@@ -160,7 +160,7 @@ def test_kernels_before_their_launch(early_us, is_said):
         return
     (note,) = notes
     assert note.startswith(
-        f"1 of 4 device events start before their launch, by up to {milliseconds(1000 * early_us)}. "
+        f"1 of 4 GPU events start before their launch, by up to {milliseconds(1000 * early_us)}. "
     )
 
 
@@ -172,7 +172,7 @@ def test_overlapping_steps(overlap_us, is_said):
         return
     (note,) = notes
     assert note.startswith(
-        f"1 steps start before the previous step ends, by up to {milliseconds(1000 * overlap_us)}"
+        f"1 steps start before the previous one ends, by up to {milliseconds(1000 * overlap_us)}"
     )
 
 
@@ -192,7 +192,7 @@ def test_gaps_between_steps(gap_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(f"The {milliseconds(1000 * gap_us)} between steps 3 and 4 belong to no step")
+    assert note.startswith(f"{milliseconds(1000 * gap_us)} between step 3 and step 4 belong to no step")
 
 
 def test_short_steps_may_lie_further_apart_than_their_length():
@@ -225,7 +225,7 @@ def test_the_profilers_own_work(duration_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(f"Profiler overhead is {duration_us / 30:.0f}% of the steps")
+    assert note.startswith(f"The profiler takes {duration_us / 30:.0f} % of the steps")
 
 
 def test_own_work_outside_of_the_steps_does_not_count():
@@ -235,7 +235,7 @@ def test_own_work_outside_of_the_steps_does_not_count():
 def test_traces_without_steps_are_checked_for_the_device_only():
     events = [timed("cpu_op", "op", 0, 100), launch(1, 10), kernel(1, 50), kernel(2, 60)]
     (note,) = checks(*events, timed("overhead", "Buffer Flush", 10, 90, tid=9))
-    assert note.startswith("1 of 2 device events have no launch in the trace")
+    assert note.startswith("1 of 2 GPU events have no launch in the trace")
 
 
 # Real traces
