@@ -214,14 +214,14 @@ def _grouping_notes(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
     ranks = {facts.rank for group in groups for facts in group.values()} - {None}
     if len(groups) > 1 and len(ranks) > 1:
         notes.append(
-            "Traces of different ranks are one set of tables where they share a step and their jobs have the"
-            " same size; the others are shown apart."
+            "Traces of different ranks share a set of tables if they have a step in common and jobs of the"
+            " same size. Others are shown separately."
         )
     for number, group in enumerate(groups):
         if len({facts.step_numbers for facts in group.values()}) > 1:
             held = "; ".join(f"rank {rank} {steps_text(facts.step_numbers)}" for rank, facts in group.items())
             which = f" of trace {number}" if len(groups) > 1 else ""
-            notes.append(f"The ranks{which} do not hold the same steps: {held}.")
+            notes.append(f"The ranks{which} have different steps: {held}.")
     return notes
 
 
@@ -321,25 +321,24 @@ def _input_bound(
         for one in facts.dataloader.loading
     }
     if all(isinstance(facts.dataloader, Absent) for facts in traces):
-        return _RULE.not_evaluated("the traces have no fetch of a batch")
+        return _RULE.not_evaluated("the traces have no fetches")
     unknown = unaccounted(shares, wait_shares(waits))
     if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
-        return _RULE.not_evaluated(f"{percent(unknown)} of the steps is in no event")
-    wait_ns = shares.fetch * step_ns
-    evidence = [duration("wait per step", wait_ns)]
+        return _RULE.not_evaluated(f"{percent(unknown)} of the steps has no events")
+    wait_ns = shares.fetch * shares.step_ns
+    who = "GPU" if shares.computing else "loop"
+    evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
     if not _RULE.is_found(shares.fetch, wait_ns):
-        return _RULE.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
-    rest_ns = max(step_ns - wait_ns, 1.0)
-    action = "Make batches faster, or use more DataLoader workers."
+        return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} per step for data.", evidence)
+    rest_ns = max(shares.step_ns - wait_ns, 1.0)
+    action = "Speed up data loading or add DataLoader workers."
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
-        evidence.append(count("num_workers advised", needed))
-        action = (
-            f"DataLoader(num_workers={needed} or more): the training thread makes its batches itself now."
-        )
+        evidence.append(count("recommended num_workers", needed))
+        action = f"Set num_workers={needed} or more (currently 0)."
     return (
         _RULE.found(
-            f"{'The GPU' if shares.computing else 'Training'} waits {COST} for data.",
+            f"The {who} waits {milliseconds(wait_ns)} per step ({percent(shares.fetch)}) for data.",
             action,
             _RULE.severity(shares.fetch),
             saving_ns=wait_ns,

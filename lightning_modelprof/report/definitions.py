@@ -105,7 +105,7 @@ def sections() -> Iterator[Section]:
     phases = tuple(Term(f"phase:{key_of(one.label)}", one.label, one.definition) for one in PHASES)
     rows = [(f"`{one.key}`", one.label, one.definition) for one in PHASES]
     yield Section(
-        "phases", "Phases of a step", _table(("key", "label", "what it is"), rows), phases, is_table=True
+        "phases", "Phases of a step", _table(("key", "label", "definition"), rows), phases, is_table=True
     )
     common = tuple(Term(f"column:*:{key_of(label)}", label, text) for label, text in COMMON.items())
     yield Section(

@@ -164,7 +164,7 @@ PHASES: Final[tuple[Phase, ...]] = (
         "epoch_turn",
         "Epoch turn",
         (
-            "time between two epochs' batches in no other phase, such as Lightning's own work, epoch"
+            "time between two epochs' batches outside the other phases, such as Lightning's own work, epoch"
             " metrics and loggers. It counts for the first step of the next epoch"
         ),
         "may_wait",

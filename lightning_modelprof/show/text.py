@@ -59,7 +59,7 @@ def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
     tables, absent = part_absent(report.tables)
     sections += [_table(table, max_rows) for table in tables]
     if absent:
-        sections.append(["Without data:", *_prose(absent, bullet="- ")])
+        sections.append(["Not available:", *_prose(absent, bullet="- ")])
     if report.notes:
         sections.append(["Notes:", *_prose(report.notes, bullet="- ")])
     lines = [line.rstrip() for section in sections for line in (*section, "")]

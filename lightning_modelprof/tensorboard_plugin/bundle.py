@@ -72,7 +72,7 @@ def in_few_requests(scripts: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _mark(scripts: Mapping[str, bytes]) -> bytes:
-    return f"// Made of the modules beside it, of which this is the hash: {digest(scripts)}\n".encode()
+    return f"// Bundle of the modules next to it; their hash is {digest(scripts)}\n".encode()
 
 
 def _imports(entry: str, scripts: Mapping[str, bytes]) -> bytes:

@@ -99,7 +99,7 @@ def test_absent_tables_leave_out_those_with_rows():
     assert html_parts.absent_html([table]) == ""
     missing = replace(table, title="Missing", rows=(), absent_reason="nobody looked")
     text = Page(html_parts.absent_html([table, missing]).encode()).one("section")["text"]
-    assert text == "Without dataMissing: nobody looked."
+    assert text == "Not availableMissing: nobody looked."
 
 
 def test_the_modules_that_are_shared_exist_and_import_those_before_them():

@@ -53,13 +53,13 @@ MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
 
 
 NO_STEP_RANGES: Final = Absent(
-    "the trace has no steps (ProfilerStep ranges), so one-time waits at the start can't be told from waits"
-    " in every step"
+    "the trace has no steps (ProfilerStep ranges), so one-time waits at the start look like waits in"
+    " every step"
 )
 
 
 ONE_STEP: Final = Absent(
-    "the trace has one step, so one-time waits at the start can't be told from waits in every step"
+    "the trace has one step, so one-time waits at the start look like waits in every step"
 )
 
 

@@ -134,8 +134,8 @@ def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
         notes.append(NO_DEVICE_NOTE)
     elif outside.any():
         notes.append(
-            f"{int(outside.sum())} of {len(device_ns)} GPU events are in no row, because they were launched"
-            " outside these steps or their launch isn't in the trace."
+            f"{int(outside.sum())} of {len(device_ns)} GPU events aren't in any row because they were"
+            " launched outside these steps or their launch isn't in the trace."
         )
     return ModelSummary(
         rows=_rows(found, host, device_ns[~outside], launch_ns[~outside], has_device),

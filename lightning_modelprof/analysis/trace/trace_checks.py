@@ -136,7 +136,7 @@ def _gaps(steps: Steps) -> list[str]:
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
         f"{milliseconds(int(gap_ns[worst]))} between step {numbers[worst]} and step {numbers[worst + 1]}"
-        " belong to no step. This is work outside the loop's steps, a wait for a CPU on a busy machine, or"
+        " belong to no step. This is work outside the steps, a wait for a CPU on a busy machine, or"
         " a clock that was set forward."
     ]
 

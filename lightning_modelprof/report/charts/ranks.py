@@ -78,7 +78,7 @@ _LAYERS_ON_HOST: Final = (
 
 _NOTE: Final = (
     "Means over each rank's steps. The layers don't overlap and add up to the step. Overlap is computation"
-    " and communication at once. Exposed communication includes waiting for other ranks."
+    " and communication at the same time. Exposed communication includes waiting for other ranks."
 )
 
 

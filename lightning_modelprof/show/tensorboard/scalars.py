@@ -83,7 +83,7 @@ def markdown_summary(report: Report) -> str:
         lines += ["", escape_markdown(summary_line(report.findings)), ""]
     _, absent = part_absent(report.tables)
     if absent:
-        lines += ["No data:", "", *_bullets(tuple(absent)), ""]
+        lines += ["Not available:", "", *_bullets(tuple(absent)), ""]
     lines += _bullets(report.notes)
     return "\n".join(lines).rstrip() + "\n"
 

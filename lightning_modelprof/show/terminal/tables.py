@@ -55,7 +55,7 @@ def full_lines(report: Report, screen: Screen, max_rows: int) -> Iterator[str]:
     for table in tables:
         yield ""
         yield from _table(table, screen, max_rows)
-    for heading, notes in (("Without data", absent), ("Notes", report.notes)):
+    for heading, notes in (("Not available", absent), ("Notes", report.notes)):
         if notes:
             yield ""
             yield paint(heading, "bold")

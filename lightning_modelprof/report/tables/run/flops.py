@@ -92,7 +92,7 @@ FLOPS: Final = TableKind(
         ),
     ),
     rows={
-        "Model": "forward and backward, the FLOPs a step needs however it's computed.",
+        "Model": "forward and backward, the FLOPs needed per step, however they're computed.",
         "Forward": (
             "forward FLOPs of contractions: matrix products, convolutions, attention, recurrent gates."
             " Norms, activations, biases, pooling and lookups count as 0."

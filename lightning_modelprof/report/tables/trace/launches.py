@@ -203,6 +203,6 @@ def _graph_note(num_graph_calls: int) -> tuple[str, ...]:
     if not num_graph_calls:
         return ()
     return (
-        f"{num_graph_calls} calls launched several kernels at once, such as a CUDA graph. Queue delay and"
+        f"{num_graph_calls} calls launched several kernels each, such as a CUDA graph. Queue delay and"
         " Shorter than their launch mean little for these.",
     )
