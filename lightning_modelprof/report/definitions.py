@@ -135,14 +135,14 @@ def _verdicts() -> Section:
         Term(
             f"verdict:{kind}",
             names[kind],
-            f"at least {shares[kind]} of the time is {text}" if shares[kind] else text,
+            f"these findings take at least {shares[kind]} of the time: {text}" if shares[kind] else text,
         )
         for kind, text in VERDICTS.items()
     )
     return Section(
         "verdicts",
         "Verdict",
-        _table(("verdict", "from", "condition, or whose time"), rows),
+        _table(("verdict", "from", "findings or condition"), rows),
         tuple(terms),
         is_table=True,
     )

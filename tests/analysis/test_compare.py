@@ -220,7 +220,7 @@ def test_the_article():
     )
     assert result.times_as_fast == pytest.approx(1.934, abs=0.001)
     assert report.title.startswith(
-        "FASTER: 1.93x as fast: 14.1 → 7.28 ms per step (95% interval 1.88 to 1.99)"
+        "FASTER: 1.93x as fast, 14.1 → 7.28 ms per step (95% interval 1.88 to 1.99)"
     )
     assert dict(report.facts)["Change"] == "+93% speed, -48% time per step; tolerance 5.0%"
     assert "193" not in render_text(report)
@@ -524,9 +524,9 @@ def test_first_lines():
         report, _ = build_comparison([compared(before)], [compared(after)], **arguments)
         return report.title
 
-    assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast: 27.")
-    assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast: 20.")
-    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0%: ")
+    assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast, 27.")
+    assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast, 20.")
+    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0 %: ")
     assert first_line(noisy(28, 0), noisy(28, 1), tolerance=0.001).startswith("CANNOT TELL: ")
     assert first_line(noisy(28, 0, 10), noisy(27, 1, 10)).endswith("(too few steps for an interval)")
     assert first_line(noisy(28, 0, 0), noisy(28, 1)) == "CANNOT TELL: no clean step before"
@@ -538,8 +538,8 @@ def test_twice_the_batch_is_compared_by_the_sample():
     report, result = build_comparison([compared(before)], [compared(after)])
     assert result.per_sample
     assert result.times_as_fast == pytest.approx(1.25)
-    assert report.title.startswith("FASTER: 1.25x as fast: 3,200 → 4,000 samples/s")
-    assert ("samples in a step", "32", "64") in table(report, "settings").rows
+    assert report.title.startswith("FASTER: 1.25x as fast, 3,200 → 4,000 samples/s")
+    assert ("samples per step", "32", "64") in table(report, "settings").rows
     assert any("time per sample decides" in note for note in report.notes)
 
 
@@ -689,7 +689,7 @@ def test_a_report_and_its_steps_are_enough(tmp_path):
     assert result.per_sample
     for field in fields(Report):
         assert getattr(first, field.name) == getattr(second, field.name), field.name
-    assert ("samples in a step", "2", "4") in table(second, "settings").rows
+    assert ("samples per step", "2", "4") in table(second, "settings").rows
 
 
 def test_a_run_without_a_clean_step_is_kept_too():
@@ -779,10 +779,10 @@ def test_wrong_tolerance(text, capsys):
 def test_errors_are_one_line(saved, tmp_path, capsys):
     fit, validation = saved("a", noisy(5, 0)), saved("b", noisy(5, 1), loop="validate")
     for arguments, message in (
-        ([fit, str(tmp_path / "none")], "no such file or folder"),
-        ([fit, fit], "the same run is given twice, first as"),
-        ([fit, f"{fit}/modelprof/run.json"], "the same run is given twice, first as"),
-        ([fit, validation], "expected a run of trainer.fit as"),
+        ([fit, str(tmp_path / "none")], "expected a run saved by this package"),
+        ([fit, fit], "you gave the same run twice, first as"),
+        ([fit, f"{fit}/modelprof/run.json"], "you gave the same run twice, first as"),
+        ([fit, validation], "expected a trainer.fit run like"),
     ):
         assert main(["compare", *arguments]) == 1
         captured = capsys.readouterr()

@@ -116,7 +116,7 @@ def test_reason_uncounted_by_us():
     extra = [operator("head", None, name="mine::product")]
     facts = facts_of(MACS | {"head": 1500}, extra=extra)
     assert differences(facts) == [("head", 1500, 4000)]
-    assert reason(facts) == "the step's count has no formula for mine::product"
+    assert reason(facts) == "the step count has no formula for mine::product"
     assert reason(facts_of(MACS | {"head": 4500}, extra=extra)) == "unknown"  # it would be lower
 
 
@@ -144,7 +144,8 @@ def test_reason_unsupported_by_fvcore():
     )
     facts = facts_of(MACS | {"head": 4700}, unsupported={"prim::PythonOp.Mine": 2, "other::one": 1})
     assert reason(facts) == (
-        "unknown; fvcore has no formula for autograd function Mine, other::one and doesn't say where they ran"
+        "unknown; fvcore has no formula for the autograd function Mine, other::one,"
+        " and doesn't say where they ran"
     )
 
 
@@ -173,7 +174,7 @@ def test_what_is_missing_says_why():
     facts = forward_facts(ModelCost(forward_table=table(), count_note="counting is off"))
     assert (facts.agrees, facts.check_note, facts.disagreements) == (None, "counting is off", ())
     notes = forward_tables(facts, module_depth=None)[0].notes
-    assert "Not checked against the count of a step: counting is off." in notes
+    assert "Not checked against the step count: counting is off." in notes
     assert not any("agree" in note for note in notes)
 
 

@@ -232,7 +232,7 @@ def test_a_real_trace_without_addresses_or_counts():
     offset = gpu.curve.layers_bytes[0][0]
     assert gpu.curve.peak_bytes == max(0, *sums) + offset
     chart = window_memory({0: facts})
-    assert chart.title.endswith("GPU 0")
+    assert chart.title.endswith("(GPU 0)")
     assert chart.level == gpu.curve.peak_bytes
     assert (
         max(sum(column) for column in zip(*(one.values for one in chart.series), strict=True)) == chart.level

@@ -546,7 +546,7 @@ def test_tables():
     assert peaks.row_units == (Unit.BYTES, Unit.COUNT)
     assert phases.id == "memory_by_phase"
     assert phases.rows == (
-        ("Begin", 30, 30, 0, 0, 0, 0, 0, 0, None, None),
+        ("Start", 30, 30, 0, 0, 0, 0, 0, 0, None, None),
         ("Forward", 70, 30, 0, 0, 0, 0, 40, 0, "aten::relu", "1"),
     )
     assert "torch.sparse_coo" in phases.notes[-1]
@@ -619,7 +619,7 @@ def test_a_fit_with_profile_memory(tmp_path):
     assert held.items() <= optimizer.by_category.items()
     assert optimizer.by_category["gradients"] == PARAMETERS
     table = next(one for one in callback.report.tables if one.id == "memory_by_phase")
-    assert [row[0] for row in table.rows] == ["Begin", "Forward", "Backward", "Optimization"]
+    assert [row[0] for row in table.rows] == ["Start", "Forward", "Backward", "Optimization"]
     assert callback.report.sections["memory"]["peak_rss_bytes"] > 50 * MIB
     assert load_run(tmp_path / "modelprof").ranks[0].memory == memory_of(callback)
 

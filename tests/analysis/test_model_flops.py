@@ -100,7 +100,7 @@ def test_the_phase_table():
     assert table.depths == (0, 1, 1, 0, 1, 1)
     text = " ".join(table.notes)
     assert "Counted while step 6 ran" in text
-    assert "too low by as much: mylib::secret (3 calls)" in text
+    assert "make these figures too low: mylib::secret (3 calls)" in text
     assert "are 77 FLOPs more" in text
     assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
 

@@ -116,7 +116,7 @@ def test_a_size_is_counted_or_fitted():
         ([], {((1,),): 1, ((2,),): 2}, 0, "no sizes were counted, and 3 of 3 clean steps have other sizes"),
         ([1], {((1,),): 1, ((2,),): 2}, 0, "1 size was counted, and 2 of 3 clean steps have other sizes"),
         ([1, 2, 3], {((1,),): 4, ((13,),): 2}, 0, "those of 2 of 6 clean steps are unlike the 3 counted"),
-        ([1, 2, 3], {((1,),): 4}, 1, "the size of the batch is not known in 1 of 5 clean steps"),
+        ([1, 2, 3], {((1,),): 4}, 1, "the batch size is unknown in 1 of 5 clean steps"),
     ],
 )
 def test_reasons(counts, steps, others, reason):

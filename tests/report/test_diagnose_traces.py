@@ -252,7 +252,7 @@ def test_what_else_a_host_does_is_not_told_by_a_trace():
     verdict, finding = of_the_host(0)
     assert verdict.kind == "cannot_tell"
     assert finding.status is Status.NOT_EVALUATED
-    assert finding.summary == "the traces have no fetch of a batch"
+    assert finding.summary == "the traces have no fetches"
 
 
 def test_without_steps_nothing_can_be_said():

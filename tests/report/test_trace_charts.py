@@ -45,7 +45,7 @@ def test_layers_of_steps():
 
 def test_steps_with_a_gap_are_counted():
     chart = trace_steps({0: two_steps(5, 9)})
-    assert (chart.x, chart.x_label) == ((1.0, 2.0), "steps of the trace, counted from 1")
+    assert (chart.x, chart.x_label) == ((1.0, 2.0), "recorded steps, renumbered from 1")
 
 
 def test_many_steps_share_points():
@@ -98,7 +98,7 @@ def test_ranks_far_apart_take_no_more_room():
     """The rank is what a file says."""
     facts = two_steps()
     chart = trace_steps({0: facts, 10**12: facts})
-    assert (chart.x, chart.x_label) == ((1.0, 2.0), "ranks with steps, counted from 1")
+    assert (chart.x, chart.x_label) == ((1.0, 2.0), "ranks with steps, renumbered from 1")
 
 
 def test_a_rank_without_steps_has_no_point():

@@ -272,7 +272,7 @@ def check_panel(page, row):
     )
     assert shown["Category"] == META["categories"][COLUMNS["category"][index]]
     assert shown["Lane"] == META["lanes"][lane]["label"]
-    number, unit = shown["Begin"].split()
+    number, unit = shown["Start"].split()
     lie = abs(Decimal(number) * NS_PER[unit] - (int(BEGIN[index]) - META["begin_ns"]))
     assert lie <= max(1, int(DURATION[index]) // 100)
     assert shown["Duration"] == format_duration(int(DURATION[index]))
@@ -557,7 +557,7 @@ def test_times_have_the_digits_that_tell_neighbours_apart(page):
     assert page.execute_script(begin, 158_123_456, 3_670) == "158.123 ms"
     index = int(ROWS[3]) + 2
     select(page, index)
-    number, unit = panel(page)["Begin"].split()
+    number, unit = panel(page)["Start"].split()
     lie = abs(Decimal(number) * NS_PER[unit] - (int(BEGIN[index]) - META["begin_ns"]))
     assert lie <= max(1, int(DURATION[index]) // 100)
     labels = page.execute_async_script(

@@ -310,7 +310,7 @@ def test_idle_time_says_why_and_whose_line(page):
     assert "nothing was queued" in shown["Why"]
     assert shown["Meanwhile"] == f"main thread 1: data.py(7): __getitem__, in {FETCH}"
     assert shown["Line"] == "data.py:7 __getitem__ Call stack"
-    assert (shown["Begin"], shown["Duration"], shown["Step"]) == ("201.0 us", "50.0 us", "6")
+    assert (shown["Start"], shown["Duration"], shown["Step"]) == ("201.0 us", "50.0 us", "6")
     assert (shown["Ended by"], shown["Launched by"]) == ("gemm", "cudaLaunchKernel")  # the host was late, too
     place = place_of("idle: host", 251)
     page.execute_script("view.select(arguments[0])", place)

@@ -44,7 +44,9 @@ def split_ranks(by_rank: Mapping[int, FactT | Absent]) -> Ranks[FactT]:
             lacking.setdefault(fact.reason, []).append(rank)
     return Ranks(
         found=found,
-        notes=tuple(f"No {_listed(ranks)}: {reason}." for reason, ranks in lacking.items()) if found else (),
+        notes=tuple(f"Without {_listed(ranks)}: {reason}." for reason, ranks in lacking.items())
+        if found
+        else (),
         absent_reason=None if found else "; ".join(lacking) or "no trace",
         are_several=len(by_rank) > 1,
     )

@@ -259,7 +259,7 @@ def test_absent():
     assert summary(host("cpu_op", "aten::mm", 0, 5)) is NO_DEVICE
     only_kernels = summary(on_device("kernel", "k", 0, 5))
     assert isinstance(only_kernels, Absent)
-    assert "no copies" in only_kernels.reason
+    assert "no memory copies" in only_kernels.reason
     table = copies_table({0: only_kernels, 1: NO_DEVICE}, DEFAULT_OPTIONS)
     assert (table.rows, table.absent_reason) == ((), f"{only_kernels.reason}; {NO_DEVICE.reason}")
     assert f"Without rank 2: {NO_DEVICE.reason}." in notes({0: summary(copy(PINNED, 0, 5)), 2: NO_DEVICE})

@@ -288,7 +288,7 @@ def test_of_too_many_events_the_first_steps(monkeypatch):
     assert [one.number for one in found.steps] == [1]
     assert found.num_left_out == 1
     table = critical_path_table({0: found}, DEFAULT_OPTIONS)
-    assert "Of the first step: 1 more has too many events." in table.notes
+    assert "First step only, because 1 more has too many events." in table.notes
 
 
 def test_absent_without_a_device():

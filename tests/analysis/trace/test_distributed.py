@@ -232,7 +232,7 @@ def test_nccl_without_a_kernel_that_communicates():
     asked = event("user_annotation", "nccl:all_reduce", 2, 8)
     fact = fact_of(step(0, 0, 20), asked, kernel("gemm", 3, 9))
     assert isinstance(fact, Absent)
-    assert "one process" in fact.reason
+    assert "single-process" in fact.reason
     beside = fact_of(step(0, 0, 20), asked, kernel("gemm", 3, 9), event("cpu_op", "gloo:barrier", 7, 11, 2))
     assert (microseconds(beside.whole), beside.is_asynchronous) == ((4, 6, 2, 2), False)
 
@@ -555,7 +555,7 @@ def test_real_trace_of_a_job_of_one_process():
     assert reference("v100_ns_resolution", "stdlib")["comm_union_us"] == 0
     fact = summarize_distributed(build_timeline(load("v100_ns_resolution")))
     assert isinstance(fact, Absent)
-    assert "one process" in fact.reason
+    assert "single-process" in fact.reason
 
 
 def test_collectives_of_real_traces():

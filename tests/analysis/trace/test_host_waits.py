@@ -442,7 +442,7 @@ def test_the_table_sums_to_the_idle_time():
         "Other": 1000,
     }
     assert table.depths == (0, 1, 1, 2, 1, 1)
-    assert table.rows[3] == ("aten::item", "copy to host, pinned", "my loss", 1, 7997 * US, 2500 * US, 0.125)
+    assert table.rows[3] == ("aten::item", "copy to CPU, pinned", "my loss", 1, 7997 * US, 2500 * US, 0.125)
     assert host_waits_table({0: NO_DEVICE}, DEFAULT_OPTIONS).absent_reason == NO_DEVICE.reason
 
 

@@ -276,8 +276,8 @@ def test_absent():
 def test_notes_on_estimates():
     with_estimates = kernels_table({0: summary(kernel("a", 0, 5, **estimates(1, 0)))}, DEFAULT_OPTIONS)
     without = kernels_table({0: summary(kernel("a", 0, 5))}, DEFAULT_OPTIONS)
-    assert not any("not recorded" in note for note in with_estimates.notes)
-    assert any("not recorded" in note for note in without.notes)
+    assert not any("weren't recorded" in note for note in with_estimates.notes)
+    assert any("weren't recorded" in note for note in without.notes)
 
 
 def test_units():

@@ -138,7 +138,7 @@ def test_cpu_only_has_no_device_figures():
     summary, rows = rows_of(Recording().step(1, 0, 10).phase("forward", 2, 5))
     assert not summary.has_device
     assert summary.device_outside_ns is None
-    assert any("no device events" in note for note in summary.notes)
+    assert any("no GPU events" in note for note in summary.notes)
     for row in rows.values():
         assert row.device_total_ns is row.device_avg_ns is row.device_max_ns is row.device_ratio is None
 
@@ -153,7 +153,7 @@ def test_launch_decides_and_the_rest_is_noted():
     assert rows["forward"].device_total_ns == 2 * MS
     assert rows["unattributed"].device_total_ns == 7 * MS
     assert summary.device_outside_ns == 8 * MS
-    assert "3 of 7 device events" in summary.notes[0]
+    assert "3 of 7 GPU events" in summary.notes[0]
 
 
 def test_recorded_steps_limit_the_window():
@@ -241,7 +241,7 @@ def test_torch_ranges_with_a_closure():
     }
     assert rows["backward"].device_total_ns == 10 * MS
     assert rows["backward"].device_avg_ns is None
-    assert "derived" in summary.notes[0]
+    assert "phases come from torch's own" in summary.notes[0]
 
 
 def test_nothing_to_tell_phases_apart():
@@ -327,7 +327,7 @@ def test_table():
     assert table.rows[0][:7] == ("ProfileStep", 2, 200 * MS, 100e6, 100 * MS, 100 * MS, 1.0)
     assert table.rows[3][7:] == (136 * MS, 68e6, 68 * MS, 68 * MS, 136 / 208)
     assert table.depths == (0, 1, 1, 1, 1, 1, 2)
-    assert "partial, steps 3 to 6 were requested: training ended." in " ".join(table.notes)
+    assert "partial; steps 3 to 6 were requested: training ended." in " ".join(table.notes)
     assert "GPU time is the sum of all GPU events" in " ".join(table.notes)
 
 

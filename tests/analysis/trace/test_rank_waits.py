@@ -282,7 +282,7 @@ def test_gloo_on_the_host():
 def test_host_ranges_are_not_compared_with_kernels():
     table, cells = rows_of({0: rank_of({0: reduces(5)}), 1: gloo(50), 3: rank_of({0: reduces(9)})})
     assert [name for name in cells["name"] if name.startswith("rank")] == ["rank 0", "rank 3"]
-    assert any(note.startswith("Without rank 1: its communication was recorded") for note in table.notes)
+    assert any(note.startswith("Rank 1 not compared") for note in table.notes)
 
 
 def test_when_there_is_nothing_to_compare():
@@ -326,7 +326,7 @@ def test_a_straggler_among_eight_is_found():
     for late in (27, 28, 29):
         durations[late % 5][late] = 49.0
     assert stragglers_of(job(durations)) == [
-        "Rank 5 came last in 27 of 30 calls; the others waited 0.216 ms per step for it. By chance it would"
+        "Rank 5 came last in 27 of 30 calls. The others waited 0.216 ms per step for it. By chance it would"
         " come last in 1 of 8 calls."
     ]
 
@@ -481,7 +481,7 @@ def test_ranks_that_cannot_be_shown():
         "Rest of the step": [980, 980],
     }
     chart = rank_shares({0: side(50), 1: host, 2: side(30)})
-    assert chart.x_label == "ranks 0, 2, counted from 1"
+    assert chart.x_label == "ranks 0, 2, renumbered from 1"
     assert chart.notes[1].startswith("Without rank 1:")
 
 

@@ -64,7 +64,7 @@ def test_nothing_is_said_about_sound_traces():
 
 def test_damage_and_unusable_times_come_first():
     events = [*SOUND, timed("cpu_op", "bad", 1, -5), timed("cpu_op", "bad", None, 5)]
-    assert checks(*events) == ("2 events are left out, because they have no usable time.",)
+    assert checks(*events) == ("2 events have no usable time and are left out of all figures.",)
     many = [*events, *[timed("cpu_op", "op", 2_500 + n, 1) for n in range(200)]]
     many[20]["ts"] = "noon"
     first, second = checks(*many)
@@ -112,7 +112,7 @@ def test_logs_of_other_types_are_not_quoted(odd):
 def test_launches_without_a_kernel(name):
     """Two more launches in step 2 of three steps: 2 of 5."""
     (note,) = checks(*SOUND, launch(8, 1_200, name), launch(9, 1_300, name))
-    assert note.startswith("2 of 5 kernel launches have no kernel in the trace (steps 2): ")
+    assert note.startswith("2 of 5 kernel launches have no kernel in the trace (steps 2). ")
 
 
 def test_launches_without_a_kernel_name_their_steps():
@@ -204,7 +204,7 @@ def test_short_steps_may_lie_further_apart_than_their_length():
 def test_steps_of_the_same_number():
     """Two windows in one file; of many numbers the first are named."""
     (note,) = checks(*SOUND, step(2, 10 * STEP), step(3, 11 * STEP))
-    assert note.startswith("Several steps have the same number (steps 2, 3). ")
+    assert note.startswith("Several steps have the same number (steps 2, 3), because ")
     twice = [step(n % 5, n * STEP) for n in range(10)]
     (note,) = checks(*twice)
     assert "(steps 0, 1, 2 and 2 more)" in note
@@ -214,7 +214,7 @@ def test_the_longest_gap_is_named_and_missing_numbers_are_none():
     """A schedule leaves steps out between its cycles: 3 and 9 do not follow each other."""
     assert checks(*SOUND, step(9, 50_000)) == ()
     (note,) = checks(*SOUND, step(4, 6_000), step(5, 20_000), step(9, 90_000))
-    assert note.startswith("The 13 ms between steps 4 and 5")
+    assert note.startswith("13 ms between step 4 and step 5")
 
 
 @pytest.mark.parametrize(("duration_us", "is_said"), [(300, False), (300.001, True), (1_500, True)])

@@ -166,7 +166,7 @@ def _several_note(found: Mapping[int, Overview]) -> tuple[str, ...]:
     gpu = ""
     if lacking and len(lacking) < len(found):
         gpu = f" GPU figures exclude rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}, which"
-        gpu += f" ha{'ve' if len(lacking) > 1 else 's'} no device events."
+        gpu += f" ha{'ve' if len(lacking) > 1 else 's'} no GPU events."
     return (
         f"Calls and times are summed over {len(found)} ranks. CPU ratios are relative to the sum of their"
         f" steps, GPU ratios to the sum of their GPU time spans.{gpu}",
