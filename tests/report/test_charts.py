@@ -52,7 +52,7 @@ def test_every_point_is_a_step_and_its_layers_add_up():
     chart = charts["phases_per_step"]
     assert (chart.kind, chart.unit, chart.x) == ("stacked", Unit.DURATION_NS, (0.0, 1.0, 2.0))
     assert layers(chart) == {"dataloader": (4.0, 5.0, 40.0), "forward": (6.0, 15.0, 20.0)}
-    assert chart.notes == ("All finished steps, clean or not. One point per step.",)
+    assert chart.notes == ("All steps, clean or not. One point per step.",)
     shares = charts["phase_shares"]
     assert layers(shares) == {"dataloader": (49 / 90,), "forward": (41 / 90,)}
     assert shares.x == (3.0,)
@@ -85,7 +85,7 @@ def test_a_long_run_is_put_together_without_losing_time():
     assert sum(layers(chart)["backward"]) * 250 == pytest.approx(backward.sum())
     rates = charts["throughput"].series[0].values
     assert rates[0] == pytest.approx(8 * 250 * 1e9 / (forward[:250].sum() + backward[:250].sum()))
-    assert "over 250 steps" in charts["throughput"].notes[0]
+    assert "covers 250 steps" in charts["throughput"].notes[0]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, MAX_BINS, MAX_BINS + 1, 999, 100_001])
@@ -127,7 +127,7 @@ def test_step_times_count_the_clean_steps():
     assert chart.x[0] == 10.0
     width = chart.x[1] - chart.x[0]
     assert chart.x[-1] + width == pytest.approx(12.0)
-    assert chart.notes == ("The 8 clean steps.",)
+    assert chart.notes == ("8 clean steps.",)
 
 
 def test_one_very_slow_step_does_not_squeeze_the_bars():

@@ -626,7 +626,7 @@ def test_predictions_as_a_table_and_a_chart():
     assert by_key["predicted"][1.0] == pytest.approx(40 * MS, rel=0.01)
     assert {x: value for x, value in by_key["now"].items() if value} == {2.0: 20 * MS}
     assert [x for x, value in by_key["advised"].items() if value] == [4.0]
-    assert (chart.level, chart.level_label) == (10 * MS, "no wait")
+    assert (chart.level, chart.level_label) == (10 * MS, "no waiting")
 
 
 def test_the_present_number_may_be_the_advised_one():

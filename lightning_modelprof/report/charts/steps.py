@@ -64,7 +64,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
     if rest:
         series.append(layer("rest", "Other phases", [phase.key for phase in rest]))
     per_point = bin_note(starts, num_steps, loop.step, loop.steps)
-    which = "finished" if num_steps == analysis.num_steps else "kept"
+    which = "All" if num_steps == analysis.num_steps else "Saved"
     return Chart(
         id="phases_per_step",
         title=f"Phase times per {loop.step}",
@@ -74,7 +74,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
         unit=Unit.DURATION_NS,
         series=tuple(series),
         notes=(
-            f"All {which} {loop.steps}, clean or not. {per_point}",
+            f"{which} {loop.steps}, clean or not. {per_point}",
             *layer_notes(analysis.phases, rest),
         ),
     )
@@ -109,7 +109,7 @@ def step_time(analysis: Analysis) -> Chart | None:
         edges = np.histogram_bin_edges(shown, MAX_BARS)
     counts, _ = np.histogram(shown, edges)
     kept = "" if len(analysis.steps) == analysis.num_steps else " saved"
-    notes = [f"The {len(times_ms):,}{kept} clean {loop.steps}."]
+    notes = [f"{len(times_ms):,}{kept} clean {loop.steps}."]
     num_beyond = len(times_ms) - len(shown)
     if num_beyond:
         which = f"{loop.step} is" if num_beyond == 1 else f"{loop.steps} are"
@@ -149,7 +149,7 @@ def throughput(analysis: Analysis) -> Chart | None:
     ]
     name = f"{analysis.info.sample_unit if has_samples else loop.steps}/s"
     size = int(sizes[0])
-    per_point = f"one point per {loop.step}" if size == 1 else f"each point covers {size:,} {loop.steps}"
+    per_point = f"One point per {loop.step}" if size == 1 else f"Each point covers {size:,} {loop.steps}"
     return Chart(
         id="throughput",
         title="Throughput",
@@ -158,7 +158,7 @@ def throughput(analysis: Analysis) -> Chart | None:
         x=tuple(steps.step[starts].astype(float).tolist()),
         unit=Unit.RATE,
         series=(Series(key="throughput", label=name, values=tuple(rates)),),
-        notes=(f"All {loop.steps}; {per_point}.",),
+        notes=(f"All {loop.steps}, clean or not. {per_point}.",),
     )
 
 

@@ -130,14 +130,16 @@ def chart_view(chart: Chart) -> ChartView | None:
         y_ticks=() if is_bar else tuple(y_ticks(top, scale)),
         notes=tuple(notes),
         hover={} if is_bar else _hover(chart, sums, write),
-        level=None if is_bar else _level(chart, top, write),
+        level=None if is_bar else _level(chart, top),
     )
 
 
-def _level(chart: Chart, top: float, write: Callable[[float | None], str]) -> Tick | None:
+def _level(chart: Chart, top: float) -> Tick | None:
     if chart.level is None or not 0 <= chart.level <= top:
         return None
-    return Tick(100 * chart.level / top, f"{one_line(chart.level_label)} {write(chart.level)}")
+    return Tick(
+        100 * chart.level / top, f"{one_line(chart.level_label)}: {format_amount(chart.level, chart.unit)}"
+    )
 
 
 def _writer(chart: Chart, sums: Sequence[float]) -> tuple[Callable[[float | None], str], str, float]:
