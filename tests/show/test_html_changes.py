@@ -103,8 +103,8 @@ def test_a_table_without_changes_has_no_legend():
 def test_a_flame_graph_says_what_changed():
     view = flame_view(flame_change(graph(BEFORE), graph(AFTER)))
     about = {box.text: box.about.split("\n")[1] for box in view.boxes[:3]}
-    assert about["Data"].endswith("; -10.00 percentage points against before")
-    assert about["open"].endswith("; +16.00 percentage points against before, new")
+    assert about["Data"].endswith("; -10.00 percentage points since before")
+    assert about["open"].endswith("; +16.00 percentage points since before, new")
     assert [box.kind for box in view.boxes] == ["less", "less", "more new", "more", "less", "more new"]
     assert [float(box.heat) for box in view.boxes] == [0.5, 0.5, 0.8, 0.5, 1.0, 1.0]
     assert [word for _, word in view.kinds] == ["less than before", "more", "new"]

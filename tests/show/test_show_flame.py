@@ -35,11 +35,9 @@ def test_boxes_by_hand():
         ("Adam.step", 0.8, 0.2, 1, "installed"),
     ]
     abouts = {box.text: box.about for box in view.boxes}
-    assert abouts["weighted_nll"] == (
-        "weighted_nll, train.py:12 (your code)\n40.0 ms, 40.00%; itself 25.0 ms"
-    )
-    assert abouts["Adam.step"] == "Adam.step, train.py:12 (library)\n20.0 ms, 20.00%; all of it itself"
-    assert abouts["Net.training_step"].endswith("\n49.0 ms, 49.00%; itself 0 ns")
+    assert abouts["weighted_nll"] == ("weighted_nll, train.py:12 (your code)\n40.0 ms, 40.00 %; self 25.0 ms")
+    assert abouts["Adam.step"] == "Adam.step, train.py:12 (library)\n20.0 ms, 20.00 %; all self time"
+    assert abouts["Net.training_step"].endswith("\n49.0 ms, 49.00 %; self 0 ns")
 
 
 def test_kinds_are_told_by_words_where_there_are_several():
@@ -84,7 +82,7 @@ def test_of_too_many_boxes_the_widest_stay_with_all_around_them():
     assert sorted((float(box.width) * 1e9 for box in view.boxes), reverse=True) == pytest.approx(
         ranked[:MAX_BOXES], rel=1e-6
     )
-    assert view.notes[-1].startswith("500 boxes of at most 0.0")
+    assert view.notes[-1].startswith("500 boxes below 0.0")
     spans = [(box.row, float(box.left), float(box.left) + float(box.width)) for box in view.boxes]
     rows = {}
     for row, left, right in spans:
@@ -130,7 +128,7 @@ def test_graphs_without_the_script_are_complete():
 
 def test_other_units():
     flame = replace(flame_of((("Net", 2.0**30, None, ()),)), unit=Unit.BYTES)
-    assert flame_view(flame).boxes[0].about == "Net\n1.00 GiB, 100.00%; all of it itself"
+    assert flame_view(flame).boxes[0].about == "Net\n1.00 GiB, 100.00 %; all self time"
 
 
 def test_outputs_that_cannot_draw_leave_it_out():

@@ -302,7 +302,9 @@ def test_a_finding_says_all_that_it_knows():
         )
     )
     verdict = page.one("p", class_="verdict")
-    assert verdict["text"] == "INPUT-BOUND 17.5 of 43.5 ms wait. 99.30% of the wall time is in named phases."
+    assert verdict["text"] == (
+        "INPUT-BOUND 17.5 of 43.5 ms wait. 99.30% of the wall time is attributed to a phase."
+    )
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
     assert page.one("span", class_="stake")["text"] == "17.5 ms per step at stake"
@@ -338,7 +340,7 @@ def test_rules_without_a_finding_are_one_line_each():
         " ".join(page.within(one, "summary")[0]["text"].split())
         for one in page.all("details", class_="rules")
     ]
-    assert lines == ["Clean 2 Alpha, Beta", "Not evaluated 1 Gamma"]
+    assert lines == ["Passed 2 Alpha, Beta", "Not applicable 1 Gamma"]
     assert page.all("article") == []
 
 
@@ -357,7 +359,7 @@ def test_the_figures_at_the_top_are_those_of_the_benchmark():
     assert texts == [
         "43.5 msp50 43.4 ms, p99 50.8 ms",
         "22.98 steps/s7,355 images/s",
-        "40.22 %17.5 ms wait for a batch",
+        "40.22 %17.5 ms waiting for data",
         "18.9 GFLOP/sMFU 18.33%",
     ]
     assert page_of(report_of(sections={"benchmark": None, "flops": None})).all("dd") == []
