@@ -298,7 +298,7 @@ def test_what_a_link_names_and_is_gone_is_replaced(page):
     page.open(run="no such run", window="modelprof/window_99", view="nothing", rank="7")
     assert page.title() == "Overview"
     said = page.run("return document.querySelector('aside .problem').textContent")
-    assert said == "This link is to the run no such run, which is not here."
+    assert said == "This link's run no such run no longer exists."
     assert page.link()["run"] in page.run(
         "return [...document.querySelectorAll('aside .chooser option')].map(o => o.value)"
     )

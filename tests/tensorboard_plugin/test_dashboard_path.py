@@ -35,7 +35,7 @@ def test_a_slice_of_the_path_leads_to_what_it_is_part_of(browser):
         wait(browser, "return window.ready === true")
         assert "critical path" in browser.execute_script(text)
         browser.execute_script("window.view.select(arguments[0])", part)
-        wait(browser, f"{text}.includes('Is part of')")
+        wait(browser, f"{text}.includes('Part of')")
         assert "Launched by" not in browser.execute_script(text)
         browser.execute_script("window.view.select(arguments[0])", kernel)
         wait(browser, f"{text}.includes('Launched by')")

@@ -76,7 +76,7 @@ def test_the_bar_under_the_pointer_leads_to_its_bar_and_its_trace(page, recorded
         over, round(place * over.size["width"]), 0
     ).click().perform()
     picked = page.browser.find_element("css selector", ".steps-picked")
-    assert picked.text.startswith(f"Picked step {recorded[0]}:")
+    assert picked.text.startswith(f"Selected step {recorded[0]} ")
     ActionChains(page.browser).move_to_element(
         picked.find_element("css selector", "button")
     ).click().perform()

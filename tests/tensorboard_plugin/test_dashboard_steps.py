@@ -480,7 +480,7 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
 
     with_it = slowest()
     assert (with_it["step"], with_it["time"]) == ("5", format_duration(time_ns))
-    assert with_it["times the median"] == f"{time_ns / median:.2f} ×"
+    assert with_it["× median"] == f"{time_ns / median:.2f} ×"
     assert with_it["Profiler"] == format_duration(IN_LAYER)
     assert readout().startswith(
         f"step 5: {format_duration(time_ns)}; {format_cell(32e9 / time_ns, Unit.RATE)} "
@@ -494,7 +494,7 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
     settle(browser)
     without = slowest()
     assert (without["step"], without["time"]) == ("5", format_duration(net_ns))
-    assert without["times the median"] == f"{net_ns / median:.2f} ×"
+    assert without["× median"] == f"{net_ns / median:.2f} ×"
     assert "Profiler" not in without
     assert readout().startswith(
         f"step 5: {format_duration(net_ns)}; {format_cell(32e9 / net_ns, Unit.RATE)} "
@@ -731,7 +731,7 @@ def test_the_drawings_follow_the_width(page):
     )
     wait(browser, fits)
     settle(browser)
-    assert "One bar is the mean of 2 neighbouring steps." in text(browser, ".steps-chart .note")
+    assert "Each bar is the mean of 2 neighboring steps." in text(browser, ".steps-chart .note")
 
 
 def test_without_steps_it_says_why(page):

@@ -463,7 +463,7 @@ def test_ranks_share_one_axis(page):
     shown = panel(page)
     assert (shown["Lane"], shown["Step"]) == ("GPU 0 stream 7", "6")
     page.execute_script("view.select(arguments[0])", count + place_of("gemm", 120))
-    assert panel(page)["Step"] == "in no step"  # of rank 3, which has no step 5
+    assert panel(page)["Step"] == "outside steps"  # of rank 3, which has no step 5
     page.execute_script("document.querySelector('.tl-link').click()")
     assert state(page)["selected"] == count + place_of("cudaLaunchKernel", 119)
     page.execute_script("window.mount({ initial: { find: { kind: 'kernel', rank: 3 } } })")
