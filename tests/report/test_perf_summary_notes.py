@@ -20,7 +20,7 @@ def test_steps_without_an_optimizer_step(tmp_path, accumulate, is_told):
     data = loader(64, collate_fn=lambda rows: None) if accumulate == 1 else loader(64)
     trainer = {"accumulate_grad_batches": accumulate}
     said = notes(run_fit(tmp_path, data=data, active=0, trainer=trainer))
-    assert "the optimizer did not step" in said
+    assert "The optimizer didn't step" in said
     assert ("gradient accumulation" in said) is is_told
 
 

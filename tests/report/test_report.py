@@ -106,7 +106,7 @@ def test_few_clean_steps(num_clean):
 
 def test_few_steps_of_which_none_was_left_out():
     (note,) = (note for note in perf_summary_of([0] * 3).notes if "are unreliable" in note)
-    assert note.endswith("To get more, train for longer.")
+    assert note.endswith("For more clean steps, train for longer.")
 
 
 @pytest.mark.parametrize(

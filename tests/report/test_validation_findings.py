@@ -362,8 +362,8 @@ def test_only_workers_are_said_to_start(num_workers):
     times = replace(times_of(dataloader=260, forward=80), num_first_fetches=2, first_fetch_ns=200 * MS)
     setup = replace(SETUP, val_loaders=(replace(VAL_LOADER, num_workers=num_workers),))
     [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times, setup=setup)
-    [note] = [one for one in table.notes if "longer than others" in one]
-    assert ("workers that start" in note) is (num_workers > 0)
+    [note] = [one for one in table.notes if "more waiting than others" in one]
+    assert ("worker startup" in note) is (num_workers > 0)
 
 
 def test_what_the_training_thread_does_at_the_start_is_not_the_workers():

@@ -245,7 +245,7 @@ def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
     page.open(run=name, view="trace", find=json.dumps({"kind": "idle: data loading"}))
     page.wait("return document.querySelector('.tl-selection h3') !== null")
     assert page.run("return document.querySelector('.tl-count').value") == "1 of 6"
-    assert "waited for its next batch" in page.text()
+    assert "waited for data" in page.text()
     assert "_SingleProcessDataLoaderIter.__next__" in page.text()
     page.run("document.querySelector('.tl-selection .tl-link').click()")
     kernel = page.run("return document.querySelector('.tl-selection h3').textContent")

@@ -54,7 +54,7 @@ def test_two_clicks_lead_from_the_idle_device_to_the_cause_and_the_line(page):
     assert json.loads(page.link()["find"]) == {"kind": "idle: data loading"}
     text = selected(page)
     assert "idle: data loading" in text
-    assert "waited for its next batch" in text
+    assert "waited for data" in text
     assert "enumerate(DataLoader)" in text
 
 

@@ -487,7 +487,7 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
     )
     assert "include profiler overhead" in text(browser, ".steps-chart .note")
     assert "include profiler overhead" in text(browser, ".steps-slowest .note")
-    assert "without the phase Profiler" in text(browser, ".steps-range > .note")
+    assert "without profiler overhead" in text(browser, ".steps-range > .note")
     assert "Profiler" not in {row[0] for row in rows(browser, ".steps-causes")}
 
     browser.find_element("css selector", ".steps .tools input").click()
@@ -500,7 +500,7 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
         f"step 5: {format_duration(net_ns)}; {format_cell(32e9 / net_ns, Unit.RATE)} "
     )
     for note in (".steps-chart .note", ".steps-slowest .note"):
-        assert "without the phase Profiler" in text(browser, note)
+        assert "exclude profiler overhead" in text(browser, note)
         assert "include profiler overhead" not in text(browser, note)
 
 

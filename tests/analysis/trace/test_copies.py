@@ -158,7 +158,7 @@ def test_bytes_that_were_not_recorded():
     assert (table[PINNED]["size_bytes"], table[PINNED]["bytes_per_s"]) == (500, 5e7)  # over its own 10 us
     assert (table[MEMSET]["size_bytes"], table[MEMSET]["bytes_per_s"]) == (64, None)  # it took no time
     assert "cover the 2 of 4 calls with a recorded size" in notes(fact)
-    assert "whose size" not in notes(summary(copy(PINNED, 20, 10, bytes=500)))
+    assert "with a recorded size" not in notes(summary(copy(PINNED, 20, 10, bytes=500)))
 
 
 def test_only_empty_copies():

@@ -211,7 +211,7 @@ def test_table_of_several_ranks():
         ("Runtime", 2, 8 * US, 0.04, None, None),
         ("Kernel", 1, None, None, 25 * US, 0.25),  # rank 1 has no device
     )
-    assert any("sums of 2 ranks" in note and "exclude rank 1," in note for note in table.notes)
+    assert any("summed over 2 ranks" in note and "exclude rank 1," in note for note in table.notes)
     same = overview_table({0: overview(10, 60, (0, 25)), 1: overview(0, 10, (0, 35))}, DEFAULT_OPTIONS)
     assert same.rows[-1] == ("Kernel", 2, None, None, 60 * US, 0.3)
     assert not any("exclude rank" in note for note in same.notes)

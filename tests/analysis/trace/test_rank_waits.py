@@ -482,7 +482,7 @@ def test_ranks_that_cannot_be_shown():
     }
     chart = rank_shares({0: side(50), 1: host, 2: side(30)})
     assert chart.x_label == "ranks 0, 2, renumbered from 1"
-    assert chart.notes[1].startswith("Without rank 1:")
+    assert chart.notes[1].startswith("Rank 1 not shown:")
 
 
 PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(1, 20)), max_size=8)
