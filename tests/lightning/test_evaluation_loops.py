@@ -566,7 +566,7 @@ def test_an_empty_stream_has_a_report_that_says_so(bench, key):
     bench.check(num_steps=0)
     text = text_of(bench)
     assert f"0 {WORDS[key]} batches" in text
-    assert f"no {WORDS[key]} batch ran to its end" in text
+    assert f"no {WORDS[key]} batch finished" in text
 
 
 # The benchmark and the report

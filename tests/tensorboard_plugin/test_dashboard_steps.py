@@ -736,7 +736,7 @@ def test_the_drawings_follow_the_width(page):
 
 def test_without_steps_it_says_why(page):
     browser = page(StepTimings.empty())
-    assert text(browser, "main").startswith("No step ran to its end")
+    assert text(browser, "main").startswith("No step finished")
     assert state(browser) == {"range": None, "clean": False, "hidden": []}
 
 
