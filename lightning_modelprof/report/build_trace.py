@@ -326,19 +326,22 @@ def _input_bound(
     if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
         return _RULE.not_evaluated(f"{percent(unknown)} of the steps has no events")
     wait_ns = shares.fetch * shares.step_ns
-    who = "GPU" if shares.computing else "loop"
+    who = "device" if shares.computing else "loop"
     evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
     if not _RULE.is_found(shares.fetch, wait_ns):
-        return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} per step for data.", evidence)
+        return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} a step for batches.", evidence)
     rest_ns = max(shares.step_ns - wait_ns, 1.0)
-    action = "Speed up data loading or add DataLoader workers."
+    action = "Make batches faster, or by more workers of the DataLoader."
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
-        evidence.append(count("recommended num_workers", needed))
-        action = f"Set num_workers={needed} or more (currently 0)."
+        evidence.append(count("num_workers advised", needed))
+        action = (
+            f"DataLoader(num_workers={needed} or more): the training thread makes its batches itself now."
+        )
     return (
         _RULE.found(
-            f"The {who} waits {milliseconds(wait_ns)} per step ({percent(shares.fetch)}) for data.",
+            f"In a step of {milliseconds(shares.step_ns)} the {who} waits {milliseconds(wait_ns)}"
+            f" ({percent(shares.fetch)}) for its batch.",
             action,
             _RULE.severity(shares.fetch),
             saving_ns=wait_ns,
