@@ -28,7 +28,7 @@ export function fillToolbar(view) {
       saveFile(await gzippedTrace(view.all), `${fileName(title)}.json.gz`);
       say("");
     } catch (error) {
-      say(`The trace could not be written: ${error instanceof Error ? error.message : error}`);
+      say(`Can't write the trace: ${error instanceof Error ? error.message : error}`);
     }
   };
   /**

@@ -40,7 +40,7 @@ export function mountRanks(container, ranks, options) {
  * @returns {Mounted}
  */
 function mountEmpty(container) {
-  const note = make("p", { class: "tl-empty" }, "This trace holds no slices.");
+  const note = make("p", { class: "tl-empty" }, "This trace has no slices.");
   container.append(note);
   return {
     destroy: () => note.remove(),
