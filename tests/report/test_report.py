@@ -101,7 +101,7 @@ def test_few_clean_steps(num_clean):
     assert notes[0] == f"Over {steps} of {10 + num_clean}."
     few = [note for note in notes if "are unreliable" in note]
     assert len(few) == (num_clean < 10)
-    assert all("To get more, train for longer or lower skip_first." in note for note in few)
+    assert all("For more clean steps, train for longer or lower skip_first." in note for note in few)
 
 
 def test_few_steps_of_which_none_was_left_out():
