@@ -577,7 +577,7 @@ def test_clean_batches(bench):
     bench.run("test", PlainNet(bench.truth), [bench.data(6, batch_size=2), bench.data(9)])
     report = bench.callback.report
     text = text_of(bench)
-    assert "Over 9 clean batches of 12." in text
+    assert "9 clean batches out of 12." in text
     assert "Batches left out: skip_first 2, first of a dataloader 1; a batch with several reasons" in text
     assert "gradient accumulation" not in text
     figures = report.sections["benchmark"]

@@ -664,7 +664,7 @@ def test_the_table_names_what_is_not_counted():
     ("size", "note", "reason"),
     [
         (None, "counting was switched off", "counting was switched off"),
-        (None, "", "it was not counted"),
+        (None, "", "model size wasn't counted"),
         (ModelSize(sizes=()), "", "the model has no parameters and no buffers"),
         (ModelSize(sizes=(), lazy=("0.weight",)), "", "no tensor has a size yet"),
     ],

@@ -86,7 +86,7 @@ def test_an_absent_table_explains_no_figures():
 
 def test_skip_first_counts_as_many_as_were_asked_for():
     notes = perf_summary_of([SKIP | FIRST, *[SKIP] * 9, *[0] * 20, FIRST]).notes
-    assert "Over 20 clean steps of 31." in notes
+    assert "20 clean steps out of 31." in notes
     expected = (
         "skip_first 10, first of an epoch 1; a step with several reasons counts once, at the first of them"
     )
@@ -98,7 +98,7 @@ def test_skip_first_counts_as_many_as_were_asked_for():
 def test_few_clean_steps(num_clean):
     notes = perf_summary_of([*[SKIP] * 10, *[0] * num_clean]).notes
     steps = "1 clean step" if num_clean == 1 else f"{num_clean} clean steps"
-    assert notes[0] == f"Over {steps} of {10 + num_clean}."
+    assert notes[0] == f"{steps} out of {10 + num_clean}."
     few = [note for note in notes if "are unreliable" in note]
     assert len(few) == (num_clean < 10)
     assert all("For more clean steps, train for longer or lower skip_first." in note for note in few)

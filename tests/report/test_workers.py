@@ -227,7 +227,7 @@ def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
     assert busiest((LOADER, replace(alone, num_workers=2))) is LOADER
     assert busiest(()) is None
     flame = next(one for one in report_of(LOADER, alone).flames if one.id == "worker_stacks")
-    assert flame.notes[0] == "Of loader 1, whose workers have most to do."
+    assert flame.notes[0] == "Loader 1, the one with the busiest workers."
 
 
 def test_no_samples_of_the_workers():
