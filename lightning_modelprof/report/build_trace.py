@@ -325,13 +325,12 @@ def _input_bound(
     unknown = unaccounted(shares, wait_shares(waits))
     if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
         return _RULE.not_evaluated(f"{percent(unknown)} of the steps has no events")
-    wait_ns = shares.fetch * shares.step_ns
-    who = "device" if shares.computing else "loop"
-    evidence = [duration("wait per step", wait_ns), ratio("share of the step", shares.fetch)]
+    wait_ns = shares.fetch * step_ns
+    evidence = [duration("wait per step", wait_ns)]
     if not _RULE.is_found(shares.fetch, wait_ns):
-        return _RULE.clean(f"The {who} waits {milliseconds(wait_ns)} a step for batches.", evidence)
-    rest_ns = max(shares.step_ns - wait_ns, 1.0)
-    action = "Make batches faster, or by more workers of the DataLoader."
+        return _RULE.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
+    rest_ns = max(step_ns - wait_ns, 1.0)
+    action = "Make batches faster, or use more DataLoader workers."
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
         evidence.append(count("num_workers advised", needed))
@@ -340,8 +339,7 @@ def _input_bound(
         )
     return (
         _RULE.found(
-            f"In a step of {milliseconds(shares.step_ns)} the {who} waits {milliseconds(wait_ns)}"
-            f" ({percent(shares.fetch)}) for its batch.",
+            f"{'The GPU' if shares.computing else 'Training'} waits {COST} for data.",
             action,
             _RULE.severity(shares.fetch),
             saving_ns=wait_ns,

@@ -240,7 +240,7 @@ def test_steps_without_a_device_may_wait_for_their_batches():
     assert (verdict.kind, verdict.summary) == ("input_bound", "60% of each step is spent waiting for data.")
     assert finding.severity is Severity.CRITICAL
     assert finding.saving_ns_per_step == 60_000_000
-    assert finding.summary == "In a step of 100 ms the loop waits 60 ms (60.0 %) for its batch."
+    assert finding.summary == "Training waits 60 ms per step (60%) for data."
     assert "num_workers=2 or more" in finding.action  # 60 ms beside 40
 
 
