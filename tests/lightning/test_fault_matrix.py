@@ -389,7 +389,9 @@ PLACES = {
     "window: cpu times": Place(Capture, "_noted", steps=7, errors=TWO),
     "window: export": Place(torch.profiler.profile, "export_chrome_trace", steps=7, errors=TWO),
     "window: path": Place(windows.WindowResults, "raw_path", steps=7),
-    "window: trace is read": Place(trace_work, "parse_trace", message="not be analyzed", status="finished"),
+    "window: trace is read": Place(
+        trace_work, "parse_trace", message="couldn't be analyzed", status="finished"
+    ),
     "window: trace is read, interrupted": Place(trace_work, "parse_trace", steps=7, errors=("ctrl-c",)),
     # Threads, memory and the inspection at boundaries
     "sampling: stack": Place(StackLook, "look", warnings=0, status="finished", errors=ALL),

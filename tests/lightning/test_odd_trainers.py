@@ -84,7 +84,7 @@ class MockedMethods(Callback):
 
 
 # Name → what is given to the Trainer and to fit, and what the one warning has to say of it: "" for none.
-ADDRESS = "is not on this machine"
+ADDRESS = "isn't on this machine"
 NO_PATH = "isn't a path but a"
 FAILED = "the run's folder is unknown"
 TABLE = {
@@ -103,7 +103,7 @@ TABLE = {
     "log_dir: None": (lambda: {"logger": Odd()}, ""),
     "log_dir: empty": (lambda: {"logger": Odd(log_dir="")}, ""),
     "log_dir: raises": (lambda: {"logger": Odd(log_dir=RuntimeError("not yet"))}, FAILED),
-    "log_dir: NUL": (lambda: {"logger": Odd(log_dir="a\0b")}, "cannot be written"),
+    "log_dir: NUL": (lambda: {"logger": Odd(log_dir="a\0b")}, "isn't writable"),
     "log_dir: a file": (lambda: {"logger": Odd(log_dir=__file__)}, "is a file"),
     "save_dir: Mock": (lambda: {"logger": Odd(save_dir=Mock())}, NO_PATH),
     "version: raises": (lambda: {"logger": Odd(save_dir="kept", version=OSError("x"))}, FAILED),
@@ -162,8 +162,8 @@ def test_what_lightning_accepts_is_trained(tmp_path, monkeypatch, name):
         assert any(said in note for note in callback.report.notes)
         assert "internal error" not in message
     (archive,) = tmp_path.rglob("run.json")
-    if said and "files go to" in messages[0]:
-        assert messages[0].endswith(f"; files go to {archive.parent}")
+    if said and "Files go to" in messages[0]:
+        assert messages[0].endswith(f". Files go to {archive.parent}")
         assert not list(tmp_path.rglob("*MagicMock*"))
     assert archive.parent.name == "modelprof"
 
@@ -180,8 +180,8 @@ def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
     with our_warnings() as messages:
         train(tmp_path / "runs", {}, callback)
     (message,) = messages
-    assert "is not writeable" in message
-    folder = Path(message.rpartition("files go to ")[2])
+    assert "isn't writable" in message
+    folder = Path(message.rpartition("Files go to ")[2])
     assert folder.is_relative_to(temporary), "nobody else can have made it"
     assert (folder / "run.json").is_file()
 
