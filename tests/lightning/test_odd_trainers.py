@@ -163,7 +163,7 @@ def test_what_lightning_accepts_is_trained(tmp_path, monkeypatch, name):
         assert "internal error" not in message
     (archive,) = tmp_path.rglob("run.json")
     if said and "Files go to" in messages[0]:
-        assert messages[0].endswith(f". Files go to {archive.parent}")
+        assert messages[0].endswith(f". Files go to {archive.parent}.")
         assert not list(tmp_path.rglob("*MagicMock*"))
     assert archive.parent.name == "modelprof"
 
@@ -181,7 +181,7 @@ def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
         train(tmp_path / "runs", {}, callback)
     (message,) = messages
     assert "isn't writable" in message
-    folder = Path(message.rpartition("Files go to ")[2])
+    folder = Path(message.rpartition("Files go to ")[2].removesuffix("."))
     assert folder.is_relative_to(temporary), "nobody else can have made it"
     assert (folder / "run.json").is_file()
 

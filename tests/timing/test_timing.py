@@ -452,7 +452,7 @@ def test_the_cpu_has_the_host_clock_alone():
 def test_devices_that_cannot_be_used(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ConfigError, match="expected a|no such device"):
+    with pytest.raises(ConfigError, match=r"expected a|no such device"):
         EventTimer(device)
 
 
