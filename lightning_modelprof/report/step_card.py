@@ -168,16 +168,16 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
     communication = 0.0 if is_on_host else min(idle.busy, shares.communication)
     add("computing", "computing", idle.busy - communication)
     add("communication", "communication", communication)
-    add("idle_input", "waits for a batch", idle.by_cause["data loading"], _place_of(found, _INPUT))
+    add("idle_input", "waiting for data", idle.by_cause["data loading"], _place_of(found, _INPUT))
     host = idle.by_cause["host"]
     for label, share, location in _idle_by_waits(pooled_waits(traces), wall_ns, found):
         add("idle_sync", label, min(host, share), location)
         host -= min(host, share)
-    add("idle_host", "waits for the host", host)
-    add("idle_gap", "between kernels that were queued", idle.by_cause["kernel gap"])
-    add("idle_stream", "waits for another stream", idle.by_cause["other stream"])
-    add("idle_communication", "waits for communication", idle.by_cause["communication"])
-    add("idle", "idle, cause unknown", idle.by_cause["unknown"])
+    add("idle_host", "waiting for the CPU", host)
+    add("idle_gap", "between queued kernels", idle.by_cause["kernel gap"])
+    add("idle_stream", "waiting for another stream", idle.by_cause["other stream"])
+    add("idle_communication", "waiting for communication", idle.by_cause["communication"])
+    add("idle", "idle, unknown cause", idle.by_cause["unknown"])
     return tuple(parts)
 
 
@@ -194,8 +194,8 @@ def _idle_by_waits(
             share = min(left, (one.saving_ns_per_step or 0.0) / wall_ns)
             left -= share
             place = one.locations[0] if one.locations else None
-            result.append(("idle after the host waited", share, place))
-    return [*result, ("idle after the host waited", left, None)]
+            result.append(("idle after a CPU wait", share, place))
+    return [*result, ("idle after a CPU wait", left, None)]
 
 
 def _place_of(found: Sequence[Finding], kind: str) -> Location | None:

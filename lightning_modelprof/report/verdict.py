@@ -36,7 +36,7 @@ from lightning_modelprof.report.rules.device import (
     LaunchBound,
     pooled_waits,
 )
-from lightning_modelprof.report.rules.ranks import LATE_PHASE, StragglerRank
+from lightning_modelprof.report.rules.ranks import LATE_PHASE, LATE_RANK, StragglerRank
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.units import milliseconds, percent
 
@@ -61,38 +61,42 @@ host's own code are TraceML's, and taken for the optimizer's as well.
 """
 
 VERDICTS: Final[Mapping[str, str]] = {
-    "out_of_memory": "that ended the loop.",
+    "out_of_memory": "an out-of-memory error ended the loop.",
     "cannot_tell": (
-        "too little is accounted for; or on a device, without a window that has device events,"
-        " nothing before it holds."
+        "too little of the time is attributed; or, on a GPU, no profiler window has GPU events and no other"
+        " verdict applies."
     ),
     "device_bound": (
-        "kernels, copies and sets (Step time breakdown) take at least 85% of the windows' steps;"
-        " it says Busy of Device Summary."
+        "kernels, copies and sets (Step time breakdown) take at least 85% of the recorded steps. It"
+        " shows Busy of"
+        " the Device Summary."
     ),
     "input_bound": "`input_bound`, `worker_startup`",
-    "optimizer_bound": ("`slow_optimizer`, on the CPU `optimizer_not_fused` and `dense_embeddings`"),
+    "optimizer_bound": "`slow_optimizer`; on the CPU `optimizer_not_fused` and `dense_embeddings`",
     "host_bound": (
         "`slow_forward_outside_model`, `slow_custom_module`, `slow_line_in_module`,"
-        " `slow_layer_hooks`, `anomaly_detection`, `competing_thread`. On a device, from 30% on,"
-        " `launch_bound`; or 50% in which the host is late in any phase"
+        " `slow_layer_hooks`, `anomaly_detection`, `competing_thread`. On a GPU, `launch_bound` from 30%, or"
+        " 50% GPU idle time because the CPU is late in any phase"
     ),
     "sync_bound": "`host_device_sync`, `host_to_device_copy`",
     "communication_bound": "`communication_exposed`",
-    "straggler_bound": "`straggler_rank`: the ranks wait for one of them",
+    "straggler_bound": "`straggler_rank`",
     "overhead_bound": (
         "`slow_logging_calls`, `slow_callback`, `slow_module_hook`, `slow_logger`,"
         " `validation_share`, `checkpoint_share`, `slow_epoch_turns`, `slow_transfer`,"
         " `slow_lr_scheduler`, `zero_grad_cost`, `clip_cost`"
     ),
     "balanced": (
-        "no bound is reached, forward, backward and optimizer take at least half of the step time, and at"
-        " least 95% of it is in named phases. There may be findings all the same. On the CPU a model that"
-        " takes its time is BALANCED, as there is no device to be bound by."
+        "no other verdict applies, forward, backward and optimizer take at least half of the step"
+        " time, and at"
+        " least 95% of it is attributed. There may still be findings. A slow model on the CPU is"
+        " BALANCED, since"
+        " it has no GPU to be bound by."
     ),
     "compute_bound": (
-        "the same, where forward, backward and optimizer are the largest part but not half, or less than 95%"
-        " of the step time is in named phases. Where another part is larger, the verdict is that part's."
+        "like BALANCED, if forward, backward and optimizer are the largest part but take less than"
+        " half, or less"
+        " than 95% of the step time is attributed. If another part is larger, that part gives the verdict."
     ),
 }
 """Kind of a verdict → its definition, in Markdown; of those in ``LEAST_SHARE`` whose time it is."""
@@ -136,13 +140,13 @@ _HOW: Final = {
     "overhead_bound": "{share} of {whole} is spent in {what}",
 }
 _HOW_OF_DEVICE: Final = {
-    "sync_bound": "{share} of {whole} is lost: the GPU idles after the CPU waited for it",
+    "sync_bound": "{share} of {whole} is lost because the GPU idles after the CPU waited for it",
     "communication_bound": _HOW["communication_bound"],
-    "host_bound": "{share} of {whole} is lost: the GPU waits for the CPU to launch work",
+    "host_bound": "{share} of {whole} is lost because the GPU waits for the CPU to launch work",
 }
 
 
-_HOW_OF_LATE_WORK: Final = "{share} of {whole} is lost: the GPU waits while the CPU runs {work}"
+_HOW_OF_LATE_WORK: Final = "{share} of {whole} is lost because the GPU waits while the CPU runs {work}"
 
 
 class Accounting(Record, frozen=True, kw_only=True):
@@ -166,13 +170,13 @@ def account(costs: StepCosts | Absent) -> Accounting:
         return Accounting(ratio=None, is_enough=False, reason=costs.reason)
     other_ns, share = costs.steady.total_ns("other"), costs.steady.share("other")
     if other_ns is None or share is None:
-        return Accounting(ratio=None, is_enough=False, reason="the steps took no time that could be measured")
+        return Accounting(ratio=None, is_enough=False, reason="the steps have no measurable duration")
     accounted = 1.0 - share
     if costs.steady.phases_ns.get("dataloader") is None:
-        reason = "the phases were read from hooks, so most of them are not told apart"
+        reason = "phases were read from hooks, which can't separate most of them"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     if costs.steady.num_steps < LEAST_STEPS:
-        reason = f"only {costs.steady.num_steps} steps are without profiler or inspection"
+        reason = f"only {costs.steady.num_steps} steps ran without profiler or inspection"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     if accounted < LEAST_ACCOUNTED and other_ns >= UNACCOUNTED_FLOOR_NS / costs.cpu_share:
         reason = f"{milliseconds(other_ns)} per step ({percent(share)}) isn't attributed to any phase"
@@ -183,7 +187,7 @@ def account(costs: StepCosts | Absent) -> Accounting:
 def give_verdict(
     analysis: Analysis, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
 ) -> Verdict:
-    """What limits the speed, and whether the machine was busy meanwhile.
+    """What limits the speed, and whether the machine was busy.
 
     Args:
         analysis: of the run.
@@ -233,8 +237,8 @@ def _what_limits(
         summary = f"{how.format(share=percent(share), whole=whole, what=what)}{more}."
         return _verdict(kind, summary, accounting)
     if analysis.info.device_type != "cpu" and device is None:
-        reason = lost or "No profiler window says how busy the device was"
-        return _verdict("cannot_tell", f"{reason}, and nothing on the host stands out.", accounting)
+        reason = lost or "No profiler window shows how busy the GPU was"
+        return _verdict("cannot_tell", f"{reason}, and no CPU time stands out.", accounting)
     if device is not None:
         of_all = (*of_host.items(), *of_device.items())
         parts = dict.fromkeys(LEAST_SHARE, 0.0) | {"input_bound": device.fetch}
@@ -250,7 +254,7 @@ def _which_rank(analysis: Analysis) -> str:
     late = None if isinstance(analysis.rank_skew, Absent) else analysis.rank_skew.straggler
     if late is None:
         return ""
-    return f": rank {late.rank}, in {next(phase.label for phase in PHASES if phase.key == late.phase)}"
+    return f" (rank {late.rank} in {next(phase.label for phase in PHASES if phase.key == late.phase)})"
 
 
 def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
@@ -309,8 +313,8 @@ def _late_rank(findings: Sequence[Finding]) -> str:
     """Which rank the others wait for, and in which phase it takes longer."""
     late = next(one for one in findings if one.kind == StragglerRank.kind and one.status is Status.FOUND)
     known = {one.label: one.value for one in late.evidence}
-    phase = f", in {known[LATE_PHASE]}" if known[LATE_PHASE] else ""
-    return f": rank {known['late rank']}{phase}"
+    phase = f" in {known[LATE_PHASE]}" if known[LATE_PHASE] else ""
+    return f" (rank {known[LATE_RANK]}{phase})"
 
 
 def _late_work(findings: Sequence[Finding]) -> tuple[str, float]:
@@ -394,7 +398,7 @@ def verdict_of_traces(
     accounting = Accounting(ratio=1.0 - unknown, is_enough=is_enough)
     if not accounting.is_enough:
         return _verdict(
-            "cannot_tell", f"{percent(unknown)} of the recorded steps is in no event.", accounting
+            "cannot_tell", f"{percent(unknown)} of the recorded steps isn't covered by events.", accounting
         )
     if shares.computing >= DEVICE_BUSY:
         return _device_bound(shares, accounting)
@@ -429,13 +433,15 @@ def _no_bound_of_device(
     summary = f"The GPU is busy in {percent(shares.busy)} of the recorded steps"
     unknown = 1 - (1.0 if accounting.ratio is None else accounting.ratio)
     if unknown > 1 - _LEAST_BALANCED:
-        return _verdict("cannot_tell", f"{summary}; {percent(unknown)} of them is in no event.", accounting)
+        return _verdict(
+            "cannot_tell", f"{summary}; {percent(unknown)} of them isn't covered by events.", accounting
+        )
     if shares.computing >= _MOSTLY_MODEL:
         return _verdict(
             "balanced", f"{summary}{_nothing_else(max(parts[largest], unexplained))}.", accounting
         )
     if unexplained >= parts[largest]:
-        told = f"{summary}; the cause of {percent(unexplained)} idle time isn't known."
+        told = f"{summary}; {percent(unexplained)} is idle time with unknown cause."
         return _verdict("cannot_tell", told, accounting)
     how = _HOW_OF_DEVICE.get(largest, _HOW[largest])
     told = how.format(share=percent(parts[largest]), whole=_EACH_STEP, what="work around the model")
@@ -445,7 +451,7 @@ def _no_bound_of_device(
 def _nothing_else(largest: float) -> str:
     """What of the steps nothing but the device's work takes: the next one of the limits of this module."""
     limits = [one for one in (*LEAST_SHARE.values(), *LEAST_OF_DEVICE.values(), DEVICE_IDLE) if one > largest]
-    return f"; nothing else takes {percent(min(limits))} of them" if limits else ""
+    return f"; everything else takes less than {percent(min(limits))} of them" if limits else ""
 
 
 def _device_bound(shares: DeviceShares, accounting: Accounting) -> Verdict:
@@ -480,7 +486,7 @@ def _largest_part(costs: StepCosts, accounting: Accounting, *, are_unlike: bool)
         named.append(f"{percent(other)} isn't attributed to any phase")
     summary = "; ".join([summary, ", ".join(named)] if named else [summary])
     if are_unlike:
-        summary += ". The ranks differ: see the finding straggler_rank"
+        summary += ". Ranks differ (see straggler_rank)"
     return _verdict(kind, f"{summary}.", accounting)
 
 

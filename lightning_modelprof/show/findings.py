@@ -11,6 +11,7 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
     OTHER_TRACES,
+    Evidence,
     Finding,
     Location,
     Report,
@@ -28,6 +29,9 @@ from lightning_modelprof.units import (
     three_digits,
 )
 
+MOST_FIGURES = 4
+"""Figures that are shown with a finding; the others are folded or left out."""
+
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""
 
@@ -43,7 +47,7 @@ class FindingText(Record, frozen=True):
     Attributes:
         head: how much it matters, what it is, and what is at stake.
         severity: ``None`` where too little is known to judge.
-        lines: what is so, what to do, where.
+        lines: the facts, what to do, the telling figures, where.
     """
 
     head: str
@@ -146,6 +150,16 @@ def saving_text(finding: Finding) -> str:
     )
 
 
+def told_figures(finding: Finding) -> tuple[Evidence, ...]:
+    """The most telling figures of a finding, which are shown with it; report.json has all."""
+    return tuple(one for one in finding.evidence if one.value is not None)[:MOST_FIGURES]
+
+
+def evidence_text(finding: Finding) -> str:
+    """The most telling figures in one line."""
+    return " · ".join(f"{one.label} {format_amount(one.value, one.unit)}" for one in told_figures(finding))
+
+
 def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:
     """Those that were found, in their order."""
     for finding in findings:
@@ -153,15 +167,21 @@ def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:
             yield _text(finding)
 
 
+def passed_line(findings: Sequence[Finding]) -> str:
+    """The healthy states of the checks that passed; ``""`` if none did."""
+    names = [one.title for one in findings if one.status is Status.CLEAN]
+    return f"Passed: {', '.join(names)}." if names else ""
+
+
 def summary_line(findings: Sequence[Finding]) -> str:
-    """How many rules say what; ``""`` if none was asked."""
+    """How many checks have which result; ``""`` without checks."""
     if not findings:
         return ""
     found, clean, silent = (
         sum(finding.status is status for finding in findings)
         for status in (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
     )
-    return f"{found} found, {clean} passed, {silent} not applicable; report.json has all of them."
+    return f"{found} found, {clean} passed, {silent} not applicable; report.json lists all checks."
 
 
 def _text(finding: Finding) -> FindingText:
@@ -172,6 +192,8 @@ def _text(finding: Finding) -> FindingText:
     lines = [finding.summary]
     if finding.action:
         lines.append(f"Do: {finding.action}")
+    if figures := evidence_text(finding):
+        lines.append(f"Evidence: {figures}")
     places = [place for place in map(_place, finding.locations) if place]
     lines += [f"At: {place}" for place in places[:_MAX_PLACES]]
     if len(places) > _MAX_PLACES:
@@ -192,7 +214,7 @@ class Place(Record, frozen=True):
 def place_of(location: Location) -> Place:
     """Such as ``train.py:40`` and ``in Net.training_step``.
 
-    A line where only the function begins has ``(def Net.training_step)`` instead.
+    A line where only the function starts has ``(def Net.training_step)`` instead.
     """
     file = one_line(_short_file(location.file or ""))
     has_line = bool(file) and location.line is not None
@@ -216,7 +238,7 @@ def _short_file(file: str) -> str:
         shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
         named = getattr(getattr(shell, "compile", None), "format_code_name", None)
         cell = named(file) if named is not None else None
-        return str(cell[1]) if cell else "a notebook's cell"
+        return str(cell[1]) if cell else "a notebook cell"
     for folder in ("site-packages/", "dist-packages/"):
         _, found, path = file.rpartition(folder)
         if found:
@@ -228,7 +250,7 @@ def _place(location: Location) -> str:
     """The place, and with it the line inside of it that takes most of its time."""
     text = str(place_of(location))
     if location.inner is not None and (inner := str(place_of(location.inner))):
-        text += f" → {inner} (most of its time)"
+        text += f" → {inner} (most of the time)"
     if location.call is not None and (call := str(place_of(location.call))):
-        text += f", from your call {call}"
+        text += f", called from {call}"
     return text

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_modelprof.errors import MissingExtraError, one_line
 from lightning_modelprof.report.model import Cell, Report, Table
-from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
+from lightning_modelprof.show.findings import found_texts, passed_line, summary_line, verdict_line
 from lightning_modelprof.show.grid import (
     Block,
     Grid,
@@ -84,7 +84,8 @@ def _findings(report: Report) -> list[str]:
     for text in found_texts(report.findings):
         lines += _prose([text.head], bullet="- ")
         lines += [_GAP + line for line in _prose(text.lines)]
-    return [*lines, *_prose([summary_line(report.findings)])]
+    ends = [passed_line(report.findings), summary_line(report.findings)]
+    return [*lines, *_prose([line for line in ends if line])]
 
 
 def _table(table: Table, max_rows: int) -> list[str]:

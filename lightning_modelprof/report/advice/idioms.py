@@ -1,6 +1,6 @@
 """What to write in place of a call that is known to be slow, where it takes the time.
 
-The line is read from its file. A file that has changed since the run began is not read.
+The line is read from its file. A file that has changed since the run started is not read.
 """
 
 from __future__ import annotations
@@ -40,76 +40,72 @@ _JOINED: Final = r"(np\.append|np\.concatenate|np\.[vh]?stack|torch\.cat|torch\.
 IDIOMS: Final = (
     _idiom(
         r"\bgc\.collect\(|\bempty_cache\(",
-        "Call gc.collect() and empty_cache() once per epoch or not at all: memory is reused without them.",
+        "Call gc.collect() and empty_cache() at most once per epoch.",
     ),
     _idiom(
         r"\b(iterrows|itertuples)\(|\.apply\(.*axis=1|np\.vectorize",
-        "Work on whole columns, or on .to_numpy() once: a DataFrame's rows one by one are slow.",
+        "Work on whole columns, or on one .to_numpy() array.",
     ),
     _idiom(
         r"\.apply\(.*lambda",
-        "Work on whole columns, or on .to_numpy() once: .apply() calls Python for each value.",
+        "Work on whole columns instead of .apply(), which calls Python per value.",
         below="pandas",
     ),
     _idiom(
         r"\.i?loc\[\s*(?!\w*mask)(int\()?[\w.]+\)?\s*(,\s*[^\]=<>&|]*)?\]|\.i?at\[",
-        "Take the columns out of the DataFrame once, in __init__ (.to_numpy(), .tolist()), and index those:"
-        " to pick a row of a DataFrame is slow.",
+        "Convert the columns once in __init__ (.to_numpy(), .tolist()) and index those.",
         below="pandas",
     ),
     _idiom(
         r"\b(read_csv|read_parquet|read_json|read_pickle|h5py\.File|netCDF4\.Dataset)\(",
-        "Read the file once, in __init__, and keep what was read.",
+        "Read the file once, in __init__.",
     ),
     _idiom(
         r"\bnp\.load\(|\btorch\.load\(|\bjson\.load\(|\bpickle\.load\(|\bnib\.load\(",
-        "Load it once, in __init__, and keep it; np.load(mmap_mode='r') reads only the rows asked for.",
+        "Load it once, in __init__, or use np.load(mmap_mode='r').",
     ),
     _idiom(
         r"\.choice\(.*\bp=|\bmultinomial\(.*\b1\b",
-        "Draw many at once (size=n, num_samples=n): a draw with weights goes through all of them.",
+        "Draw many values per call (size=n, num_samples=n).",
     ),
     _idiom(
         r"\b(roc_auc_score|average_precision_score|confusion_matrix|f1_score|silhouette_score|TSNE|UMAP|PCA)\(",
-        "Compute it once an epoch, not in each step.",
+        "Compute it once per epoch.",
     ),
     _idiom(
         r"\b(svd|svdvals|svd_lowrank|eig|eigh|eigvals|eigvalsh|pinv|matrix_rank|matrix_exp)\(|ord=2\b",
-        "Decompose the matrix every some steps, or do without: decompositions are expensive.",
+        "Decompose the matrix every N steps, or avoid it.",
     ),
     _idiom(
         r"\bdeepcopy\(",
-        "Copy only what will change (.clone() of a few tensors), into memory that is there (copy_), and less"
-        " often.",
+        "Copy only changed tensors, with .clone() or into existing memory (copy_).",
     ),
     _idiom(
         r"\b(to_csv|to_parquet|savefig|imsave|json\.dump|pickle\.dump|torch\.save|np\.save|savez)\b",
-        "Write once an epoch, or only what is new.",
+        "Write once per epoch, or only new rows.",
     ),
     _idiom(
         rf"(?P<grown>self(\.\w+)+(\[\w+\])?)\s*=\s*{_JOINED}\(.*(?P=grown)(?!\w)",
-        "Keep running sums, or collect in a list and join once: joining copies all of it.",
+        "Keep running sums, or collect a list and join it once.",
     ),
     _idiom(
         r"\.tolist\(\)",
-        "Keep tensors or arrays: .tolist() makes a Python object of each number.",
+        "Keep tensors or arrays instead of calling .tolist().",
         below="",
     ),
     _idiom(
         r"\b(torch\.(tensor|as_tensor)|(Float|Double|Long|Int)Tensor)\(\s*([\w.]+(\[[^()]*\])?|\[[^()]*)\s*[,)]",
-        "Compute with NumPy arrays, and pass one array to torch.from_numpy (np.stack makes one of several): a"
-        " tensor of a list is slow, as its numbers are converted one by one.",
+        "Build one NumPy array and pass it to torch.from_numpy, not a list.",
         below="",
     ),
     _idiom(
         r"\.(index|count)\(|\bnot in self\.\w+|\bif \w+ in self\.\w+",
-        "Look it up in a dict or a set, which answers at once: looking through a list takes longer the longer"
-        " it is.",
+        "Look it up in a dict or a set instead of a list.",
         below="",
     ),
     _idiom(
         r"\b\w*(df|frame|ratings|table|events|rows)\w*\[.*==|\.loc\[|\.query\(|\.isin\(",
-        "Group the rows once (dict(tuple(df.groupby(key)))) and look up: filtering goes through all of them.",
+        "Group the rows once with dict(tuple(df.groupby(key))), then look them up.",
     ),
     _idiom(
         r"\bsorted\(self\.|\bself\.[\w.]+\.(sort|argsort)\(|\bargsort\(self\.",
@@ -132,7 +128,7 @@ class _LineTime(NamedTuple):
 
 
 def idiom_advice(line: str, below: Collection[str] | None = None) -> str:
-    """What to do at a line of source; ``""`` where nothing is known of what stands there.
+    """What to do at a line of source; ``""`` where the call isn't known.
 
     Args:
         line: of source.
@@ -149,7 +145,7 @@ def with_idiom(finding: Finding, created: str, *sampled: HotLines | Absent) -> F
 
     Args:
         finding: whose places take the time.
-        created: when the run began, ISO 8601.
+        created: when the run started, ISO 8601.
         sampled: what samples say of the training thread, and of workers.
     """
     if finding.status is not Status.FOUND:

@@ -12,8 +12,9 @@ class Way(Record, frozen=True, kw_only=True):
     """One argument, or setting, of a library.
 
     Attributes:
-        words: what its user writes. ``{arguments}`` becomes ``num_workers=2, persistent_workers=True``,
-            ``{items}`` the same as items of a dict, ``{value}`` the value of the first, ``{kind}`` the class.
+        words: what its user does, as an imperative in lower case. ``{arguments}`` becomes
+            ``num_workers=2, persistent_workers=True``, ``{items}`` the same as items of a dict, ``{value}``
+            the value of the first, ``{kind}`` the class.
         target: what has it, as ``module:name.of.attribute``.
         parameter: of the target's signature; ``""`` if the target is an attribute to be set.
         reaches: the arguments of a DataLoader or an optimizer that it sets; all of them if empty.
@@ -81,7 +82,7 @@ _ALL: Final = (
         package="anomalib",
         loader=(
             Way(
-                words="{arguments} where the DataModule is made, as in Folder(...)",
+                words="set {arguments} in the DataModule, such as Folder(...)",
                 target="anomalib.data:Folder.__init__",
                 parameter="num_workers",
                 reaches=("num_workers",),
@@ -93,14 +94,14 @@ _ALL: Final = (
         package="chemprop",
         loader=(
             Way(
-                words="chemprop.data.build_dataloader(dataset, {arguments})",
+                words="call chemprop.data.build_dataloader(dataset, {arguments})",
                 target="chemprop.data:build_dataloader",
                 parameter="**kwargs",
             ),
         ),
         batches=(
             Way(
-                words="dataset.cache = True before the training, which makes each molecule's graph once",
+                words="set dataset.cache = True before training, to build each molecule's graph once",
                 target="chemprop.data:MoleculeDataset.cache",
             ),
         ),
@@ -110,14 +111,14 @@ _ALL: Final = (
         package="darts",
         loader=(
             Way(
-                words="model.fit(..., dataloader_kwargs={{items}})",
+                words="call model.fit(..., dataloader_kwargs={{items}})",
                 target="darts.models.forecasting.torch_forecasting_model:TorchForecastingModel.fit",
                 parameter="dataloader_kwargs",
             ),
         ),
         optimizer=(
             Way(
-                words="optimizer_kwargs={{items}} beside what is in it now, where the model is made",
+                words="add {items} to the model's optimizer_kwargs",
                 target="darts.models.forecasting.pl_forecasting_module:PLForecastingModule.__init__",
                 parameter="optimizer_kwargs",
             ),
@@ -128,7 +129,7 @@ _ALL: Final = (
         package="deepforest",
         loader=(
             Way(
-                words="model.config.workers = {value} before loaders are made",
+                words="set model.config.workers = {value} before creating loaders",
                 target="deepforest.conf.schema:Config.workers",
                 reaches=("num_workers",),
             ),
@@ -139,7 +140,7 @@ _ALL: Final = (
         package="gluonts",
         batches=(
             Way(
-                words="estimator.train(..., cache_data=True), which transforms each series once",
+                words="call estimator.train(..., cache_data=True), to transform each series once",
                 target="gluonts.torch.model.estimator:PyTorchLightningEstimator.train",
                 parameter="cache_data",
             ),
@@ -150,7 +151,7 @@ _ALL: Final = (
         package="neuralforecast",
         loader=(
             Way(
-                words="dataloader_kwargs={{items}} where the model is made",
+                words="pass dataloader_kwargs={{items}} to the model",
                 target=_MODEL,
                 parameter="dataloader_kwargs",
             ),
@@ -158,7 +159,7 @@ _ALL: Final = (
         optimizer=(
             # Without an optimizer its optimizer_kwargs are ignored.
             Way(
-                words="optimizer=torch.optim.{kind}, optimizer_kwargs={{items}} where the model is made",
+                words="pass optimizer=torch.optim.{kind}, optimizer_kwargs={{items}} to the model",
                 target=_MODEL,
                 parameter="optimizer_kwargs",
             ),
@@ -169,14 +170,14 @@ _ALL: Final = (
         package="pytorch_forecasting",
         loader=(
             Way(
-                words="TimeSeriesDataSet.to_dataloader({arguments})",
+                words="call TimeSeriesDataSet.to_dataloader({arguments})",
                 target="pytorch_forecasting:TimeSeriesDataSet.to_dataloader",
                 parameter="**kwargs",
             ),
         ),
         optimizer=(
             Way(
-                words="optimizer_params={{items}} where the model is made, as in from_dataset(...)",
+                words="pass optimizer_params={{items}} to the model, such as in from_dataset(...)",
                 target="pytorch_forecasting.models.base:BaseModel.__init__",
                 parameter="optimizer_params",
             ),
@@ -187,20 +188,20 @@ _ALL: Final = (
         package="pytorch_tabular",
         loader=(
             Way(
-                words="DataConfig({arguments})",
+                words="use DataConfig({arguments})",
                 target="pytorch_tabular.config:DataConfig.__init__",
                 parameter="num_workers",
                 reaches=("num_workers", "pin_memory"),
             ),
             Way(
-                words="DataConfig(dataloader_kwargs={{items}})",
+                words="use DataConfig(dataloader_kwargs={{items}})",
                 target="pytorch_tabular.config:DataConfig.__init__",
                 parameter="dataloader_kwargs",
             ),
         ),
         optimizer=(
             Way(
-                words="OptimizerConfig(optimizer_params={{items}})",
+                words="use OptimizerConfig(optimizer_params={{items}})",
                 target="pytorch_tabular.config:OptimizerConfig.__init__",
                 parameter="optimizer_params",
             ),
@@ -211,7 +212,7 @@ _ALL: Final = (
         package="rl4co",
         loader=(
             Way(
-                words="dataloader_num_workers={value} where the model is made",
+                words="pass dataloader_num_workers={value} to the model",
                 target="rl4co.models.rl.common.base:RL4COLitModule.__init__",
                 parameter="dataloader_num_workers",
                 reaches=("num_workers",),
@@ -219,7 +220,7 @@ _ALL: Final = (
         ),
         optimizer=(
             Way(
-                words="optimizer_kwargs={{items}} beside what is in it now, where the model is made",
+                words="add {items} to the model's optimizer_kwargs",
                 target="rl4co.models.rl.common.base:RL4COLitModule.__init__",
                 parameter="optimizer_kwargs",
             ),
@@ -230,17 +231,17 @@ _ALL: Final = (
         package="scvi",
         loader=(
             Way(
-                words="scvi.settings.dl_num_workers = {value}",
+                words="set scvi.settings.dl_num_workers = {value}",
                 target="scvi:settings.dl_num_workers",
                 reaches=("num_workers",),
             ),
             Way(
-                words="scvi.settings.dl_persistent_workers = {value}",
+                words="set scvi.settings.dl_persistent_workers = {value}",
                 target="scvi:settings.dl_persistent_workers",
                 reaches=("persistent_workers",),
             ),
             Way(
-                words="model.train(..., datasplitter_kwargs={{items}})",
+                words="call model.train(..., datasplitter_kwargs={{items}})",
                 target=_TRAIN,
                 parameter="datasplitter_kwargs",
             ),
@@ -248,9 +249,9 @@ _ALL: Final = (
         optimizer=(
             Way(
                 words=(
-                    "model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator':"
-                    " lambda parameters: torch.optim.{kind}(parameters, {arguments})}) with lr, eps and"
-                    " weight_decay as they are now"
+                    "call model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator':"
+                    " lambda parameters: torch.optim.{kind}(parameters, {arguments})}) with your current lr,"
+                    " eps and weight_decay"
                 ),
                 target="scvi.train:TrainingPlan.__init__",
                 parameter="optimizer_creator",
@@ -258,7 +259,7 @@ _ALL: Final = (
         ),
         batches=(
             Way(
-                words="model.train(..., load_sparse_tensor=True) for sparse data",
+                words="call model.train(..., load_sparse_tensor=True) for sparse data",
                 target=_TRAIN,
                 parameter="load_sparse_tensor",
             ),
@@ -269,7 +270,7 @@ _ALL: Final = (
         package="torch_uncertainty",
         loader=(
             Way(
-                words="{arguments} where the DataModule is made",
+                words="set {arguments} in the DataModule",
                 target="torch_uncertainty.datamodules:CIFAR10DataModule.__init__",
                 parameter="persistent_workers",
                 reaches=("num_workers", "persistent_workers", "pin_memory"),
@@ -282,7 +283,7 @@ _ALL: Final = (
         loader=(
             # With workers it sets persistent_workers itself.
             Way(
-                words="num_workers={value} where the DataModule is made",
+                words="set num_workers={value} in the DataModule",
                 target="torchgeo.datamodules:NonGeoDataModule.__init__",
                 parameter="num_workers",
                 reaches=("num_workers", "persistent_workers"),

@@ -27,9 +27,8 @@ MANY_OPERATORS: Final = 64
 
 
 IN_GENERAL: Final = (
-    "Look for loops over rows, Python lists of numbers (.tolist(), torch.tensor(list)), values that are read"
-    " (.item(), assert), what is computed anew over all steps so far, and calls of self.log in {where}; write"
-    " operations on whole tensors, keep running sums, read and log less often."
+    "Use operations on whole tensors in {where}. Look for loops over rows, lists of numbers (.tolist()),"
+    " reads (.item()), sums over all past steps, and self.log calls."
 )
 
 
@@ -52,30 +51,26 @@ def advice_for(
     place = f"Line {source.line} of {source.function}"
     if source.own_operators >= MANY_OPERATORS:
         return (
-            f"Write it as operations on whole tensors: {_small(place)} runs {source.own_operators} operators"
-            " in a step, as a loop over rows does. If its result is the same in each step, make it once."
+            f"Use operations on whole tensors instead of a loop. {place} runs {source.own_operators}"
+            " operators"
+            " per step."
         )
     if source.own_tensors:
         return (
-            "Make the tensor once, in __init__ with register_buffer, if its numbers are always the same; if"
-            " not, compute them with operations on tensors (also torch.arange, torch.full) and not number by"
-            f" number in Python. {place} makes or copies a tensor of Python numbers in every step."
+            "Create the tensor once with register_buffer, or build it with torch.arange or torch.full."
+            f" {place} creates or copies a tensor of Python numbers every step."
         )
     if source.waits:
-        return (
-            "Check values of tensors where the data is loaded, or every some steps:"
-            f" {_small(place)} reads them."
-        )
+        return f"Check tensor values in the Dataset, or only every N steps. {place} reads them every step."
     hot = analysis.hot_lines
     if growing:
         return growing
     if source.operators == 0 and not isinstance(hot, Absent) and hot.is_call(source.file, source.line):
-        return IN_GENERAL.format(where=f"what line {source.line} of {source.function} calls")
+        return IN_GENERAL.format(where=f"the code called by {_small(place)}")
     if source.operators == 0:
         return (
-            "Do it every some steps or once an epoch, if the loss does not need it; if it does, do it for the"
-            " whole batch with operations on tensors, or in the Dataset, where workers do it."
-            f" {place} runs no operator of torch: the time is Python's own, or a library's."
+            "Run it every N steps, batch it with tensor operations, or move it into the Dataset."
+            f" {place} runs no torch operator; Python or a library takes its time."
         )
     return IN_GENERAL.format(where=where)
 
@@ -91,9 +86,8 @@ def _growing_in(analysis: Analysis, file: str | None) -> str:
         place = next((line for line in one.lines if line.file == file), None)
         if place is not None:
             return (
-                "Keep a running sum or count, or do it once, when the epoch ends:"
-                f" self.{one.name} becomes longer in each step (line {place.line}; {one.last_size:,} elements"
-                f" after {one.last_step:,} steps), so what goes through all of it takes longer and longer."
+                f"Keep a running sum or count instead of self.{one.name}. It grows every step (line"
+                f" {place.line}; {one.last_size:,} elements after {one.last_step:,} steps)."
             )
     return ""
 

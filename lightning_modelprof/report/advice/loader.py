@@ -22,7 +22,7 @@ from lightning_modelprof.report.rules.base import count, duration, ratio, text
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup
 from lightning_modelprof.units import digits, milliseconds, percent
 
-FEWER_ITEMS: Final = "Make the batch of fewer, larger tensors: Lightning walks through lists item by item."
+FEWER_ITEMS: Final = "Build each batch from fewer, larger tensors instead of long lists."
 """For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
 
 _SLICED: Final = 0.3
@@ -33,9 +33,12 @@ _MOST_OF_IT: Final = 0.9
 _MOSTLY_COMPUTES: Final = 0.5
 """Of the time of a batch."""
 
-_UNSEEN: Final = " There are no workers yet: what is predicted for some is from the times of fetches alone."
+CPU_BOUND: Final = "CPU-bound share of batch time"
+"""Label."""
+
+_UNSEEN: Final = " num_workers is 0, so this is extrapolated from fetch times."
 _DEFAULT_PREFETCH: Final = 2
-_CHEAPER: Final = "Make a batch cheaper: decode and transform ahead of the training, or do less per sample."
+_CHEAPER: Final = "Pre-decode or pre-transform the data, or do less per sample."
 
 
 def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
@@ -69,7 +72,7 @@ def in_words(fixes: Sequence[Fix]) -> str:
 
 def fix_up_to(action: str, saving_ns: float) -> Fix:
     """A change to the code, whose gain only has an upper bound."""
-    return Fix(f"{action} That saves up to {milliseconds(saving_ns)} per step.", saving_ns)
+    return Fix(f"{action} Saves up to {milliseconds(saving_ns)} per step.", saving_ns)
 
 
 def _after_or(action: str) -> str:
@@ -86,7 +89,7 @@ class LoaderAdvice(NamedTuple):
         saving_ns: what the fault costs in a step: how much of the wait would go with the best known fix.
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
-        told: what else is to be known, for the full report; a sentence that begins with a space, or ``""``.
+        told: the reason, for the full report; sentences that start with a space, or ``""``.
     """
 
     action: str
@@ -115,23 +118,33 @@ def loader_advice(
     sample_ns = wait_ns / size
     if owner is not None:
         return LoaderAdvice(
-            "Fetch whole batches instead of single rows: a sample takes"
-            f" {digits(sample_ns / 1e3)} us to index and join, in code of {owner.package}'s"
-            f" ({owner.where}). A worker would take longer to hand a"
-            f" batch over.{owner.cheaper_batches}",
-            [count("batch_size", size), duration("one sample", sample_ns)],
+            f"Fetch whole batches instead of single rows.{owner.cheaper_batches}",
+            _row_evidence(sample_ns, size),
             (1 - _SLICED) * wait_ns,
             is_minor=True,
+            told=f"{_row_by_row(sample_ns)} {owner.package} indexes them in {owner.where}.",
         )
     return LoaderAdvice(
-        f"Fetch whole batches: {loader.kind}(dataset, batch_size=None,"
+        f"Fetch whole batches, with __getitems__ or {loader.kind}(dataset, batch_size=None,"
         f" sampler=BatchSampler(RandomSampler(dataset), {size}, drop_last=False)), where dataset[indices]"
-        f" slices its tensors, or a __getitems__ that does. A sample takes {digits(sample_ns / 1e3)} us: that"
-        " is indexing and joining rows. A worker would take longer to hand a batch over.",
-        [count("batch_size", size), duration("one sample", sample_ns)],
+        " slices tensors.",
+        _row_evidence(sample_ns, size),
         (1 - _SLICED) * wait_ns,
         is_minor=True,
+        told=_row_by_row(sample_ns),
     )
+
+
+def _row_by_row(sample_ns: float) -> str:
+    """How the time of such a loader is spent."""
+    return (
+        f" Indexing and collating takes {digits(sample_ns / 1e3)} µs per sample; handing a batch over from a"
+        " worker would take longer."
+    )
+
+
+def _row_evidence(sample_ns: float, size: int) -> list[Evidence]:
+    return [duration("time per sample", sample_ns), count("batch_size", size)]
 
 
 def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | None:
@@ -140,10 +153,11 @@ def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | Non
         return None
     share = sampler_share(hot)
     return LoaderAdvice(
-        "Make the sampler cheaper: it chooses the indices in the training process, whatever num_workers is."
-        " Compute the order of a whole epoch at once, with operations on arrays, or ahead of the training.",
-        [ratio("of it in the sampler", share)],
+        "Shuffle the indices of a whole epoch with one array operation.",
+        [ratio("sampler's share of the wait", share)],
         share * wait_ns,
+        told=f" The sampler takes {percent(share)} of that. It runs in the main process with any"
+        " num_workers.",
     )
 
 
@@ -178,9 +192,9 @@ def workers_advice(
     cheaper = f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
     loader = loaders[0] if loaders else None
     if loader is None or loader.num_workers is None:
-        kind = "the loader" if loader is None else loader.kind
+        kind = "the data loader" if loader is None else loader.kind
         return LoaderAdvice(
-            f"Make batches faster, or beside the training: {kind} is not torch's DataLoader."
+            f"Make {kind} faster, or load batches in the background."
             f"{'' if owner is None else owner.cheaper_batches}",
             [],
             wait_ns,
@@ -202,9 +216,9 @@ def workers_advice(
         gain_ns = saved_by_workers(queue, wait_ns)
     evidence = [
         count("num_workers", workers),
-        duration("one worker's time for a batch at most", batch_ns),
-        duration("rest of the step", rest_ns),
+        duration("max batch time, one worker", batch_ns),
         *_cpu_evidence(cpu),
+        duration("rest of the step", rest_ns),
     ]
     if cpus is not None:
         evidence.append(count("usable CPUs", cpus))
@@ -215,21 +229,20 @@ def workers_advice(
         if queue is not None:
             is_short = is_short or wait_ns - HANDOVER_NS <= WITHIN * wall_ns
         why = _why_no_worker(workers, cpu, wall_ns, is_short=is_short)
-        return LoaderAdvice(f"{cheaper}{why}", evidence, wait_ns, is_minor=is_short)
+        return LoaderAdvice(cheaper, evidence, wait_ns, is_minor=is_short, told=why)
     fixes = []
     if queue is not None:
         action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns)
         number, told = queue.advised.workers, _UNSEEN
-        evidence += predicted_evidence(queue)
+        evidence[1:1] = predicted_evidence(queue)
     else:
-        limit = f"this process may use {cpus} CPUs" if least_ns is None else "the workers share the CPUs"
-        action = f"{_call(loader, advised, owner)} (currently num_workers={workers}). {_whose_cpu(cpu)}"
+        action = f"{_call(loader, advised, owner)} (currently {workers})."
         if gain_ns < _MOST_OF_IT * wait_ns:
-            action += f" That saves at most {milliseconds(gain_ns)} per step, as {limit}."
-        number, told = advised, ""
-        evidence += [
+            action += f" Saves at most {milliseconds(gain_ns)} per step."
+        number, told = advised, _whose_cpu(cpu)
+        evidence[1:1] = [
             count("num_workers advised", advised),
-            duration("a step with these workers, at best", step_ns),
+            duration("step time with these workers, at best", step_ns),
         ]
     fixes.append(Fix(action, gain_ns))
     if gain_ns < _MOST_OF_IT * wait_ns:
@@ -248,10 +261,11 @@ def predicted_call(
     """What to write for the number of workers that is advised, what it is now, and what to expect."""
     present, advised = queue.present, queue.advised
     arguments: dict[str, Any] = {"num_workers": advised.workers}
-    now = f"num_workers={present.workers}"
+    now = str(present.workers)
     if advised.workers and advised.prefetch_factor != present.prefetch_factor:
         arguments["prefetch_factor"] = advised.prefetch_factor
-        now += f", prefetch_factor={present.prefetch_factor}" if present.workers else ""
+        if present.workers:
+            now = f"num_workers={present.workers}, prefetch_factor={present.prefetch_factor}"
     if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
         arguments["persistent_workers"] = bool(advised.workers)
     if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
@@ -266,7 +280,7 @@ def predicted_call(
         f"{written_call(kind, arguments, owner)} (currently {now})."
         f" Expect {'up to' if is_bound else 'about'} {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms"
         f" per step{'; less if workers compete with training for CPU' * is_bound}."
-        + (f" More than {most} may be better still." if is_last and queue.needed_factor else "")
+        + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
     )
 
 
@@ -275,10 +289,10 @@ def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
     advised = queue.advised
     return [
         count("num_workers advised", advised.workers),
+        duration("predicted step time", advised.step_ns),
+        duration("predicted step time, lower bound", advised.low_ns),
+        duration("predicted step time, upper bound", advised.high_ns),
         count("prefetch_factor advised", advised.prefetch_factor if advised.workers else None),
-        duration("a step with these workers, predicted", advised.step_ns),
-        duration("at least", advised.low_ns),
-        duration("at most", advised.high_ns),
     ]
 
 
@@ -287,25 +301,25 @@ def _handover_advice(
 ) -> LoaderAdvice:
     """Batches are there before they are fetched: what is waited for is the way from the worker."""
     evidence = [count("num_workers", loader.num_workers), ratio("batches ready when fetched", cpu.ready)]
-    why = (
-        f"{percent(cpu.ready or 0.0)} of the batches were ready when they were fetched, and taking one from"
-        f" its worker lasts {milliseconds(wait_ns)}"
+    told = (
+        f" {percent(cpu.ready or 0.0)} of batches were ready when fetched, so the wait is the handover from"
+        " the worker."
     )
     if queue is not None and not queue.advised.workers and queue.helps:
         return LoaderAdvice(
-            f"{predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns)} The"
-            f" workers sit idle: {why}; making it lasts {milliseconds(queue.service_ns)}.",
+            predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns),
             [*evidence, *predicted_evidence(queue)],
             saved_by_workers(queue, wait_ns),
             0,
+            told=f"{told} Loading a batch takes only {milliseconds(queue.service_ns)}.",
         )
-    unseen = f" Or try num_workers=0, if making one lasts less than {milliseconds(wait_ns)}."
+    unseen = f" Or try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
     return LoaderAdvice(
-        f"Make a batch of fewer, larger tensors, or of fewer bytes: {why}. More workers would not help."
-        f"{unseen if queue is None else ''}",
+        f"Build each batch from fewer, larger tensors, or fewer bytes.{unseen if queue is None else ''}",
         evidence,
         max(wait_ns - HANDOVER_NS, 0.0),
         is_minor=True,
+        told=f"{told} More workers wouldn't help.",
     )
 
 
@@ -313,44 +327,45 @@ def _cpu_evidence(cpu: BatchCpu | None) -> list[Evidence]:
     """What was measured of CPUs."""
     if cpu is None or cpu.computing is None:
         return []
-    free = [] if cpu.free_cpus is None else [count("CPUs that others left", round(cpu.free_cpus, 2))]
+    free = [] if cpu.free_cpus is None else [count("free CPUs", round(cpu.free_cpus, 2))]
     return [
-        ratio("of a batch's time on a CPU", cpu.computing),
-        duration("CPU time of a batch", cpu.batch_ns),
+        ratio(CPU_BOUND, cpu.computing),
         *free,
+        duration("CPU time per batch", cpu.batch_ns),
     ]
 
 
 def _whose_cpu(cpu: BatchCpu | None) -> str:
-    """Whether the workers that are advised need CPUs."""
+    """Whether the workers that are advised need CPUs, as a sentence that starts with a space."""
     if cpu is None or cpu.is_computing is None or (cpu.is_computing and cpu.free_cpus is None):
-        return "Measure it, as workers need CPUs that are free."
+        return " Workers only help if CPUs are free."
     if not cpu.is_computing:
-        return "Making a batch mostly waits, so that workers need little CPU."
-    return f"A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
+        return " Loading a batch mostly waits, so workers need little CPU."
+    return f" A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
 
 
 def _why_no_worker(workers: int, cpu: BatchCpu | None, wall_ns: float, *, is_short: bool) -> str:
     """Why no worker, or not more of them, are advised; a batch is short that is handed over no faster."""
     if is_short:
-        return " A worker would take about as long to hand a batch over."
+        return " Handing a batch over from a worker would take about as long."
     if cpu is not None and cpu.is_computing:
         what = "More workers" if workers else "Workers"
         idle = cpu.idle_cpus(wall_ns)
-        no_cpu = ", and no CPU is free for it" if idle is not None and idle < 1 else ""
+        no_cpu = " and no CPU is free" if idle is not None and idle < 1 else ""
         return (
-            f" {what} would not help: a batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time{no_cpu}."
+            f" {what} wouldn't help, since a batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU"
+            f" time{no_cpu}."
         )
     if cpu is None or cpu.computing is None:
         return (
-            f" num_workers is {workers} now: more than there are CPUs only help where they wait for a disk or"
-            " a network."
+            f" num_workers is {workers}. More workers than CPUs only help if they wait for a disk or a"
+            " network."
         )
     return ""
 
 
 def _call(loader: LoaderSetup, workers: int, owner: Owner | None) -> str:
-    """What to write: the constructor as it should be called, or what the library has for it."""
+    """The arguments to set, or how the library sets them."""
     arguments: dict[str, Any] = {"num_workers": workers}
     if not loader.persistent_workers:
         arguments["persistent_workers"] = True

@@ -42,19 +42,19 @@ class Owner(Record, frozen=True, kw_only=True):
 
     @property
     def cheaper_batches(self) -> str:
-        """What the library has for cheaper batches, as a sentence that begins with a space, or ``""``."""
+        """The library's way to cheaper batches, as a sentence that starts with a space, or ``""``."""
         said, _ = reached(self._ways.batches, {"": None}, "")
-        return f" {self.package} has {said}." if said else ""
+        return f" Or {said} ({self.package})." if said else ""
 
     def _call(self, kind: str, arguments: dict[str, Any], said: str, left: dict[str, Any]) -> str:
         made = f"{self.package} makes the {kind} in {self.where}"
         if not said:
             return (
-                f"{as_arguments(arguments)} for the {kind} that {self.package} makes in {self.where}: look"
-                f" for an argument of {self.package}'s{self.is_own_way}"
+                f"Set {as_arguments(arguments)} through {self.package}, which makes the {kind} in"
+                f" {self.where}{self.is_own_way}"
             )
         rest = f", which has no argument for {as_arguments(left)}" if left else ""
-        return f"{said} ({made}{rest})"
+        return f"{said[:1].upper()}{said[1:]} ({made}{rest})"
 
     @property
     def where(self) -> str:
@@ -102,7 +102,7 @@ def owner_of_optimizer(setup: TrainingSetup | None) -> Owner | None:
     place = None if setup is None else setup.module_hooks.get("configure_optimizers")
     if place is None or not place.package:
         return None
-    way = ", or override configure_optimizers in a class of your own"
+    way = ", or override configure_optimizers in a subclass"
     return Owner(package=place.package, place=place, is_own_way=way)
 
 
@@ -112,13 +112,10 @@ def loader_call(setup: TrainingSetup | None, loader: LoaderSetup, **arguments: A
 
 
 def written_call(kind: str, arguments: Mapping[str, Any], owner: Owner | None) -> str:
-    """The constructor of a loader as it should be called, or what the library that makes it has for it."""
-    return constructor(kind, arguments) if owner is None else owner.loader(kind, **arguments)
-
-
-def constructor(kind: str, arguments: Mapping[str, Any]) -> str:
-    """A class called with these arguments."""
-    return f"{kind}({as_arguments(arguments)})"
+    """The arguments of a loader to set, or how the library that makes it sets them."""
+    if owner is not None:
+        return owner.loader(kind, **arguments)
+    return f"Set {as_arguments(arguments)}{'' if kind == 'DataLoader' else f' on {kind}'}"
 
 
 def _is_library_of(setup: TrainingSetup, package: str) -> bool:
@@ -138,10 +135,9 @@ def _with_way(action: str, locations: Sequence[Location]) -> str:
     if not action or not locations or not locations[0].package or locations[0].package in action:
         return action
     first = locations[0]
-    what = f"{first.function} is" if first.function else "This is"
+    what = first.function or "This code"
     return (
-        f"{action} {what} {first.package}'s: look for an argument of {first.package}'s that changes it, or"
-        " override it in a class of your own."
+        f"{action} {what} is part of {first.package}; look for an argument that changes it, or override it."
     )
 
 

@@ -95,13 +95,13 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     action, evidence = advise(part)
     return PartAdvice(
         label=label,
-        summary=f"{percent(share)} of that is {what}.",
+        summary=f"{percent(share)} of validation time is {what}.",
         action=action,
         locations=(location_at(line),) if line is not None else tuple(map(location_of, places(part))),
         evidence=(
-            ratio(f"{label} of validation", share),
-            duration(f"{label} per validation", costs[key] / max(split.num_runs, 1)),
-            count("validations", split.num_runs),
+            ratio(f"{label}, share of validation", share),
+            duration(f"{label}, per validation", costs[key] / max(split.num_runs, 1)),
+            count("validation runs", split.num_runs),
             *evidence,
         ),
     )
@@ -136,64 +136,53 @@ def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
         owner=owner_of_loader(part.setup, loader),
     )
     return (
-        f"{advice.action} This is the validation dataloader.",
+        f"{advice.action} This applies to the validation dataloader.",
         advice.evidence,
     )
 
 
 def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
     hooks = ", ".join(one.name for one in _hooks(part.setup, *_TRANSFER_HOOKS))
-    parts = [f"Do less in {hooks}: work on samples belongs to the dataloader's workers."] if hooks else []
+    parts = [f"Move work from {hooks} into the DataLoader's workers."] if hooks else []
     if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
-        parts.append(
-            f"{_arguments(part, pin_memory=True)} for the validation dataloader, False now; copies from"
-            " pageable memory block the host."
-        )
+        parts.append(f"{_arguments(part, pin_memory=True)} for the validation dataloader (currently False).")
     return " ".join(parts) or FEWER_ITEMS, []
 
 
 def _of_step(part: _Part) -> tuple[str, list[Evidence]]:
     size = None if part.loader is None else part.loader.batch_size
-    evidence = [count("batch_size of validation", size)] if size is not None else []
+    evidence = [count("validation batch_size", size)] if size is not None else []
     if part.is_mostly_metrics:
         return (
-            "Update fewer or cheaper metrics in each batch; a MetricCollection updates once what several of"
-            " them share.",
+            "Update fewer or cheaper metrics per batch, or share updates in a MetricCollection.",
             evidence,
         )
-    larger = f"a batch_size of more than {size}" if size is not None else "larger batches"
+    larger = f"a batch_size above {size}" if size is not None else "larger batches"
     return (
-        f"Do less at this line of validation_step, or use {larger} for validation: no gradients are kept"
-        " there.",
+        f"Do less at this line of validation_step, or use {larger}.",
         evidence,
     )
 
 
 def _of_hooks(part: _Part) -> tuple[str, list[Evidence]]:
-    names = ", ".join(one.name for one in _own_hooks(part)) or "the hooks of validation"
-    return f"Do less in {names}; what comes with each batch can often wait for the end of the validation.", []
+    names = ", ".join(one.name for one in _own_hooks(part)) or "the validation hooks"
+    return f"Do less in {names}, or move work to the end of validation.", []
 
 
 def _of_epoch_end(part: _Part) -> tuple[str, list[Evidence]]:
     hook = ", ".join(one.name for one in _hooks(part.setup, _END_HOOK))
     where = f"in {hook}" if hook else "there"
-    ranks = (
-        " The ranks wait for each other where a metric is put together, so one that is late shows here too."
-        if part.num_ranks > 1
-        else ""
-    )
+    ranks = " Ranks also wait for each other here." if part.num_ranks > 1 else ""
     return (
-        f"Compute fewer or cheaper metrics {where}: Lightning computes each metric that was logged once a"
-        " validation. Metrics that keep all predictions (curves, exact AUROC) take thresholds=... to keep"
-        f" counts instead; plots and files can be made every few validations.{ranks}",
+        f"Compute fewer or cheaper metrics {where}. Pass thresholds=... to curve metrics and AUROC, and make"
+        f" plots and files every few validations.{ranks}",
         [],
     )
 
 
 def _of_logging(_: _Part) -> tuple[str, list[Evidence]]:
     return (
-        "Log less in validation_step: self.log(..., on_step=False) sends nothing after a batch, and one"
-        " log_dict is less than many calls. Then look at what the logger does with each point.",
+        "Log less in validation_step. Use self.log(..., on_step=False) and one log_dict.",
         [],
     )
 
@@ -202,27 +191,22 @@ def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
     loader = part.loader
     if part.line is not None:  # the training thread's own work, and no worker's
         return (
-            f"Do less in {part.line.function}, or do it once and keep what it makes: it runs in every"
-            " validation (val_dataloader does with reload_dataloaders_every_n_epochs).",
+            f"Do less in {part.line.function}, or run it once and keep its result.",
             [],
         )
     if loader is None or not loader.num_workers:
         return (
-            "Do less where the validation dataloader begins (val_dataloader with"
-            " reload_dataloaders_every_n_epochs, the sampler, an __iter__): it does so in every validation.",
+            "Do less at the start of validation (val_dataloader, the sampler, __iter__).",
             [],
         )
-    evidence = [count("num_workers of validation", loader.num_workers)]
+    evidence = [count("validation num_workers", loader.num_workers)]
     if loader.persistent_workers:
         return (
-            f"Use fewer workers than {loader.num_workers} in the validation dataloader, or let a worker do"
-            " less first; its workers are kept between validations already.",
+            f"Use fewer than {loader.num_workers} validation workers, or do less at their start.",
             evidence,
         )
-    workers = "a worker is" if loader.num_workers == 1 else f"{loader.num_workers} workers are"
     return (
-        f"{_arguments(part, persistent_workers=True)} for the validation dataloader, False now: {workers}"
-        " started in each validation.",
+        f"{_arguments(part, persistent_workers=True)} for the validation dataloader (currently False).",
         evidence,
     )
 
@@ -231,7 +215,7 @@ def _arguments(part: _Part, **arguments: Any) -> str:
     """Arguments of the validation dataloader, as its user writes them."""
     owner = owner_of_loader(part.setup, part.loader)
     if owner is None or part.loader is None:
-        return as_arguments(arguments)
+        return f"Set {as_arguments(arguments)}"
     return owner.loader(part.loader.kind, **arguments)
 
 
@@ -260,19 +244,19 @@ _Places = Callable[[_Part], list[CodePlace]]
 
 _ADVICE: Final[dict[str, tuple[str, _Advise, _Places]]] = {
     "dataloader": (
-        "waiting for its batches",
+        "waiting for data",
         _of_fetches,
         lambda part: places_of_batches(() if part.loader is None else (part.loader,)),
     ),
     "transfer": (
-        "moving its batches to the device",
+        "moving batches to the GPU",
         _of_transfer,
         lambda part: _hooks(part.setup, *_TRANSFER_HOOKS),
     ),
     "forward": ("validation_step", _of_step, lambda part: _hooks(part.setup, "validation_step")),
-    "module_hooks": ("hooks of the module", _of_hooks, _own_hooks),
+    "module_hooks": ("the module's hooks", _of_hooks, _own_hooks),
     "epoch_end": (
-        "computing metrics and what else is done at its end",
+        "metrics and other work at its end",
         _of_epoch_end,
         lambda part: _hooks(part.setup, _END_HOOK) or _hooks(part.setup, "validation_step"),
     ),
@@ -283,6 +267,6 @@ _ADVICE: Final[dict[str, tuple[str, _Advise, _Places]]] = {
             [one for one in part.setup.loggers if not one.is_library] or _hooks(part.setup, "validation_step")
         ),
     ),
-    "dataloader_init": ("starting its dataloader", _of_start, _places_of_start),
+    "dataloader_init": ("starting the dataloader", _of_start, _places_of_start),
 }
 """Part → what its time is, what to change, and where it is if no line stands out."""

@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.steps.fetch_queue import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, WaitCause, Why, WorkersFacts
 from lightning_modelprof.report.advice.loader import (
+    CPU_BOUND,
     Fix,
     LoaderAdvice,
     fix_up_to,
@@ -28,14 +29,14 @@ from lightning_modelprof.run.workers import CallTimes
 from lightning_modelprof.units import digits, milliseconds, percent
 
 _WHY: Final = {
-    Why.START_UP: "workers start at each epoch",
-    Why.THREADS: "threads in workers fight for CPUs",
-    Why.PICKLING: "large batches are pickled",
-    Why.COLLATE: "collate",
-    Why.SLOW_SAMPLES: "few slow samples",
+    Why.START_UP: "worker startup every epoch",
+    Why.THREADS: "threads in workers compete for CPUs",
+    Why.PICKLING: "pickling large batches",
+    Why.COLLATE: "slow collate function",
+    Why.SLOW_SAMPLES: "a few slow samples",
     Why.TOO_FEW_WORKERS: "too few workers",
-    Why.WAITS: "samples wait",
-    Why.COMPUTES: "samples compute",
+    Why.WAITS: "samples wait for I/O",
+    Why.COMPUTES: "samples are CPU-bound",
 }
 _OF_ALL_BATCHES: Final = (Why.TOO_FEW_WORKERS, Why.WAITS, Why.COMPUTES)
 """Causes that are the fault of no single part of a batch: cheaper batches end the wait."""
@@ -43,8 +44,6 @@ _MOST_OF_IT: Final = 0.9
 _NEARLY_ALWAYS: Final = 0.9
 _WORTH_SAYING: Final = 0.05
 """Of a step, that another number of workers gains beside another cause; of a batch, that it has no CPU."""
-_KEEP: Final = "keep what is the same in each epoch, decode whole batches at once, or do it on the GPU"
-_KEEP_READ: Final = "keep what was read, or read many samples at once"
 _MOST_TIMES: Final = 20
 """Times cheaper; more is no goal."""
 
@@ -57,7 +56,7 @@ def busiest_workers(workers: tuple[WorkersFacts, ...] | Absent) -> WorkersFacts 
 
 
 def waited_for(analysis: Analysis) -> WorkersFacts | None:
-    """The workers that the loop waits for; ``None`` where nobody looked, or it waits for something else.
+    """The workers that the loop waits for; ``None`` if unknown, or where it waits for something else.
 
     That is the sampler in the training process, or the way of a batch that is ready: both as the training
     thread has seen it and by the model of the queue, as a few long waits are for slow batches.
@@ -84,15 +83,15 @@ def costliest(facts: WorkersFacts) -> CallFacts | None:
 
 
 def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
-    """What the most expensive call takes, as a sentence that begins with a space; ``""`` without one."""
+    """The time of the slowest call, as a sentence that starts with a space; ``""`` without one."""
     one = costliest(facts)
     if one is None:
         return ""
-    each = "a batch" if one.call.kind == "collate" else "a sample"
-    whose = f" of loader {facts.record.loader}" if num_loaders > 1 else ""
+    each = "batch" if one.call.kind == "collate" else "sample"
+    whose = f" of DataLoader {facts.record.loader}" if num_loaders > 1 else ""
     return (
-        f" In the workers{whose} {named(one.call)} takes the most time:"
-        f" {milliseconds(own_ns(facts, one))} {each}, {percent(one.share or 0.0)} of theirs."
+        f" In the workers{whose}, {named(one.call)} is slowest"
+        f" ({milliseconds(own_ns(facts, one))} per {each}, {percent(one.share or 0.0)} of worker time)."
     )
 
 
@@ -136,7 +135,7 @@ def cause_advice(
         return None
     queue = None if isinstance(facts.queue, Absent) else facts.queue
     gain_ns = 0.0 if queue is None else saved_by_workers(queue, wait_ns)
-    fixes, advised, number = [], None, ""
+    fixes, advised, told = [], None, _held_back(facts) if cause.why is Why.SLOW_SAMPLES else ""
     is_worth_it = cause.why is Why.TOO_FEW_WORKERS or gain_ns >= _WORTH_SAYING * facts.step_ns
     if queue is None or cause.why is Why.START_UP:
         pass
@@ -144,7 +143,7 @@ def cause_advice(
         fixes = [Fix(_more_workers(facts, queue, loader, owner, wait_ns), gain_ns)]
         advised = queue.advised
     else:
-        number = f" {_no_number(queue)}"
+        told += f" {_no_number(queue)}"
     if cause.why in _OF_ALL_BATCHES:
         # However cheap, a batch that a worker has made is handed over.
         handover_ns = queue.handover_ns if queue is not None and facts.record.num_workers else 0.0
@@ -155,13 +154,13 @@ def cause_advice(
         own_ns, is_first = min(cause.saving_ns, wait_ns), True
         if cause.why is Why.PICKLING and advised is not None and not advised.workers:
             own_ns, is_first = min(own_ns, gain_ns), False  # without workers nothing is pickled
-        own = fix_up_to(_action(facts, cause, cpus, loader, owner), own_ns)
+        own = fix_up_to(_action(facts, cause, loader, owner), own_ns)
         fixes = [own, *fixes] if is_first else [*fixes, own]
     saving_ns = max(one.saving_ns for one in fixes)
-    action = in_words(fixes) + number
-    action += " The other loaders allow no more." * is_held
+    action = in_words(fixes)
+    action += " The other DataLoaders allow no more." * is_held
     if facts.why is Why.START_UP and cause.why is not Why.START_UP:
-        action += " Starting workers at each epoch takes more: see worker_startup."
+        told += " Worker startup costs more (see worker_startup)."
     if owner is not None and cause.why is not Why.TOO_FEW_WORKERS:
         action += owner.cheaper_batches
     return LoaderAdvice(
@@ -169,7 +168,7 @@ def cause_advice(
         _evidence(facts, cause, queue, cpus),
         saving_ns,
         None if advised is None else advised.workers,
-        told=_held_back(facts) if cause.why is Why.SLOW_SAMPLES else "",
+        told=f"{told}{_reason(facts, cause)}",
     )
 
 
@@ -189,13 +188,10 @@ def _kind(facts: WorkersFacts, loader: LoaderSetup | None) -> str:
 
 
 def _cheaper(facts: WorkersFacts) -> str:
-    """To make the most expensive call cheaper, and why."""
+    """To make the most expensive call cheaper."""
     if facts.is_computing:
-        return f"Make {_most(facts)} cheaper: {_KEEP}. Making a batch computes ({_cpu_time(facts)})."
-    return (
-        f"Let {_most(facts)} wait less: read fewer, larger pieces, from memory or a faster disk;"
-        f" {_KEEP_READ}. Making a batch mostly waits ({_cpu_time(facts)})."
-    )
+        return f"Make {_most(facts)} cheaper. Cache results, decode whole batches, or use the GPU."
+    return f"Make {_most(facts)} wait less. Cache reads, or read fewer, larger pieces."
 
 
 def _most(facts: WorkersFacts) -> str:
@@ -207,58 +203,64 @@ def _most(facts: WorkersFacts) -> str:
 def _no_number(queue: LoaderQueue) -> str:
     """That no number of workers helps, and by how much batches would have to be cheaper."""
     most = max(one.workers for one in queue.predictions)
-    said = f"No num_workers from 0 to {most} would help"
+    said = f"No num_workers from 0 to {most} helps"
     factor = queue.needed_factor
     if factor is None:
         return f"{said}."
     if factor > _MOST_TIMES:
-        return f"{said}: the loop would still wait if batches were {_MOST_TIMES} times cheaper."
-    return f"{said}: the wait would end if batches were {digits(factor)} times cheaper."
+        return f"{said}, and training would still wait if batches were {_MOST_TIMES} times cheaper."
+    return f"{said}; batches have to get {digits(factor)} times cheaper."
 
 
 def _action(
     facts: WorkersFacts,
     cause: WaitCause,
-    cpus: int | None,
     loader: LoaderSetup | None,
     owner: Owner | None,
 ) -> str:
     """What helps against a cause other than too few workers."""
-    share = percent(cause.share)
     if cause.why is Why.START_UP:
         call = written_call(_kind(facts, loader), {"persistent_workers": True}, owner)
         return (
-            "Make epochs longer, or the first samples cheaper: the queue is empty when an epoch begins."
+            "Make epochs longer, or the first samples cheaper."
             if facts.record.is_persistent
-            else f"{call}: workers are started at each epoch now."
+            else f"{call} (currently False)."
         )
     if cause.why is Why.THREADS:
-        threads = max(one.times.threads or 0 for one in facts.workers)
         return (
-            "Let libraries compute in one thread in workers, such as by cv2.setNumThreads(0) in"
-            f" worker_init_fn, or by OMP_NUM_THREADS=1: each of {facts.record.num_workers} workers has up to"
-            f" {threads} threads, on {cpus} CPUs."
+            "Use one thread per worker, such as cv2.setNumThreads(0) in worker_init_fn or OMP_NUM_THREADS=1."
         )
     if cause.why is Why.PICKLING:
-        return (
-            "Let the collate function make few tensors, which go through shared memory, and no lists of"
-            " Python objects or NumPy arrays: pickling batches takes CPU time as long as"
-            f" {share} of making them."
-        )
+        return "Return a few tensors from the collate function, not Python lists or NumPy arrays."
     if cause.why is Why.COLLATE:
-        return (
-            "Join whole arrays at once in the collate function (torch.stack, np.stack, pad_sequence) and not"
-            " number by number in Python, or make samples of one size: it takes"
-            f" {share} of the workers' time."
-        )
-    return f"Make slow samples cheaper, or drop them: {_slow(facts)}"
+        return "Collate whole arrays (torch.stack, np.stack, pad_sequence), or use samples of one size."
+    return "Make slow samples cheaper, or drop them."
+
+
+def _reason(facts: WorkersFacts, cause: WaitCause) -> str:
+    """What was measured about a cause, as a sentence that starts with a space."""
+    share = percent(cause.share)
+    if cause.why is Why.START_UP:
+        return " The queue is empty at the start of an epoch."
+    if cause.why is Why.THREADS:
+        threads = max(one.times.threads or 0 for one in facts.workers)
+        return f" Each of {facts.record.num_workers} workers has up to {threads} threads."
+    if cause.why is Why.PICKLING:
+        return f" Pickling a batch takes {share} as much CPU time as loading it."
+    if cause.why is Why.COLLATE:
+        return f" Collating takes {share} of worker time."
+    if cause.why is Why.SLOW_SAMPLES:
+        return f" {_slow(facts)}"
+    return (
+        f" Loading a batch {'is CPU-bound' if facts.is_computing else 'mostly waits'} ({_cpu_time(facts)})."
+    )
 
 
 def _cpu_time(facts: WorkersFacts) -> str:
-    """Which part of a batch computes, and which would if there were a CPU."""
+    """How much of a batch's time is CPU time, and how much is waiting for one."""
     said = f"{percent(facts.computing)} of its time is CPU time"
     wait = min(facts.cpu_wait or 0.0, 1 - facts.computing)  # it may wait for one between batches, too
-    return f"{said}, {percent(wait)} waiting for a CPU" if wait >= _WORTH_SAYING else said
+    return f"{said}, {percent(wait)} is waiting for a CPU" if wait >= _WORTH_SAYING else said
 
 
 def _held_back(facts: WorkersFacts) -> str:
@@ -266,8 +268,8 @@ def _held_back(facts: WorkersFacts) -> str:
     if not facts.record.is_ordered or facts.record.num_workers < 2:
         return ""
     return (
-        " Batches that are ready wait behind a slow one, as they come in order; DataLoader(in_order=False)"
-        " (since torch 2.6) gives what is ready, in another order."
+        " Ready batches wait behind slow ones; DataLoader(in_order=False) (torch 2.6+) returns ready batches"
+        " first, which changes their order."
     )
 
 
@@ -275,10 +277,9 @@ def _slow(facts: WorkersFacts) -> str:
     """How many are how slow."""
     batch = facts.batch
     if batch is None:
-        return "few take much longer than the others."
+        return "A few samples are much slower than the others."
     return (
-        f"{percent(batch.slow)} of the batches take over {SLOW} times the median of"
-        f" {milliseconds(batch.p50_ns)}."
+        f"{percent(batch.slow)} of batches take over {SLOW} times the median ({milliseconds(batch.p50_ns)})."
     )
 
 
@@ -287,21 +288,21 @@ def _evidence(
 ) -> list[Evidence]:
     """The numbers behind it."""
     one = costliest(facts)
-    told = [count("num_workers", facts.record.num_workers), text("cause", _WHY[cause.why])]
+    told = [text("cause", _WHY[cause.why]), count("num_workers", facts.record.num_workers)]
+    if facts.batch is not None:
+        told.append(duration("batch time, one worker", facts.batch.mean_ns))
+    told.append(ratio(CPU_BOUND, facts.computing))
+    if facts.cpu_wait is not None:
+        told.append(ratio("share of batch time waiting for a CPU", facts.cpu_wait))
     if one is not None:
         told += [
-            text("most expensive in the workers", one.call.name),
+            text("slowest call in the workers", one.call.name),
             duration(
-                "its own time for a " + ("batch" if one.call.kind == "collate" else "sample"),
+                "its time per " + ("batch" if one.call.kind == "collate" else "sample"),
                 own_ns(facts, one),
             ),
-            ratio("share of the workers' time", one.share or 0.0),
+            ratio("its share of worker time", one.share or 0.0),
         ]
-    if facts.batch is not None:
-        told.append(duration("one worker's time for a batch", facts.batch.mean_ns))
-    told.append(ratio("of a batch's time on a CPU", facts.computing))
-    if facts.cpu_wait is not None:
-        told.append(ratio("of it ready to run, without a CPU", facts.cpu_wait))
     if cpus is not None:
         told.append(count("usable CPUs", cpus))
     if facts.record.start_method:

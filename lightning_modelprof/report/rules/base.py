@@ -23,13 +23,13 @@ FLOOR_NS: Final = 300_000.0
 """Less than this in a step is not worth a finding: about what Lightning's own loop takes."""
 
 
-NO_SETUP: Final = "the run does not say how the training was set up (it was saved by an older version)"
+NO_SETUP: Final = "the run was saved by an older version, without the training setup"
 
 
-NO_CUDA: Final = "the run used no CUDA device"
+NO_CUDA: Final = "the run didn't use a CUDA device"
 
 
-NOT_A_FIT: Final = "the loop does not train"
+NOT_A_FIT: Final = "only checked for training loops"
 
 
 class RuleHelp(NamedTuple):
@@ -54,7 +54,9 @@ class Rule(Record, frozen=True, kw_only=True):
     kind: ClassVar[str]
     """Stable code of its findings."""
     title: ClassVar[str]
-    """What is wrong where it finds something, in a few words."""
+    """The problem, as a noun phrase or short sentence."""
+    healthy: ClassVar[str]
+    """The state without that problem, in at most five words; the title of findings that aren't found."""
     help: ClassVar[RuleHelp]
     """Its definition, as a reader sees it."""
 
@@ -120,20 +122,20 @@ class Rule(Record, frozen=True, kw_only=True):
         """What the rule says of a run: at least one finding, be it clean or not evaluated."""
 
     def clean(self, summary: str, evidence: Iterable[Evidence] = ()) -> tuple[Finding, ...]:
-        """Measured, and there is nothing to say."""
+        """The healthy state."""
         return (
             Finding(
                 kind=self.kind,
                 status=Status.CLEAN,
-                title=self.title,
+                title=self.healthy,
                 summary=summary,
                 evidence=tuple(evidence),
             ),
         )
 
     def not_evaluated(self, reason: str) -> tuple[Finding, ...]:
-        """Nothing can be said; the reason is a clause without a full stop."""
-        return (Finding(kind=self.kind, status=Status.NOT_EVALUATED, title=self.title, summary=reason),)
+        """Not applicable; the reason is a clause without a full stop."""
+        return (Finding(kind=self.kind, status=Status.NOT_EVALUATED, title=self.healthy, summary=reason),)
 
     def found(
         self,
@@ -233,7 +235,7 @@ def text(label: str, value: str) -> Evidence:
     return Evidence(label=label, value=value, unit=Unit.TEXT)
 
 
-NOTHING_SAMPLED: Final = "nothing was sampled"
+NOTHING_SAMPLED: Final = "no samples were taken"
 
 
 class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
@@ -270,7 +272,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
         least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
         if calls.samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
             return self.too_few(analysis, f"{self.what} {milliseconds(took_ns)} per step.")
-        saved = f" That saves at least {milliseconds(took_ns)} per step." if self.is_lower_bound else ""
+        saved = f" Saves at least {milliseconds(took_ns)} per step." if self.is_lower_bound else ""
         return (
             self.found(
                 self.summary(analysis, calls, COST),
@@ -279,8 +281,8 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
                 saving_ns=took_ns,
                 places=[location_at(line) for line in calls.lines],
                 evidence=[
-                    duration("per step, at least" if self.is_lower_bound else "per step", took_ns),
-                    ratio("share of the samples", calls.share),
+                    duration("at least, per step" if self.is_lower_bound else "time per step", took_ns),
+                    ratio("share of samples", calls.share),
                     count("samples", calls.samples),
                 ],
             ),

@@ -47,15 +47,20 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "small_batches"
     title: ClassVar[str] = "Fixed per-step overhead dominates"
+    healthy: ClassVar[str] = "Batches are large enough"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "on the CPU, one process: the part of a step that is the same for any batch (below), also"
-            " at the lower end of its interval. Where all batches have one size: what forward,"
-            " backward and optimizer take beyond the FLOPs and bytes of the counted step at 4 GFLOP/s"
-            " and 2 GB/s, and no more than 30 us for each operator, without a promise; a hint"
+            "CPU training in one process: the part of the step that doesn't depend on the batch size,"
+            " by a line"
+            " through step times and sizes, also at the lower bound of its interval. If all batches have one"
+            " size, it is the time of forward, backward and optimizer above the counted step's FLOPs"
+            " and bytes"
+            " at 4 GFLOP/s and 2 GB/s, at most 30 µs per operator, without a promise. A hint, since larger"
+            " batches change the training: learning rate, its schedule and max_steps need retuning, and"
+            " BatchNorm sees larger batches. Compare the time to the same validation loss"
         ),
         levels="50% of the median step",
-        where="lines that make a `DataLoader`",
+        where="`DataLoader(...)` calls",
     )
 
     least_share: float = 0.5
@@ -73,11 +78,9 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
         if analysis.info.device_type != "cpu":
-            return self.not_evaluated(
-                "the device works on while the host goes on, so times are not the step's"
-            )
+            return self.not_evaluated("only checked for CPU training")
         if analysis.info.world_size > 1:
-            return self.not_evaluated("ranks wait for each other, whatever their batches are")
+            return self.not_evaluated("only checked with one rank")
         found = analysis.batch_scaling
         if isinstance(found, Absent):
             found = _by_work(analysis) or found
@@ -88,15 +91,15 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         share, least = found.fixed_ns / found.step_ns, found.least_fixed_ns / found.step_ns
         said = (
             f"About {percent(share)} of a step with {found.num_samples:,} {analysis.info.sample_unit}"
-            f" ({milliseconds(found.fixed_ns)}) would take as long with any batch"
+            f" ({milliseconds(found.fixed_ns)}) doesn't depend on the batch size"
         )
         evidence = _evidence(found)
         if least < self._least(analysis) or found.least_fixed_ns < self.floor_ns:
-            return self.clean(f"{said}; at least {milliseconds(found.least_fixed_ns)}.", evidence)
+            return self.clean(f"{said} (at least {milliseconds(found.least_fixed_ns)}).", evidence)
         gains = found.most_with_twice < 1
         promise = (
-            f" With twice the batch, an epoch's steps take about {found.with_twice(found.fixed_ns):.2f} of"
-            f" their time, and at most {found.most_with_twice:.2f} if the rest grows with the batch's square."
+            f" With twice the batch size, an epoch takes about {percent(found.with_twice(found.fixed_ns))} of"
+            f" its time (at most {percent(found.most_with_twice)})."
         )
         return (
             self.found(
@@ -121,15 +124,14 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
             return None
         unit = analysis.info.sample_unit
         return self.found(
-            f"An optimizer step takes {every} batches of {usual} {unit}.",
-            f"Try batches of {2 * usual}, {4 * usual} and more {unit} with fewer of them"
-            f" (accumulate_grad_batches={-(-every // 2)}, {-(-every // 4)}, ...), as far as memory allows:"
-            " the optimizer steps as often and with as many samples as now. Layers that look at the whole"
-            " batch, such as BatchNorm, see another one.",
+            f"Each optimizer step accumulates {every} batches of {usual} {unit}.",
+            f"Try batches of {2 * usual} {unit} or more, with accumulate_grad_batches={-(-every // 2)}"
+            " or less."
+            " BatchNorm then sees larger batches (changes numerics).",
             Severity.WARNING if is_costly else Severity.INFO,
             title="Gradients are accumulated over tiny batches",
             places=lines_that_call(analysis.setup, "DataLoader"),
-            evidence=[count("in a batch", usual), count("batches of an optimizer step", every)],
+            evidence=[count(f"batch size ({unit})", usual), count("batches per optimizer step", every)],
         )
 
     def _least(self, analysis: Analysis) -> float:
@@ -139,12 +141,12 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         """Where all batches are of one size: of calling operators, which does not depend on it."""
         share = found.fixed_ns / found.step_ns
         evidence = _evidence(found)
-        overhead = f"{percent(share)} of a step ({milliseconds(found.fixed_ns)})"
+        overhead = f"{percent(share)} of each step ({milliseconds(found.fixed_ns)})"
         if share < self._least(analysis) or found.fixed_ns < self.floor_ns:
-            return self.clean(f"Calling operators takes at least {overhead}.", evidence)
+            return self.clean(f"Operator calls take at least {overhead}.", evidence)
         return (
             self.found(
-                f"Calling operators takes at least {overhead}. Its FLOPs need at most"
+                f"Operator calls take at least {overhead}; the FLOPs need at most"
                 f" {milliseconds(found.compared_ns - found.fixed_ns)}.",
                 "",
                 Severity.INFO,
@@ -178,34 +180,28 @@ def _action(found: BatchScaling, analysis: Analysis) -> str:
     try_it = f"Try batches of {2 * found.num_samples:,} {analysis.info.sample_unit}"
     if accumulated > 1 and accumulated % 2 == 0:
         return (
-            f"{try_it} with accumulate_grad_batches={accumulated // 2}: the optimizer steps as often and"
-            " with as many samples as now. Layers that look at the whole batch, such as BatchNorm, see"
-            " another one."
-            " A batch takes twice the memory."
+            f"{try_it} with accumulate_grad_batches={accumulated // 2}. BatchNorm then sees larger batches"
+            " (changes numerics)."
         )
-    return (
-        f"{try_it}. This changes the training: an epoch has half as many optimizer steps, so the learning"
-        " rate, its schedule and max_steps have to be chosen anew, and it may take more epochs or end up"
-        " worse. Compare by the time to the same validation loss. A batch takes twice the memory."
-    )
+    return f"{try_it}. This changes training; learning rate, its schedule and max_steps need retuning."
 
 
 def _evidence(found: BatchScaling) -> list[Evidence]:
     smallest, largest = found.sizes
     if not found.num_other:
         return [
-            duration("fixed part of a step, at least", found.fixed_ns),
-            ratio("share of the median step", found.fixed_ns / found.step_ns),
+            duration("fixed time per step, at least", found.fixed_ns),
+            ratio("fixed share of the median step", found.fixed_ns / found.step_ns),
         ]
     return [
-        duration("fixed part of a step", found.fixed_ns),
-        duration("at least", found.least_fixed_ns),
-        duration("at most", found.most_fixed_ns),
-        duration("each further sample", found.per_sample_ns),
-        ratio("share of the median step", found.fixed_ns / found.step_ns),
-        ratio("an epoch's steps with twice the batch", found.with_twice(found.fixed_ns)),
-        ratio("at most, if the rest grows with the square of the batch", found.most_with_twice),
-        count("steps of other sizes", found.num_other),
+        duration("fixed time per step", found.fixed_ns),
+        ratio("fixed share of the median step", found.fixed_ns / found.step_ns),
+        duration("time per additional sample", found.per_sample_ns),
+        ratio("epoch time with twice the batch size", found.with_twice(found.fixed_ns)),
+        ratio("epoch time with twice the batch size, at most", found.most_with_twice),
+        duration("fixed time per step, lower bound", found.least_fixed_ns),
+        duration("fixed time per step, upper bound", found.most_fixed_ns),
+        count("steps with other batch sizes", found.num_other),
         count("smallest batch", smallest),
         count("largest batch", largest),
     ]

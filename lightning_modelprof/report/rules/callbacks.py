@@ -22,6 +22,7 @@ from lightning_modelprof.report.model import Evidence, Finding, Location, Severi
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
+    NOTHING_SAMPLED,
     Rule,
     RuleHelp,
     SampledCallsRule,
@@ -50,14 +51,15 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_callback"
-    title: ClassVar[str] = "A callback takes long"
+    title: ClassVar[str] = "Slow callback"
+    healthy: ClassVar[str] = "Callbacks are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "all hooks of one callback over the whole loop, without those that run once and without"
-            " ModelCheckpoint; a progress bar is a hint"
+            "all hooks of one callback over the whole loop, except hooks that run once and ModelCheckpoint; a"
+            " hint for progress bars"
         ),
         of="of the loop",
-        where="its hooks",
+        where="the callback's hooks",
     )
     phases: ClassVar[tuple[str, ...]] = ("callbacks",)
     bound: ClassVar[str | None] = "overhead_bound"
@@ -68,7 +70,7 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if costs.loop.phases_ns.get("callbacks") is None:
-            return self.not_evaluated("the hooks of callbacks were not seen")
+            return self.not_evaluated("callback hooks weren't timed")
         saving = {one.callback for one in setup.checkpoints} if setup is not None else set()
         hooks: dict[str, list[CallbackTime]] = {}
         for one in analysis.callbacks:
@@ -83,7 +85,7 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             slowest_ns = max(slowest_ns, per_step_ns)
             if share is not None and self.is_found(share, per_step_ns):
                 found.append(self._one(analysis, name, times, per_step_ns, share))
-        return tuple(found) or self.clean(f"The slowest callback takes {milliseconds(slowest_ns)} a step.")
+        return tuple(found) or self.clean(f"The slowest callback takes {milliseconds(slowest_ns)} per step.")
 
     def _one(
         self, analysis: Analysis, name: str, times: list[CallbackTime], per_step_ns: float, share: float
@@ -96,25 +98,23 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             location_of(places[one.hook]) if one.hook in places else Location(function=f"{name}.{one.hook}")
             for one in worst
         ]
-        evidence: list[Evidence] = [duration("per step", per_step_ns)]
+        evidence: list[Evidence] = [duration("time per step", per_step_ns)]
         for one in worst[:3]:
             evidence += [
-                duration(f"{one.hook} per call", one.total_ns / one.calls),
-                count(f"{one.hook} calls", one.calls),
+                duration(f"{one.hook}, per call", one.total_ns / one.calls),
+                count(f"{one.hook}, calls", one.calls),
             ]
         is_bar = "ProgressBar" in name.partition("{")[0]
         return self.found(
-            f"{name} takes {COST}, most of it in"
-            f" {worst[0].hook}, which ran {worst[0].calls} times for"
-            f" {milliseconds(worst[0].total_ns / worst[0].calls)}.",
-            "Draw the progress bar less often: RichProgressBar(refresh_rate=20), or none:"
-            " Trainer(enable_progress_bar=False)."
+            f"{name} takes {COST}, most of it in {worst[0].hook}"
+            f" ({worst[0].calls:,} calls, {milliseconds(worst[0].total_ns / worst[0].calls)} each).",
+            "Use RichProgressBar(refresh_rate=20) or Trainer(enable_progress_bar=False)."
             if is_bar
-            else f"Let {name} run in fewer steps, or leave it out: it is a library's."
+            else f"Run {name} in fewer steps, or remove it."
             if worst[0].hook in places and places[worst[0].hook].is_library
-            else f"Do less in {name}.{worst[0].hook}, or do it in fewer steps.",
+            else f"Do less in {name}.{worst[0].hook}, or run it in fewer steps.",
             Severity.INFO if is_bar else self.severity(share),
-            title=f"The callback {name} takes long",
+            title=f"Slow callback {name}",
             saving_ns=per_step_ns,
             places=locations,
             evidence=evidence,
@@ -134,14 +134,16 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_layer_hooks"
-    title: ClassVar[str] = "Hooks on layers take long"
+    title: ClassVar[str] = "Slow hooks on layers"
+    healthy: ClassVar[str] = "Layer hooks are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "samples in hooks on modules and tensors (not in a device's backward); at least 10, share"
-            " less two standard errors"
+            "samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share"
+            " minus two"
+            " standard errors counts"
         ),
         of="of the loop",
-        where="the hook's lines",
+        where="the hooks' lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     what: ClassVar[str] = "Hooks on layers take"
@@ -153,19 +155,15 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
         """Which functions."""
         names = ", ".join(calls.functions[:_MOST_NAMES])
-        return f"Torch calls {names} for layers or tensors of the model: {took}."
+        return f"Hooks on the model's layers or tensors ({names}) take {took}."
 
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
         """Fewer of them."""
-        return (
-            "Remove the hook (the handle that registering it returned has remove()), register it on fewer"
-            " layers, or let it work in every hundredth step only."
-        )
+        return "Remove the hook with handle.remove(), or register it on fewer layers."
 
 
 _IS_ON: Final = (
-    "Anomaly detection is on: autograd keeps the Python stack of every operator, and looks for NaN in every"
-    " gradient."
+    "With anomaly detection, autograd records a stack per operator and checks every gradient for NaN."
 )
 
 
@@ -180,23 +178,25 @@ class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "anomaly_detection"
     title: ClassVar[str] = "Anomaly detection is on"
+    healthy: ClassVar[str] = "Anomaly detection is off"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "autograd's anomaly detection is on; samples where it writes stacks down, without its"
-            " search for NaN; a hint if few"
+            "autograd's anomaly detection is on, by samples in its stack recording. A lower bound,"
+            " because NaN"
+            " checks aren't included; a hint if there are few samples"
         ),
         of="of the loop",
     )
-    what: ClassVar[str] = "Keeping the stacks of operators takes"
+    what: ClassVar[str] = "Recording operator stacks takes"
     is_lower_bound: ClassVar[bool] = True
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
         """Python's own formatting of stacks."""
         setup = analysis.setup
         if setup is None or setup.detects_anomaly is None:
-            return Absent("whether anomaly detection is on was not looked at")
+            return Absent("the anomaly detection setting is unknown")
         found = hot.found_by(_traceback, ("forward",)) if setup.detects_anomaly else _NOTHING
-        return found._replace(lines=())  # of Python's own, which nobody can change
+        return found._replace(lines=())  # of Python's own, which users can't change
 
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
         """What the stacks take."""
@@ -204,10 +204,7 @@ class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
 
     def action(self, analysis: Analysis, calls: FoundCalls | None = None) -> str:  # noqa: ARG002
         """Off."""
-        return (
-            "Remove detect_anomaly=True of the Trainer, or torch.autograd.set_detect_anomaly(True), unless"
-            " you search for a NaN."
-        )
+        return "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)."
 
     def too_few(self, analysis: Analysis, summary: str) -> tuple[Finding, ...]:  # noqa: ARG002
         """A hint where it is on, whatever it takes."""
@@ -224,10 +221,11 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "profiler_left_on"
-    title: ClassVar[str] = "Lightning's AdvancedProfiler slows all Python code down"
+    title: ClassVar[str] = "Lightning's AdvancedProfiler is on"
+    healthy: ClassVar[str] = "No slow profiler is on"
     help: ClassVar[RuleHelp] = RuleHelp(
-        ('the Trainer has `profiler="advanced"`, which runs cProfile; what it takes is not known'),
-        where="the line that makes the Trainer",
+        'the Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown',
+        where="the `Trainer(...)` call",
     )
     takes_time_there: ClassVar[bool] = False
     rests_on_time: ClassVar[bool] = False
@@ -238,13 +236,11 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
         if setup is None:
             return self.not_evaluated(NO_SETUP)
         if setup.profiler != "AdvancedProfiler":
-            return self.clean("The Trainer has no profiler that slows Python down.")
+            return self.clean("The Trainer uses no profiler that slows down Python.")
         return (
             self.found(
-                "The Trainer's profiler runs cProfile, so every call of a Python function takes longer, and"
-                " so do the times of this report.",
-                'Remove profiler="advanced" from the Trainer. This report says where the time goes without'
-                " it.",
+                "cProfile slows down every Python call, so all timings in this report are inflated.",
+                'Remove profiler="advanced" from the Trainer.',
                 Severity.WARNING,
                 places=lines_that_call(setup, "Trainer"),
             ),
@@ -258,7 +254,7 @@ def _traceback(path: Sequence[StackFrame]) -> int | None:
     return next((at for at, frame in enumerate(path) if frame.module == "traceback"), None)
 
 
-_IN_STEP: Final = "in the step's own phases"
+_IN_STEP: Final = "time per step in the step itself"
 
 
 _MOST_LINES: Final = 5
@@ -272,13 +268,10 @@ _WORTH: Final = 0.1
 
 
 _HELP: Final = {
-    FORWARD: "Call the metric's update(...) in the step, and its compute() at the epoch's end: calling the"
-    " metric itself computes its value for every batch.",
-    UPDATE: "Put metrics of the same inputs into one MetricCollection, whose compute groups update once, or"
-    " collect outputs and update the metrics at the epoch's end.",
-    COMPUTE: "Compute metrics at the epoch's end (on_train_epoch_end), not in every step.",
-    RANKS: "Log with on_step=False, on_epoch=True where sync_dist=True, and create metrics that are only"
-    " logged without dist_sync_on_step=True. Ranks then wait for each other once per epoch.",
+    FORWARD: "Call metric.update(...) in the step and metric.compute() once per epoch.",
+    UPDATE: "Group metrics in a MetricCollection, or update them once per epoch.",
+    COMPUTE: "Compute metrics in on_train_epoch_end, not in every step.",
+    RANKS: "Log with on_step=False, on_epoch=True, and create metrics without dist_sync_on_step=True.",
 }
 
 
@@ -301,16 +294,20 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_logging_calls"
-    title: ClassVar[str] = "self.log, loggers and metrics take long"
+    title: ClassVar[str] = "Slow self.log, logger and metric calls"
+    healthy: ClassVar[str] = "Logging calls are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "samples below `self.log`, `self.log_dict`, loggers (`self.logger.log_metrics`,"
-            " `self.logger.experiment`) and metrics of torchmetrics (update, compute, forward, sync)"
-            " that your code calls, wherever it runs; at least 10, and the share less two standard"
-            " errors is enough"
+            "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"
+            " `self.logger.experiment`) and torchmetrics (update, compute, forward, sync) that your"
+            " code makes"
+            " anywhere, at least 10; the share minus two standard errors counts. `self.log` takes as"
+            " long when"
+            " no logger writes the value, and direct logger calls write every time, whatever"
+            " `log_every_n_steps` is. Values with `sync_dist=True` make ranks wait for each other"
         ),
         of="of the loop",
-        where="the lines with most of it",
+        where="the slowest lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "module_hooks", "callbacks", "logging")
     bound: ClassVar[str | None] = "overhead_bound"
@@ -330,24 +327,23 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if isinstance(calls, Absent) or isinstance(hot, Absent):
-            return self.not_evaluated(calls.reason if isinstance(calls, Absent) else "nothing was sampled")
+            return self.not_evaluated(calls.reason if isinstance(calls, Absent) else NOTHING_SAMPLED)
         wall_ns = costs.loop.wall_ns
         error = math.sqrt(calls.share * (1 - calls.share) / hot.num_samples)
         least = calls.share - 2 * error
         evidence = [
-            duration("per step", calls.share * wall_ns),
-            ratio("share of the samples", calls.share),
-            count("samples", calls.samples),
+            duration("time per step", calls.share * wall_ns),
+            ratio("share of samples", calls.share),
             duration(_IN_STEP, calls.share_in_step * wall_ns),
+            count("samples", calls.samples),
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
             took = milliseconds(calls.share * wall_ns)
-            return self.clean(f"self.log, loggers and metrics take {took} a step.", evidence)
+            return self.clean(f"self.log, loggers and metrics take {took} per step.", evidence)
         every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
         return (
             self.found(
-                f"{percent(calls.share)} of the samples are in self.log, loggers and metrics:"
-                f" {milliseconds(calls.share * wall_ns)} a step. {_where(calls.lines)}",
+                f"self.log, loggers and metrics take {COST}. {_where(calls.lines)}",
                 _action(calls, every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0),
                 self.severity(calls.share),
                 saving_ns=calls.share * wall_ns,
@@ -371,7 +367,7 @@ def _where(lines: Sequence[LoggingLine]) -> str:
     ]
     others = len(lines) - len(shown)
     more = f", and {others} more" if others else ""
-    return f"Most is at {', '.join(shown)}{more}."
+    return f"Slowest: {', '.join(shown)}{more}."
 
 
 def _names(line: LoggingLine) -> str:
@@ -382,8 +378,8 @@ def _names(line: LoggingLine) -> str:
     left = len(call.names) - _MOST_LOGGED_NAMES
     names += f" and {left} more" if left > 0 else ""
     if not call.is_repeated:
-        return f"{names}: "
-    return f"keys built in a loop, {names}: " if line.kind == LOG else f"{names} in a loop: "
+        return f"{names}, "
+    return f"{names} in a loop, "
 
 
 def _action(calls: LoggingCalls, every: int) -> str:
@@ -395,9 +391,9 @@ def _action(calls: LoggingCalls, every: int) -> str:
     told = [_help(kind, every) for kind in kinds if shares[kind] >= _WORTH * calls.share]
     given = [(option, line) for line in calls.lines if line.call is not None for option in line.call.options]
     if RANKS not in kinds and any(option == "sync_dist" and not line.package for option, line in given):
-        told.append("Use sync_dist=True with on_step=False: in a step it makes ranks wait for each other.")
+        told.append("Use sync_dist=True only with on_step=False.")
     if any(option == "prog_bar" for option, _ in given):
-        told.append("Keep prog_bar=True for one or two values: it reads them in every refresh of the bar.")
+        told.append("Use prog_bar=True for at most two values.")
     return " ".join(told)
 
 
@@ -405,20 +401,13 @@ def _help(kind: str, every: int) -> str:
     if kind == LOGGER:
         steps = every if every > 1 else 50
         return (
-            f"Call the logger every {steps} steps (if self.global_step % {steps} == 0), with one dict for all"
-            " values, or leave them to self.log_dict, which gives them to the loggers when they write. A"
-            " logger that is called itself writes at every call, whatever log_every_n_steps is."
+            f"Use self.log_dict, or call the logger every {steps} steps (if self.global_step % {steps} == 0)."
         )
     if kind != LOG:
         return _HELP[kind]
-    per_epoch = (
-        "Add up what is looked at once an epoch, and log it at the epoch's end, with on_step=False,"
-        " on_epoch=True."
-    )
+    per_epoch = "Log epoch values once, with on_step=False, on_epoch=True."
     if every <= 1:  # 0 outside of a fit's steps
         return per_epoch
     return (
-        f"Log only every {every} steps (if (self.global_step + 1) % {every} == 0), as loggers write, with one"
-        " self.log_dict for what belongs together: a self.log takes as long whether a logger writes it or"
-        f" not. {per_epoch}"
+        f"Use one self.log_dict every {every} steps (if (self.global_step + 1) % {every} == 0). {per_epoch}"
     )

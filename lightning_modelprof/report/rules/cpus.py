@@ -40,11 +40,12 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "single_cpu_thread"
-    title: ClassVar[str] = "The model runs on one of several CPUs"
+    title: ClassVar[str] = "Torch uses one of several CPUs"
+    healthy: ClassVar[str] = "Torch uses the available CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "on the CPU: torch uses one thread although more CPUs are free, forward and backward are"
-        " at least 50% of the step, and so is the training thread's CPU time; a CPU that a"
-        " computing worker is advised for is not free; a hint"
+        "CPU training where torch uses one thread, more CPUs are free, and both forward plus backward and the"
+        " training thread's CPU time take at least 50% of the step. CPUs that suggested workers would use"
+        " aren't free. A hint, since small operators don't gain from threads"
     )
 
     least_share: float = 0.5
@@ -56,14 +57,14 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         if setup is None:
             return self.not_evaluated(NO_SETUP)
         if analysis.info.device_type != "cpu":
-            return self.not_evaluated("the model does not run on the CPU")
+            return self.not_evaluated("only checked for CPU training")
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if setup.num_threads is None or setup.usable_cpus is None:
-            return self.not_evaluated("the number of threads or of CPUs is not known")
+            return self.not_evaluated("the number of threads or CPUs is unknown")
         if costs.cpu_wait_share is not None and costs.cpu_wait_share >= self.most_wait:
             waited = percent(costs.cpu_wait_share)
-            return self.not_evaluated(f"no CPU was free: the training thread waited for one in {waited}")
+            return self.not_evaluated(f"no CPU was free; training had no CPU {waited} of the time")
         present = sum(one.num_workers or 0 for one in setup.loaders)
         cpu = analysis.batch_cpu
         workers = max(present, _advised_workers(costs, setup, cpu))
@@ -73,29 +74,31 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
             free = min(free, idle - (workers - present))
         share = costs.typical.share("forward", "backward")
         evidence = [
-            count("threads of torch", setup.num_threads),
+            count("torch threads", setup.num_threads),
             count("usable CPUs", setup.usable_cpus),
-            ratio("forward and backward", share),
+            ratio("forward and backward, share of step", share),
         ]
         if setup.num_threads > 1 or free <= 0 or share is None or share < self.least_share:
-            used = "" if free > 0 or setup.num_threads > 1 else ", of which none is free"
+            used = "" if free > 0 or setup.num_threads > 1 else "; none is free"
             return self.clean(
-                f"torch has {setup.num_threads} threads on {setup.usable_cpus} CPUs{used}.", evidence
+                f"Torch uses {setup.num_threads} thread{'s' * (setup.num_threads != 1)} on"
+                f" {setup.usable_cpus} CPUs{used}.",
+                evidence,
             )
         if isinstance(cpu, Absent):
             return self.not_evaluated(cpu.reason)
-        evidence.append(ratio("the training thread's CPU time, without batches", cpu.thread_share))
+        evidence.append(ratio("training thread's CPU time, share of step", cpu.thread_share))
         if cpu.thread_share < self.least_share:
             return self.clean(
-                f"The training thread computes in {percent(cpu.thread_share)} of the step, without batches.",
+                f"The training thread only computes {percent(cpu.thread_share)} of the step.",
                 evidence,
             )
         return (
             self.found(
-                f"torch has 1 thread, this process may use {setup.usable_cpus} CPUs, and forward and backward"
-                f" are {percent(share)} of the step.",
+                f"Torch uses 1 thread on {setup.usable_cpus} CPUs, and forward and backward take"
+                f" {percent(share)} of the step.",
                 f"Try torch.set_num_threads({1 + free}), or OMP_NUM_THREADS={1 + free}."
-                " Small operators gain nothing.",
+                " Small operators won't get faster.",
                 Severity.INFO,
                 evidence=evidence,
             ),
@@ -122,9 +125,10 @@ class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "cpu_threads_oversubscribed"
     title: ClassVar[str] = "More threads than CPUs"
+    healthy: ClassVar[str] = "Threads fit the CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "on the CPU: threads of torch in all processes here over usable CPUs",
-        levels="more than `most` = 1 each",
+        "CPU training where the torch threads of all processes on this machine outnumber the usable CPUs",
+        levels="more than `most` = 1 thread per CPU",
     )
 
     most: float = 1.0
@@ -135,18 +139,19 @@ class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
         if setup is None:
             return self.not_evaluated(NO_SETUP)
         if analysis.info.device_type != "cpu":
-            return self.not_evaluated("the model does not run on the CPU")
+            return self.not_evaluated("only checked for CPU training")
         if setup.num_threads is None or setup.usable_cpus is None:
-            return self.not_evaluated("the number of threads or of CPUs is not known")
+            return self.not_evaluated("the number of threads or CPUs is unknown")
         threads = setup.num_threads * setup.local_world_size
-        evidence = [count("threads of torch", threads), count("usable CPUs", setup.usable_cpus)]
+        evidence = [count("torch threads", threads), count("usable CPUs", setup.usable_cpus)]
         if threads <= self.most * setup.usable_cpus:
-            return self.clean(f"{threads} threads of torch on {setup.usable_cpus} CPUs.", evidence)
+            return self.clean(f"{threads} torch threads on {setup.usable_cpus} CPUs.", evidence)
         fitting = max(1, setup.usable_cpus // setup.local_world_size)
         return (
             self.found(
-                f"{threads} threads of torch share {setup.usable_cpus} CPUs.",
-                f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting}: {setup.num_threads} now.",
+                f"{threads} torch threads share {setup.usable_cpus} CPUs.",
+                f"Call torch.set_num_threads({fitting}), or set OMP_NUM_THREADS={fitting} (currently"
+                f" {setup.num_threads}).",
                 Severity.WARNING,
                 evidence=evidence,
             ),
@@ -168,11 +173,12 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "busy_cpus"
-    title: ClassVar[str] = "The training thread waits for a CPU"
+    title: ClassVar[str] = "CPU contention"
+    healthy: ClassVar[str] = "Training has its CPU"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "share of the loop in which the training thread was ready to run and had no CPU"
-            " (`/proc/thread-self/schedstat`); all times are longer for it"
+            "share of the loop in which the training thread was ready to run but had no CPU"
+            " (`/proc/thread-self/schedstat`). All timings are inflated by it"
         ),
         levels="hint 10%, warning 25% of the loop",
     )
@@ -182,22 +188,22 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
     warning: float = 0.25
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where nobody counts."""
+        """Found, clean, or not evaluated where the system doesn't count."""
         facts = analysis.slow
         if isinstance(facts, Absent):
             return self.not_evaluated(facts.reason)
         share = facts.record.cpu_wait_share
         if share is None:
-            return self.not_evaluated(facts.record.why_no_cpu_wait or "no step was looked at")
-        evidence = [ratio("share of the loop", share)]
+            return self.not_evaluated(facts.record.why_no_cpu_wait or "no step was measured")
+        evidence = [ratio("time without a CPU, share of loop", share)]
         if share < self.hint:
-            return self.clean(f"It waited for a CPU in {percent(share)} of the time.", evidence)
+            return self.clean(f"Training had no CPU {percent(share)} of the time.", evidence)
         return (
             self.found(
-                f"In {percent(share)} of the time the training thread was ready to run and had no CPU. All"
-                " times of this report are longer for it, those of the model as well.",
-                _own_workers(analysis)
-                or "Measure again while nothing else runs here, or give this job CPUs of its own.",
+                f"Training had no CPU {percent(share)} of the time. All timings below are inflated, the"
+                " model's"
+                " included.",
+                _own_workers(analysis) or "Re-run on an idle machine, or reserve CPUs for this job.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,
             ),
@@ -215,8 +221,8 @@ def _own_workers(analysis: Analysis) -> str:
     if used < cpus / 2:
         return ""
     return (
-        "Make the samples of the DataLoader's workers cheaper, or give this job more CPUs: these workers use"
-        f" {digits(used)} of {cpus} CPUs themselves. If others run here, measure again without them."
+        "Make DataLoader samples cheaper, or reserve more CPUs."
+        f" The workers use {digits(used)} of {cpus} CPUs."
     )
 
 
@@ -234,14 +240,15 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "competing_thread"
-    title: ClassVar[str] = "Another Python thread holds the training up"
+    title: ClassVar[str] = "Another Python thread competes with training"
+    healthy: ClassVar[str] = "No competing Python threads"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "CPU time of another Python thread of the process, at most the time that the training"
-            " thread had none; of its samples the line that most are at"
+            "CPU time of another Python thread in this process, at most the time in which the training thread"
+            " wasn't on a CPU. An upper bound, because native code that releases the GIL counts too"
         ),
         of="of the loop",
-        where="that line",
+        where="the line with most of the thread's samples",
     )
     bound: ClassVar[str | None] = "host_bound"
     takes_time_there: ClassVar[bool] = False
@@ -270,23 +277,22 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
                 continue
             found.append(
                 self.found(
-                    f"The thread {thread.name} of this process had a CPU in"
-                    f" {percent(thread.cpu_ns / samples.loop_ns)} of the time. One thread runs Python"
-                    f" at a time, so that costs the training up to {COST}.",
-                    "Run this less often, or in a process of its own: the training waits while this thread"
-                    " runs Python.",
+                    f"Thread {thread.name} was on a CPU {percent(thread.cpu_ns / samples.loop_ns)} of"
+                    " the time."
+                    f" Only one thread runs Python at a time, so this costs up to {COST}.",
+                    "Run this work less often, or in a separate process.",
                     self.severity(share),
-                    title=f"The thread {thread.name} holds the training up",
+                    title=f"Thread {thread.name} competes with training",
                     saving_ns=cost_ns,
                     places=[place],
                     evidence=[
-                        duration("per step, at most", cost_ns),
-                        ratio("share of the time on a CPU", thread.cpu_ns / samples.loop_ns),
+                        duration("cost per step, at most", cost_ns),
+                        ratio("thread's CPU time, share of loop", thread.cpu_ns / samples.loop_ns),
                         count("samples", sum(one.samples for one in thread.stacks)),
                     ],
                 )
             )
-        return tuple(found) or self.clean("No other Python thread takes much.")
+        return tuple(found) or self.clean("Other Python threads use little CPU time.")
 
 
 def _place(samples: StackSamples, thread: OtherThread) -> Location | None:

@@ -33,10 +33,10 @@ from lightning_modelprof.run.setup import Compilation, CompileSetup, TrainingSet
 from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.units import milliseconds, percent
 
-NO_WINDOW: Final = "no profiler window was recorded (active is how many steps it has)"
+NO_WINDOW: Final = "no profiler window was recorded (set active to its number of steps)"
 
 
-ON_THE_CPU: Final = "the run used no device beside the CPU"
+ON_THE_CPU: Final = "only checked on a GPU"
 
 
 class Circumstances(Record, frozen=True, kw_only=True):
@@ -116,9 +116,7 @@ _MOST_LINES: Final = 3
 
 
 _ACTION: Final = (
-    "Give each kernel more to do, or launch fewer: a larger batch, torch.compile (mode='reduce-overhead' uses"
-    " CUDA graphs), a fused optimizer, operations on whole tensors instead of loops. What else the host does"
-    " between launches counts too. A profiler makes launches slower, so the true share is smaller."
+    "Use torch.compile(mode='reduce-overhead'), larger batches, a fused optimizer, or fewer small operators."
 )
 
 
@@ -132,13 +130,17 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "launch_bound"
-    title: ClassVar[str] = "The device waits for the host to launch its work"
+    title: ClassVar[str] = "GPU waits for kernel launches"
+    healthy: ClassVar[str] = "CPU keeps the GPU supplied"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "the host is late with its launches (Host Wait Summary) in forward, backward and optimizer;"
-            " an operator, Python code or a lock that fills half of that time is named instead"
+            "GPU idle time while the CPU hasn't launched work yet (Host Wait Summary) in forward,"
+            " backward and"
+            " optimizer. Other CPU work between launches counts too; an operator, Python code or a lock that"
+            " fills half of the time is named instead. A profiler slows down launches, so the true share is"
+            " smaller"
         ),
-        where="the lines with most operators",
+        where="the lines with the most operators",
     )
     bound: ClassVar[str | None] = "host_bound"
     slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: host"),)
@@ -152,26 +154,26 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
         if isinstance(facts, Absent):
             return self.not_evaluated(facts.reason)
         if not facts.steps_ns:
-            return self.not_evaluated("the recorded steps took no time")
+            return self.not_evaluated("the recorded steps have no duration")
         share = facts.launch_ns / facts.steps_ns
         late_ns = circumstances.per_step(facts.launch_ns, facts.steps_ns, facts.num_steps)
         num_kernels = facts.num_kernels / facts.num_steps
         launches = _launches(traces)
         evidence = [
             duration(HOST_LATE, late_ns),
-            duration("longest stretch", facts.longest_launch_ns),
+            duration("longest gap", facts.longest_launch_ns),
             count("kernels per step", num_kernels),
             *_kernel_evidence(launches),
         ]
         if not self.is_found(share, late_ns):
-            return self.clean(f"The device waits {milliseconds(late_ns)} a step for launches.", evidence)
+            return self.clean(f"The GPU waits {milliseconds(late_ns)} per step for launches.", evidence)
         if facts.late_work and facts.late_work[0].time_ns >= MOSTLY * facts.launch_ns:
             work = facts.late_work[0]
             work_ns = circumstances.per_step(work.time_ns, facts.steps_ns, facts.num_steps)
             return (self._late_work(traces, work, work_ns, work.time_ns / facts.steps_ns, evidence),)
         return (
             self.found(
-                f"The GPU is idle for {COST} because the CPU launches its work too late (longest gap"
+                f"The GPU is idle for {COST}, waiting for the CPU to launch work (longest gap"
                 f" {milliseconds(facts.longest_launch_ns)}). {_kernels(num_kernels, launches)}",
                 _ACTION,
                 self.severity(share),
@@ -191,28 +193,29 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
     ) -> Finding:
         """The host does something else for long, so fewer launches wouldn't help."""
         path = _path_share(traces, work)
-        on_path = "" if path is None else f" It is {percent(path)} of the critical path."
+        on_path = "" if path is None else f" This is {percent(path)} of the critical path."
         what = _what(work)
         return self.found(
             f"The GPU is idle for {COST} while the CPU runs {what}.{on_path}",
             _advice(work),
             self.severity(share),
-            title="The GPU waits for other work on the CPU",
+            title="GPU waits for other CPU work",
             saving_ns=work_ns,
             evidence=[
-                *evidence,
                 text(LATE_WORK, what),
                 ratio(LATE_SHARE, share),
-                ratio("share of the critical path", path),
+                *evidence[:1],
+                ratio("its share of the critical path", path),
+                *evidence[1:],
             ],
         )
 
 
-HOST_LATE: Final = "idle per step, host late"
-"""Label of the idle time in which the host is late, whatever it does."""
+HOST_LATE: Final = "GPU idle per step, CPU late"
+"""Label of the idle time in which the CPU is late, whatever it does."""
 
 
-LATE_WORK: Final = "the CPU runs"
+LATE_WORK: Final = "CPU work while the GPU is idle"
 """Label of what an idle device waits for, where it is no launches."""
 
 
@@ -224,8 +227,8 @@ PYTHON_CODE: Final = "Python code"
 
 
 _DO: Final = {
-    "operator": "Run {what} on the GPU or ahead of the step, or make it cheaper.",
-    "runtime": "Avoid {what} in the step: reuse what it allocates or loads.",
+    "operator": "Run {what} on the GPU, or before the step.",
+    "runtime": "Avoid {what} in the step; reuse its results.",
     "function": "Make {what} faster, or move it out of the step.",
     "python": "Make {what} faster, or move it out of the step.",
     "lock": "Avoid the wait for {what}, or move it out of the step.",
@@ -252,7 +255,7 @@ def _what(work: LateWork) -> str:
 def _name(work: LateWork) -> str:
     if work.kind != "python":
         return f"{work.name} (a lock)" if _is_lock(work) else work.name
-    return f"{PYTHON_CODE} in {work.name}" if work.name else f"{PYTHON_CODE} outside of operators"
+    return f"{PYTHON_CODE} in {work.name}" if work.name else f"{PYTHON_CODE} outside operators"
 
 
 def _path_share(traces: Sequence[TraceFacts], work: LateWork) -> float | None:
@@ -283,19 +286,19 @@ def _kernel_evidence(launches: KernelLaunches | None) -> list[Evidence]:
     if launches is None:
         return []
     return [
-        duration("median kernel", launches.kernels.median_ns),
+        duration("median kernel time", launches.kernels.median_ns),
         ratio("kernels shorter than their launch", launches.shorter_ratio),
     ]
 
 
 def _kernels(num_kernels: float, launches: KernelLaunches | None) -> str:
     if launches is None or launches.kernels.median_ns is None:
-        return f"It runs {num_kernels:,.0f} kernels a step."
+        return f"It runs {num_kernels:,.0f} kernels per step."
     median_us = launches.kernels.median_ns / 1e3
-    said = f"It runs {num_kernels:,.0f} kernels a step, of {median_us:.3g} us at the median"
+    said = f"It runs {num_kernels:,.0f} kernels per step (median {median_us:.3g} µs)"
     if launches.shorter_ratio is None:
         return f"{said}."
-    return f"{said}; {percent(launches.shorter_ratio)} take less time than their launch."
+    return f"{said}; {percent(launches.shorter_ratio)} are shorter than their launch."
 
 
 def _busiest_lines(sites: StepSites | None) -> list[Location]:
@@ -326,14 +329,16 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "compile_recompiles"
-    title: ClassVar[str] = "torch.compile compiles again, or breaks graphs"
+    title: ClassVar[str] = "torch.compile recompiles or breaks graphs"
+    healthy: ClassVar[str] = "torch.compile compiles once"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "torch.compile compiled a function again, or broke a graph: a hint, or by the time of"
-            " compiling again"
+            "torch.compile recompiled a function or broke a graph, by the recompilation time; a hint"
+            " if that is"
+            " small or unknown"
         ),
         of="of the loop",
-        where="the functions",
+        where="the compiled functions",
     )
     takes_time_there: ClassVar[bool] = False
     is_of_loop: ClassVar[bool] = True
@@ -347,7 +352,7 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         if setup is None:
             return self.not_evaluated(NO_SETUP)
         if setup.compiled is None:
-            return self.not_evaluated("torch.compile compiled nothing while the loop ran")
+            return self.not_evaluated("torch.compile compiled nothing during the loop")
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         compiled = setup.compiled
@@ -355,7 +360,7 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         breaks = sum(compiled.graph_breaks.values())
         if len(again) < self.least and breaks < self.least:
             return self.clean(
-                f"{len(compiled.compilations)} compilations, none of them again, no graph break."
+                f"{len(compiled.compilations)} compilations, no recompilations or graph breaks."
             )
         known_s = [one.seconds for one in again if one.seconds is not None]
         cost_ns = 1e9 * sum(known_s) / analysis.num_steps if len(known_s) == len(again) else None
@@ -364,16 +369,18 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         places = dict.fromkeys(_place(one) for one in again)
         return (
             self.found(
-                _summary(compiled, len(again), breaks) + (f" That took {COST}." if again and cost_ns else ""),
-                "torch.compile(..., dynamic=True) or batches of one shape (drop_last=True, padding) against"
-                " recompilations; fullgraph=True shows where graphs break.",
+                _summary(compiled, len(again), breaks)
+                + (f" Recompiling takes {COST}." if again and cost_ns else ""),
+                "Use torch.compile(..., dynamic=True), or batches of one shape (drop_last=True, padding)."
+                if again
+                else "Use fullgraph=True to see where graphs break.",
                 self.severity(share) if is_slow and share is not None else Severity.INFO,
                 saving_ns=cost_ns if again else None,
                 places=places,
                 evidence=[
                     count("recompilations", len(again)),
                     count("graph breaks", breaks),
-                    duration("recompiling per step", cost_ns),
+                    duration("recompilation time per step", cost_ns),
                 ],
             ),
         )
@@ -390,9 +397,9 @@ def _summary(compiled: CompileSetup, again: int, breaks: int) -> str:
     sentences = []
     if again:
         failed = next((reasons[0] for reasons in compiled.failed_guards.values() if reasons), None)
-        reason = f", because a guard failed: {failed}" if failed else ""
-        sentences.append(f"{again} of {len(compiled.compilations)} compilations were again{reason}.")
+        reason = f" (failed guard: {failed})" if failed else ""
+        sentences.append(f"{again} of {len(compiled.compilations)} compilations are recompilations{reason}.")
     if breaks:
         reason = max(compiled.graph_breaks, key=lambda key: compiled.graph_breaks[key])
-        sentences.append(f"Graphs broke {breaks} times, most often: {reason}.")
+        sentences.append(f"Graphs broke {breaks} time{'s' * (breaks != 1)} (most often: {reason}).")
     return " ".join(sentences)

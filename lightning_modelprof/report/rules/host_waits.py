@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.advice.owners import owner_of_loader
+from lightning_modelprof.report.advice.owners import owner_of_loader, written_call
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import RuleHelp, count, duration
@@ -29,8 +29,12 @@ from lightning_modelprof.run.sites import (
 )
 from lightning_modelprof.units import milliseconds
 
-HOST_WAIT: Final = "host's wait per step"
-"""Label of the evidence that says how long the host waits."""
+COULD_SAVE: Final = "could save, per step"
+"""Label."""
+
+
+HOST_WAIT: Final = "CPU wait per step"
+"""Label of the evidence for how long the CPU waits."""
 
 
 _TRANSFER: Final = "transfer"
@@ -55,36 +59,29 @@ _COPY: Final = frozenset(("aten::to", "aten::_to_copy", "aten::copy_"))
 
 
 _FOR_LIGHTNING: Final = (
-    "Lightning itself reads values here: log less often (Trainer(log_every_n_steps=...)), and"
-    " self.log(..., prog_bar=False) for what need not be in the progress bar."
+    "Log less often (Trainer(log_every_n_steps=...)), and use self.log(..., prog_bar=False). Lightning itself"
+    " reads these values."
 )
 
 
 _FOR_VALUES: Final = (
-    "Keep the value a tensor: add it up on the device and read it every n steps, write the condition with"
-    " torch.where, check with torch._assert_async, or check on the host before the copy."
+    "Keep values as GPU tensors and read them every N steps. Use torch.where for conditions and"
+    " torch._assert_async for checks."
 )
 
 
 _FOR_SIZES: Final = (
-    "The size of the result depends on values: use torch.where or masked operations of fixed shape instead of"
-    " nonzero, boolean indexing, masked_select or unique."
+    "Use torch.where or fixed-shape masks instead of nonzero, boolean indexing, masked_select or unique."
 )
 
 
-_FOR_COPIES: Final = (
-    "Copy to the host every n steps, or with non_blocking=True into pinned memory that is read in the next"
-    " step."
-)
+_FOR_COPIES: Final = "Copy to the CPU every N steps, or with non_blocking=True into pinned memory."
 
 
-_FOR_PRINTS: Final = "Print every n steps: a tensor's text needs its values."
+_FOR_PRINTS: Final = "Print tensors only every N steps."
 
 
-_FOR_CALLS: Final = (
-    "Remove the synchronization (torch.cuda.synchronize, event.synchronize), or do it every n steps: timing"
-    " by events does not need it."
-)
+_FOR_CALLS: Final = "Remove torch.cuda.synchronize and event.synchronize, or call them every N steps."
 
 
 class WaitRule(DeviceRule, frozen=True, kw_only=True):
@@ -99,7 +96,9 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
     site_kinds: ClassVar[tuple[str, ...]]
     """Of source lines that such waits come from."""
     verb: ClassVar[str]
-    """What the calls do, in the plural."""
+    """The calls' predicate, in the plural."""
+    verb_one: ClassVar[str]
+    """The same of one call."""
     bound_word: ClassVar[str] = ""
     """What comes before the time that a fix saves, with a space."""
 
@@ -118,7 +117,7 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         if not self.is_found(share, cost_ns):
             return self.clean(
                 self._clean_summary(waits, facts, circumstances, cost_ns),
-                (duration("at stake per step", cost_ns),),
+                (duration(COULD_SAVE, cost_ns),),
             )
         spots = spots_of(waits, circumstances.sites, self.site_kinds)
         return tuple(
@@ -139,20 +138,21 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         """The lines of one step, without times."""
         sites = circumstances.sites
         if sites is None:
-            return self.not_evaluated(f"{NO_WINDOW}, and no step's source lines were watched")
+            return self.not_evaluated(f"{NO_WINDOW}, and no step was inspected")
         waiting = [
             site
             for site in sites.sites
             if site.kind in self.site_kinds and site.is_blocking and site.device != "cpu"
         ]
         if not waiting:
-            return self.clean("No line of the watched step does so.")
+            return self.clean("The inspected step has no such line.")
         calls = sum(site.calls for site in waiting)
         places = tuple(dict.fromkeys(map(location_of_site, waiting)))
         return (
             self.found(
-                f"In the watched step {calls:,} calls in {len(places)} places {self.verb}. What that costs is"
-                " not known: record a profiler window (active) for the time.",
+                f"In the inspected step, {calls:,} call{'s' * (calls != 1)} in {len(places)}"
+                f" place{'s' * (len(places) != 1)} {self.verb if calls != 1 else self.verb_one}. Record a"
+                " profiler window (active) to see the cost.",
                 self.advice((), waiting, circumstances),
                 Severity.INFO,
                 places=places[:_MOST_LOCATIONS],
@@ -165,11 +165,12 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
     ) -> str:
         calls = sum(wait.calls for wait in waits) / facts.num_steps
         if not calls:
-            return "In the recorded steps the host does not wait for that."
+            return "There are no such waits in the recorded steps."
         host_ns = circumstances.per_step(sum(wait.wait_ns for wait in waits), facts.steps_ns, facts.num_steps)
         return (
-            f"{_times(calls)} a step the host waits, {milliseconds(host_ns)} in all; without that the device"
-            f" would be done {milliseconds(cost_ns)} earlier."
+            f"The CPU waits {_times(calls)} per step, for {milliseconds(host_ns)} in total. Without"
+            " these waits"
+            f" the GPU finishes {milliseconds(cost_ns)} earlier."
         )
 
     def _grouped(
@@ -221,16 +222,21 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
     """The host reads values of the device, or synchronizes."""
 
     kind: ClassVar[str] = "host_device_sync"
-    title: ClassVar[str] = "The host waits for values of the device"
+    title: ClassVar[str] = "CPU waits for GPU values"
+    healthy: ClassVar[str] = "No costly GPU syncs"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "waits for values or for the device, by what they cost (Host Wait Summary); a hint"
-            " without a window"
+            "CPU waits for GPU values or a synchronization, by the GPU idle time they cause (Host Wait"
+            " Summary);"
+            " a hint without a profiler window. Sizes that depend on values (nonzero, boolean"
+            " indexing), printed"
+            " tensors and .item() all need values"
         ),
-        where="the lines that wait",
+        where="the waiting lines",
     )
     site_kinds: ClassVar[tuple[str, ...]] = (SYNCHRONISATION, DEVICE_TO_HOST)
-    verb: ClassVar[str] = "wait until the device is done"
+    verb: ClassVar[str] = "wait for the GPU"
+    verb_one: ClassVar[str] = "waits for the GPU"
 
     def is_asked(self, wait: HostWait) -> bool:
         """All but copies to the device."""
@@ -262,21 +268,17 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
         return " ".join(chosen) or _FOR_VALUES
 
 
-_FOR_BATCHES: Final = (
-    "{call}: copies of the batch from pageable memory block the host; from pinned memory"
-    " Lightning does not wait for them."
-)
+_FOR_BATCHES: Final = "{call}."
 
 
 _FOR_OTHERS: Final = (
-    "Make the tensor on the device (device=self.device), or once: register_buffer in __init__. What must be"
-    " copied each time goes from pinned memory with non_blocking=True."
+    "Create the tensor with device=self.device, or once with register_buffer. Copy other tensors from pinned"
+    " memory with non_blocking=True."
 )
 
 
 _FOR_EITHER: Final = (
-    "If this is the batch: {call} and .to(device, non_blocking=True). If it is made in"
-    " the step: make it on the device, or once."
+    "{call} and use .to(device, non_blocking=True) for batches. Create other tensors on the GPU, or once."
 )
 
 
@@ -289,13 +291,16 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "host_to_device_copy"
-    title: ClassVar[str] = "Copies to the device block the host"
+    title: ClassVar[str] = "Copies to the GPU block the CPU"
+    healthy: ClassVar[str] = "Copies don't block the CPU"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "blocking copies to the device, also by what they cost at least",
-        where="the lines that copy, or the DataLoader",
+        "blocking copies to the GPU, by the GPU idle time they cause at least. Copies from pageable memory"
+        " block the CPU; Lightning doesn't wait for copies from pinned memory",
+        where="the copying lines, or the DataLoader",
     )
     site_kinds: ClassVar[tuple[str, ...]] = (HOST_TO_DEVICE,)
-    verb: ClassVar[str] = "copy to the device and block the host meanwhile"
+    verb: ClassVar[str] = "copy to the GPU and block the CPU"
+    verb_one: ClassVar[str] = "copies to the GPU and blocks the CPU"
     bound_word: ClassVar[str] = "at least "
 
     def is_asked(self, wait: HostWait) -> bool:
@@ -320,7 +325,7 @@ def _call(circumstances: Circumstances) -> str:
     """What pins the memory of batches."""
     setup = circumstances.setup
     owner = owner_of_loader(setup, setup.loaders[0]) if setup is not None and setup.loaders else None
-    return "DataLoader(pin_memory=True)" if owner is None else owner.loader("DataLoader", pin_memory=True)
+    return written_call("DataLoader", {"pin_memory": True}, owner)
 
 
 _MOST_FINDINGS: Final = 5
@@ -331,14 +336,14 @@ _MOST_LOCATIONS: Final = 10
 
 def _evidence(cost_ns: float, calls: float, host_ns: float) -> list[Evidence]:
     return [
-        duration("at stake per step", cost_ns),
-        count("waits per step", calls),
+        duration(COULD_SAVE, cost_ns),
         duration(HOST_WAIT, host_ns),
+        count("waits per step", calls),
     ]
 
 
 def _times(calls: float) -> str:
-    return f"{calls:.3g} times"
+    return "once" if calls == 1 else f"{calls:.3g} times"
 
 
 _FUNCTION: Final = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<name>.+)")

@@ -45,7 +45,7 @@ from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds
 
-_WAIT: Final = "wait per step"
+_WAIT: Final = "waiting for data, per step"
 
 
 class WaitForData(ShareRule, frozen=True, kw_only=True):
@@ -86,13 +86,19 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "input_bound"
-    title: ClassVar[str] = "The loop waits for its batches"
+    title: ClassVar[str] = "Training waits for data"
+    healthy: ClassVar[str] = "Data keeps up"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "the exposed wait for batches, mean over the clean steps. On a device: the time between"
-            " events around the fetch, if that is less"
+            "waiting for data, mean over the clean steps. On a GPU, the time between events around the"
+            " fetch if"
+            " that is shorter. Savings are upper bounds: workers that share a disk, a lock or CPUs with"
+            " training are slower together, and predictions without workers are extrapolated from"
+            " fetch times."
+            " Rows that are only indexed and joined, and batches that are ready before their fetch, are one"
+            " level lower, because every DataLoader takes that long"
         ),
-        where="data set, `collate_fn`; of workers the statement that they are at",
+        where="data set, `collate_fn`; with workers, their busiest statement",
     )
     bound: ClassVar[str | None] = "input_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
@@ -135,7 +141,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
         wait_ns, wall_ns = costs.typical.exposed_wait_ns, costs.step_ns
         share = self.share_of_wait(costs)
         if wait_ns is None or share is None:
-            return self.not_evaluated("the fetches of batches were not seen")
+            return self.not_evaluated("fetches weren't recorded")
         evidence = [duration(_WAIT, wait_ns)]
         if not self.is_wait_found(costs, share):
             return self.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
@@ -159,7 +165,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
             queue = _queue(analysis, idle)
             advice = loader_advice(loaders, cpus, wait_ns, wall_ns, cpu, queue=queue, owner=owner)
         if workers is not None and cpu is not None and cpu.ready is not None:
-            evidence.append(ratio("fetches that found their batch ready", cpu.ready))
+            evidence.append(ratio("batches ready when fetched", cpu.ready))
         numbers = {one.record.loader for one in seen}
         told = "" if workers is None else told_of(workers, len(numbers))
         severity = self.severity(share)
@@ -197,11 +203,12 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "synchronous_loader"
-    title: ClassVar[str] = "Batches are made in the training process"
+    title: ClassVar[str] = "Data loading runs in the main process"
+    healthy: ClassVar[str] = "Data loading doesn't block training"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "the same, with `num_workers=0`, below what `input_bound` speaks of, where workers would"
-            " save; a hint"
+            "`num_workers=0`, waiting for data takes less than the threshold of `input_bound`, and workers"
+            " would save time; a hint"
         ),
         levels="1%",
         where="data set",
@@ -223,17 +230,17 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
             return self.not_evaluated(NO_SETUP)
         loader = next((one for one in setup.loaders if one.num_workers is not None), None)
         if loader is None:
-            return self.not_evaluated("there is no DataLoader of torch's")
+            return self.not_evaluated("no torch DataLoader is used")
         if loader.num_workers:
             return self.clean(f"num_workers is {loader.num_workers}.")
         wait_ns, wall_ns = costs.typical.exposed_wait_ns, costs.step_ns
         share = self.share_of_wait(costs)
         if wait_ns is None or share is None:
-            return self.not_evaluated("the fetches of batches were not seen")
+            return self.not_evaluated("fetches weren't recorded")
         if not self.is_wait_found(costs, share):
-            return self.clean(f"num_workers is 0, and a batch takes {milliseconds(wait_ns)} only.")
+            return self.clean(f"num_workers is 0, but a batch takes only {milliseconds(wait_ns)}.")
         if share >= self.covered:
-            return self.clean("num_workers is 0: see the finding that the loop waits for its batches.")
+            return self.clean("num_workers is 0; the finding input_bound covers it.")
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = loader_advice(
             (loader,),
@@ -245,16 +252,15 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
             owner=owner_of_loader(setup, loader),
         )
         if advice.num_workers is None:
-            return self.clean("num_workers is 0, and workers would save little.")
+            return self.clean("num_workers is 0, but workers would save little.")
         return (
             self.found(
-                f"num_workers is 0, so training stops for {per_step(wait_ns, wall_ns)} while its batch is"
-                f" made.{advice.told}",
+                f"num_workers is 0, so training waits {per_step(wait_ns, wall_ns)} for data.{advice.told}",
                 advice.action,
                 Severity.INFO,
                 places=[loader.dataset],
                 evidence=[
-                    duration("wait per step", wait_ns),
+                    duration(_WAIT, wait_ns),
                     *advice.evidence,
                 ],
             ),
@@ -273,15 +279,16 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "worker_startup"
-    title: ClassVar[str] = "Workers are started anew with each epoch"
+    title: ClassVar[str] = "Workers restart every epoch"
+    healthy: ClassVar[str] = "Worker startup is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "Dataloader init, and what the first fetch of an epoch waits longer than clean ones do,"
-            " at all epochs but the first, without persistent workers; less one worker's time for the"
-            " first batch, which is waited for anyway"
+            "Dataloader init plus the extra wait of each epoch's first fetch, in all epochs except the first,"
+            " without persistent workers. One worker's time for the first batch is excluded, because training"
+            " waits for that batch anyway"
         ),
         of="of the loop",
-        where="lines that make a `DataLoader`, `worker_init_fn`, data set",
+        where="`DataLoader(...)` calls, `worker_init_fn`, data set",
     )
     phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
     bound: ClassVar[str | None] = "input_bound"
@@ -297,30 +304,29 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(NO_SETUP)
         loader = next((one for one in setup.loaders if one.num_workers), None)
         if loader is None:
-            return self.clean("There are no workers.")
+            return self.clean("num_workers is 0.")
         bounds = costs.boundaries
         if bounds.count == 0:
-            return self.not_evaluated("no epoch but the first began after the first steps")
+            return self.not_evaluated("there was only one epoch")
         extra_ns = (bounds.extra_wait_ns or 0) / bounds.count
         first_ns = min(extra_ns, max(0.0, _batch_ns(analysis) - (costs.usual_wait_ns() or 0.0)))
         each_ns = bounds.init_ns / bounds.count + extra_ns - first_ns
         total_ns = each_ns * bounds.num_all / analysis.num_steps
         share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
-            duration("per step", total_ns),
-            duration("per epoch", each_ns),
-            duration("first batch of an epoch, waited for anyway", first_ns),
-            count("epochs begun", bounds.num_all),
+            duration("restart time per epoch", each_ns),
+            duration("restart time per step", total_ns),
+            count("restarts", bounds.num_all),
             *_starts(analysis),
+            duration("first batch of an epoch (not counted)", first_ns),
         ]
         if share is None or not self.is_found(share, total_ns) or loader.persistent_workers:
-            return self.clean(f"The start of an epoch costs {milliseconds(each_ns)}.", evidence)
+            return self.clean(f"Starting an epoch takes {milliseconds(each_ns)}.", evidence)
         return (
             self.found(
-                f"{loader.num_workers} workers are stopped and started in each epoch, which takes"
-                f" {milliseconds(each_ns)}: {COST},"
-                " without the first batch, which is waited for anyway.",
-                f"{loader_call(setup, loader, persistent_workers=True)}: it is False now.",
+                f"Stopping and starting {loader.num_workers} workers takes {milliseconds(each_ns)} per epoch,"
+                f" which costs {COST}.",
+                f"{loader_call(setup, loader, persistent_workers=True)} (currently False).",
                 self.severity(share),
                 saving_ns=total_ns,
                 places=[loader.worker_init, *lines_that_call(setup, "DataLoader"), loader.dataset],
@@ -343,18 +349,21 @@ def _starts(analysis: Analysis) -> list[Evidence]:
     known = [one.times for loader in facts for one in loader.workers if one.times.start_ns is not None]
     number = sum(one.starts for one in known)
     total_ns = sum((one.start_ns or 0) * one.starts for one in known)
-    return [duration("start of a worker until its first sample", total_ns / number)] if number else []
+    return [duration("worker startup until its first sample", total_ns / number)] if number else []
 
 
 class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Transfer on the host, with the batch-transfer hooks."""
 
     kind: ClassVar[str] = "slow_transfer"
-    title: ClassVar[str] = "Moving batches to the device takes long"
-    help: ClassVar[RuleHelp] = RuleHelp("the phase", where="the module's own hook")
+    title: ClassVar[str] = "Slow batch transfer"
+    healthy: ClassVar[str] = "Batch transfer is fast"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "the phase Transfer; copies from pageable memory block the CPU", where="your transfer hooks"
+    )
     phase: ClassVar[str] = "transfer"
-    what: ClassVar[str] = "Moving the batch to the device"
-    less: ClassVar[str] = "Do less in {names}: it runs in the step, work on samples belongs to the workers."
+    what: ClassVar[str] = "Moving the batch to the GPU"
+    less: ClassVar[str] = "Move work from {names} into the DataLoader's workers."
 
     def action(self, setup: TrainingSetup) -> str:
         """Pin, and do less in the hooks."""
@@ -362,10 +371,7 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
         parts = [self.less.format(names=hooks)] if hooks else []
         unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
         if setup.cuda is not None and unpinned is not None:
-            parts.append(
-                f"{loader_call(setup, unpinned, pin_memory=True)}: it is False now; copies from pageable"
-                " memory block the host."
-            )
+            parts.append(f"{loader_call(setup, unpinned, pin_memory=True)} (currently False).")
         return " ".join(parts) or FEWER_ITEMS
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
@@ -402,11 +408,13 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "repeated_work"
-    title: ClassVar[str] = "The same samples are made again in each epoch"
+    title: ClassVar[str] = "Samples are recomputed every epoch"
+    healthy: ClassVar[str] = "No repeated sample work"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "`input_bound`'s wait for more than indexing rows, and 12 samples or more were the same"
-            " each time their index came (below); a hint"
+            "training waits for more than indexing rows, and at least 12 sampled indices returned identical"
+            " data every time (Repeated samples); a hint. Large tensors are compared by some of their values,"
+            " so rare changes may be missed"
         ),
         levels="5%",
         where="data set, `collate_fn`",
@@ -425,37 +433,41 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if setup is None or not setup.loaders:
-            return self.not_evaluated(NO_SETUP if setup is None else "the dataloader was not seen")
+            return self.not_evaluated(NO_SETUP if setup is None else "the DataLoader is unknown")
         wait_ns, share = costs.typical.exposed_wait_ns, self.share_of_wait(costs)
         if wait_ns is None or share is None:
-            return self.not_evaluated("the fetches of batches were not seen")
+            return self.not_evaluated("fetches weren't recorded")
         if not self.is_wait_found(costs, share):
             return self.clean(f"Training waits {milliseconds(wait_ns)} per step for data.")
         if why := _nothing_to_keep(analysis, setup.loaders[0], wait_ns):
             return self.clean(why)
         if seen is None:
-            return self.not_evaluated("samples were not compared (the run is of an older version)")
-        compared = [count("samples compared", seen.num_compared), count("the same", seen.num_equal)]
+            return self.not_evaluated("the run was saved by an older version, without sample comparisons")
+        compared = [
+            count("samples compared", seen.num_compared),
+            count("identical samples", seen.num_equal),
+        ]
         if seen.num_equal < seen.num_compared:
-            return self.clean("A sample of the same index was another one in another epoch.", compared)
+            return self.clean("Samples of the same index differ between epochs.", compared)
         if seen.note or seen.num_compared < self.least_compared:
             return self.not_evaluated(
-                seen.note or f"only {seen.num_compared} samples came again while samples were watched"
+                seen.note or f"only {seen.num_compared} samples were fetched twice while being compared"
             )
-        evidence = [duration("wait per step", wait_ns), *compared]
-        memory = f"A sample takes {seen.sample_bytes:,} bytes in its batch"
+        evidence = [duration(_WAIT, wait_ns), *compared]
+        memory = f"A sample takes {seen.sample_bytes:,} bytes"
         if seen.num_samples:
             total = seen.sample_bytes * seen.num_samples
-            memory += f", all {seen.num_samples:,} of them {_mebibytes(total)}"
-            evidence.append(Evidence(label="memory of all samples", value=total, unit=Unit.BYTES))
+            memory += f", all {seen.num_samples:,} take {_mebibytes(total)}"
+            evidence.append(Evidence(label="cache size, all samples", value=total, unit=Unit.BYTES))
         owner = owner_of_loader(setup, setup.loaders[0])
-        each = " in each worker that keeps them" if setup.loaders[0].num_workers else ""
+        each = " per worker" if setup.loaders[0].num_workers else ""
         return (
             self.found(
-                f"All {seen.num_compared} compared samples were the same each time their index came"
-                f" ({seen.num_indices} indices). Training waits {per_step(wait_ns, costs.step_ns)} for data.",
-                f"Make each sample once and keep it, in memory or in files. {memory}{each}."
-                " Keep what is random behind it."
+                f"All {seen.num_indices} sampled indices returned identical data every time"
+                f" ({seen.num_compared} comparisons). Training waits {per_step(wait_ns, costs.step_ns)} for"
+                " data.",
+                f"Cache each sample, in memory or on disk. {memory}{each}."
+                " Keep random augmentation after the cache."
                 f"{'' if owner is None else owner.cheaper_batches}",
                 Severity.INFO,
                 places=places_of_batches(setup.loaders),
@@ -472,9 +484,9 @@ def _nothing_to_keep(analysis: Analysis, loader: LoaderSetup, wait_ns: float) ->
     is_tensors = dataset is not None and dataset.is_library and dataset.name.startswith(_TENSORS)
     is_cheap = sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS
     if is_row_by_row(loader, wait_ns) or is_cheap or is_tensors:
-        return "Samples are rows in memory: there is no work to keep."
+        return "Samples are rows in memory, so caching them saves nothing."
     if loader.num_workers and not isinstance(cpu, Absent) and cpu.workers_keep_up:
-        return "The workers have their batches ready: the loop does not wait for samples."
+        return "Workers have their batches ready before they're fetched."
     share = 0.0 if workers is None else workers.collate
     place, hot = loader.collate, analysis.hot_lines
     if (
@@ -485,7 +497,7 @@ def _nothing_to_keep(analysis: Analysis, loader: LoaderSetup, wait_ns: float) ->
         and not isinstance(hot, Absent)
     ):
         share = hot.share_of("dataloader", place.file, place.line)
-    return "Most of the wait is for joining samples, not for making them." if share >= _MOSTLY else ""
+    return "Most of the wait is for collating samples, not for loading them." if share >= _MOSTLY else ""
 
 
 def _mebibytes(size: int) -> str:

@@ -88,18 +88,21 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_line_in_module"
-    title: ClassVar[str] = "A line in a module's forward takes long"
+    title: ClassVar[str] = "Slow line in forward()"
+    healthy: ClassVar[str] = "No slow lines in forward()"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "samples at a line in the `forward` of a module with parameters, or in a function that it"
-            " calls, that makes tensors on the host or copies; or at all its lines that together run"
-            " 64 small operators (100 us at most), each 16 and more a call, themselves or in modules"
-            " called 16 times and more (a quarter of all there); at least 10 samples, and the share"
-            " less two standard errors is enough; of a loop, at least what backward runs for it comes"
-            " on top"
+            "samples at a line in the `forward` of a module with parameters, or in a function it calls, that"
+            " creates or copies tensors on the CPU; or at all its lines that together run 64 small"
+            " operators (at"
+            " most 100 µs each) in a loop, at least 16 per call, themselves or in modules called at least 16"
+            " times (a quarter of the line's operators). At least 10 samples; the share minus two standard"
+            " errors counts. A loop's share of Backward is added. Small operators are mostly overhead,"
+            " but part"
+            " of the work remains"
         ),
         of="of the loop",
-        where="the line",
+        where="the slow lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
@@ -118,7 +121,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(hot.reason)
         if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
             note = "" if analysis.cost is None else analysis.cost.sites_note
-            return self.not_evaluated(note or "no step was inspected (flops=True does)")
+            return self.not_evaluated(note or "no step was inspected (set flops=True)")
         found = []
         for place, paths in _forwards(analysis, lines).items():
             of_it = [one for one in lines if (one.file, one.function_line) == place]
@@ -131,7 +134,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
                 for one in candidates
             )
             found += [one for one in judged if one is not None]
-        return tuple(found) or self.clean("No line of a module's forward stands out.")
+        return tuple(found) or self.clean("No line in a module's forward() stands out.")
 
     def _judge(
         self, loop: _Loop, costs: StepCosts, hot: HotLines, backward_ns: float = 0.0
@@ -155,19 +158,18 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
         is_one = len(numbers) == 1
         where = f"Line {numbers[0]}" if is_one else f"Lines {', '.join(numbers[:-1])} and {numbers[-1]}"
         does = (
-            f"run{'s' if is_one else ''} {loop.operators} operators in a step"
+            f"run{'s' if is_one else ''} {loop.operators} operators per step"
             if loop.operators
-            else f"makes or copies {first.own_tensors} tensors of Python numbers in a step"
+            else f"creates or copies {first.own_tensors} tensor{'s' * (first.own_tensors != 1)} of Python"
+            " numbers per step"
         )
-        sequences = " A recurrent cell has a layer for whole sequences: nn.LSTM, nn.GRU, nn.RNN."
+        sequences = " Replace recurrent cells with nn.LSTM, nn.GRU or nn.RNN."
         return self.found(
-            f"{where} of {first.function} in {loop.module or 'the model'} {does}: {COST}"
+            f"{where} of {first.function} in {loop.module or 'the model'} {does}, which costs {COST}"
             + (f", at least {milliseconds(backward_ns)} of it in backward." if backward_ns else "."),
-            "Write the loop as operations on whole tensors, or torch.compile it: so many small operators"
-            f" are mostly overhead.{sequences if loop.calls_modules else ''}"
+            f"Use operations on whole tensors, or torch.compile.{sequences if loop.calls_modules else ''}"
             if loop.operators
-            else "Make them once, in __init__ with register_buffer, or on the device (torch.arange,"
-            " torch.full), if they are always the same; if not, keep what they are made of in tensors.",
+            else "Create constant tensors once with register_buffer, others with torch.arange or torch.full.",
             self.severity((took_ns + backward_ns) / wall_ns),
             saving_ns=took_ns + backward_ns,
             places=[
@@ -181,10 +183,12 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
                 for one in loop.lines[:_MOST_LINES]
             ],
             evidence=[
-                duration("at the line per step" if is_one else "at the lines per step", took_ns),
-                ratio("share of the samples", share),
+                duration(
+                    "time per step, at the line" if is_one else "time per step, at these lines", took_ns
+                ),
+                ratio("share of samples", share),
+                count("operators per step", sum(one.own_operators for one in loop.lines)),
                 count("samples", samples),
-                count("operators", sum(one.own_operators for one in loop.lines)),
             ],
         )
 
@@ -299,15 +303,16 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "constant_work"
-    title: ClassVar[str] = "A line computes the same in every step"
+    title: ClassVar[str] = "Constant result is recomputed every step"
+    healthy: ClassVar[str] = "No constant work in steps"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "samples at lines of one function all of whose operators depend on nothing but sizes and"
-            " tensors that modules hold and that did not change in the inspected step; at least 10,"
-            " share less two standard errors"
+            "samples at lines of one function whose operators depend only on sizes and on module tensors that"
+            " didn't change in the inspected step, at least 10; the share minus two standard errors counts."
+            " Changes through NumPy or `.data`, or in other steps, aren't seen"
         ),
         of="of the loop",
-        where="the lines",
+        where="these lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "module_hooks")
     takes_time_there: ClassVar[bool] = False
@@ -325,7 +330,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(hot.reason)
         if isinstance(lines, Absent) or analysis.cost is None or analysis.cost.sites is None:
             note = "" if analysis.cost is None else analysis.cost.sites_note
-            return self.not_evaluated(note or "no step was inspected (flops=True does)")
+            return self.not_evaluated(note or "no step was inspected (set flops=True)")
         by_function: dict[tuple[str, int | None], list[SourceLine]] = {}
         for one in lines:
             if one.constant_operators and one.constant_operators == one.operators:
@@ -335,16 +340,16 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
         least = share - 2 * math.sqrt(max(0.0, share * (1 - share)) / hot.num_samples)
         took_ns, wall_ns = share * costs.loop.wall_ns, costs.loop.wall_ns
         if samples < self.least_samples or not self.is_found(share, took_ns, least * wall_ns):
-            return self.clean("No line that takes long computes the same in every step.")
+            return self.clean("No slow line recomputes a constant result.")
         found.sort(key=lambda one: -(one.share or 0.0))
         return (
             self.found(
-                f"What {found[0].function} computes here does not depend on the batch or on trainable"
-                f" parameters: {COST}.",
-                "Compute it once, in __init__ or on_fit_start, and keep it (register_buffer); where it"
-                " depends on a size, keep it for each size.",
+                f"{found[0].function} takes {COST} for a result that doesn't depend on the batch or on"
+                " trainable"
+                " parameters.",
+                "Compute it once in __init__ and keep it with register_buffer.",
                 self.severity(share),
-                title=f"{found[0].function} computes the same in every step",
+                title=f"Constant result of {found[0].function} is recomputed every step",
                 saving_ns=took_ns,
                 places=[
                     Location(
@@ -357,10 +362,10 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
                     for one in found[:_MOST_LINES]
                 ],
                 evidence=[
-                    duration("at the lines per step", took_ns),
-                    ratio("share of the samples", share),
+                    duration("time per step, at these lines", took_ns),
+                    ratio("share of samples", share),
+                    count("operators per step", sum(one.constant_operators for one in found)),
                     count("samples", samples),
-                    count("operators", sum(one.constant_operators for one in found)),
                 ],
             ),
         )
@@ -381,15 +386,15 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_custom_module"
-    title: ClassVar[str] = "A module without parameters takes long"
+    title: ClassVar[str] = "Slow module without parameters"
+    healthy: ClassVar[str] = "Parameter-free modules are fast"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "forward latency of a module of yours in which nothing has a parameter and that ran no"
-            " matrix product, convolution or attention: a loss, say; less torch operators that take"
-            " over 100 us each"
+            "forward latency of your modules that have no parameters and run no matmul, convolution or"
+            " attention, such as a loss, without torch operators over 100 µs each. Part of the work remains"
         ),
         of="of the median step",
-        where="its `forward`",
+        where="the module's `forward`",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
@@ -404,10 +409,10 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(costs.reason)
         if isinstance(modules, Absent) or cost is None:
             return self.not_evaluated(
-                f"modules: {modules.reason}" if isinstance(modules, Absent) else "no module was timed"
+                f"modules: {modules.reason}" if isinstance(modules, Absent) else "modules weren't timed"
             )
         if modules.root.forward_ns is None or modules.root.forward_flops is None:
-            return self.not_evaluated("modules were not timed, or their operators not counted")
+            return self.not_evaluated("modules weren't timed, or their operators weren't counted")
         written = {record.path: record.forward for record in cost.modules if record.forward is not None}
         pace, slowest_ns, found = module_pace(analysis), 0, []
         for module in _without_layers(modules.modules):
@@ -422,24 +427,24 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
             if share is not None and self.is_found(share, took_ns):
                 found.append(self._one(analysis, module, place, took_ns, share))
         return tuple(found) or self.clean(
-            f"The slowest of your modules without parameters takes {milliseconds(slowest_ns)} a step."
+            f"Your slowest module without parameters takes {milliseconds(slowest_ns)} per step."
             if slowest_ns
-            else "No module of yours is without parameters."
+            else "All your modules have parameters."
         )
 
     def _one(
         self, analysis: Analysis, module: ModuleCost, place: CodePlace, took_ns: float, share: float
     ) -> Finding:
         return self.found(
-            f"{module.path} ({module.type_name}) has no parameters and multiplies no matrices, and its"
-            f" forward takes {COST}.",
-            advice_for(analysis, place.file, place.line, "it")
-            + " Perhaps a module of torch's own does the same.",
+            f"The forward of {module.path} ({module.type_name}) takes {COST}, although it has no"
+            " parameters and"
+            " runs no matmul.",
+            advice_for(analysis, place.file, place.line, module.type_name),
             self.severity(share),
-            title=f"{module.type_name} takes long, without a parameter",
+            title=f"Slow module without parameters: {module.type_name}",
             saving_ns=took_ns,
             places=[Location(file=place.file, line=place.line, function=place.name, module=module.path)],
-            evidence=[duration("forward per step", took_ns)],
+            evidence=[duration("forward time per step", took_ns)],
         )
 
 
@@ -489,14 +494,16 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_forward_outside_model"
-    title: ClassVar[str] = "The step's own code takes long, outside of the model's modules"
+    title: ClassVar[str] = "Slow code in training_step outside the model"
+    healthy: ClassVar[str] = "training_step adds little"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "median of Forward less the forward latency of the model (Modules), which is scaled up"
-            " where Forward was faster in the timed steps, less what samples find below"
-            " `self.log`, loggers and metrics, and less torch operators that take over 100 us each;"
-            " also in the first quartile, and at least the median of"
-            " Loop. The part of Backward for lines that run 64 small operators or more comes on top"
+            "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster in"
+            " the timed steps), minus sampled time in `self.log`, loggers and metrics, minus torch operators"
+            " over 100 µs each. The first quartile has to be above the threshold too, and the result"
+            " above the"
+            " median of Loop. Backward of lines that run at least 64 small operators is added. Work in fewer"
+            " than three of four steps isn't seen"
         ),
         of="of the median step",
         where="`training_step`",
@@ -520,11 +527,11 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         model_ns = modules.root.forward_ns
         if model_ns is None:
             return self.not_evaluated(
-                "no module was timed" + (f": {modules.notes[0]}" if modules.notes else "")
+                "modules weren't timed" + (f": {modules.notes[0]}" if modules.notes else "")
             )
         forward_ns = _forward_ns(costs.typical, modules.clock)
         if forward_ns is None:
-            return self.not_evaluated("the time of the forward was not seen on the clock of the modules")
+            return self.not_evaluated("Forward and modules were timed on different clocks")
         model_ns = round(model_ns * max(1.0, module_pace(analysis)))
         name = loop_of(analysis.info.loop).step_hook
         place = setup.module_hooks.get(name) or setup.module
@@ -535,12 +542,12 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         backward_ns = _backward_of_loops_ns(analysis, costs.typical) if modules.clock != "device" else 0.0
         share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
         evidence = [
-            duration("outside of the modules", rest_ns),
-            duration("forward", forward_ns),
-            duration("in the modules", model_ns),
-            *([duration("in logging calls", logging_ns)] if logging_ns else ()),
-            *([duration("in long torch operators", torch_ns)] if torch_ns else ()),
-            *([duration("backward of its operators", backward_ns)] if backward_ns else ()),
+            duration("time outside modules", rest_ns),
+            duration("median Forward", forward_ns),
+            duration("time in modules", model_ns),
+            *([duration("backward of that code", backward_ns)] if backward_ns else ()),
+            *([duration("time in logging calls", logging_ns)] if logging_ns else ()),
+            *([duration("time in long torch operators", torch_ns)] if torch_ns else ()),
         ]
         spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
         sure_ns = rest_ns - spread_ns - 2 * logging_error * forward_ns
@@ -550,16 +557,16 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
             and least_ns >= costs.typical.medians_ns.get("other", 0.0)
         ):
-            return self.clean(f"The step's own code takes {milliseconds(rest_ns)} a step.", evidence)
+            return self.clean(f"Code outside the model takes {milliseconds(rest_ns)} per step.", evidence)
         return (
             self.found(
-                f"{name}'s own code, such as the loss, takes {COST} outside the model's modules"
+                f"Code in {name} outside the model's modules, such as the loss, takes {COST}"
                 + (f", about {milliseconds(backward_ns)} of it in backward." if backward_ns else "."),
                 advice_for(
                     analysis,
                     None if place is None else place.file,
                     None if place is None else place.line,
-                    f"{name} and what it calls",
+                    f"{name} and its callees",
                     outside_modules=True,
                 ),
                 self.severity((rest_ns + backward_ns) / costs.typical.median_wall_ns),

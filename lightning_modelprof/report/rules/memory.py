@@ -32,24 +32,18 @@ _HOUR_NS: Final = 3_600e9
 
 
 _NAMES: Final = {
-    "anonymous": "the process's own memory",
-    "rss": "the process's resident memory",
-    "allocated": "the device's allocated memory",
+    "anonymous": "private process memory",
+    "rss": "resident process memory",
+    "allocated": "allocated GPU memory",
 }
 
 
 _ACTION: Final = (
-    "Find what is kept from step to step: a list of losses or outputs that still have their graphs"
-    " (losses.append(loss) → loss.detach(), or .item() every n steps), self.total += loss, a cache without a"
-    " limit, a logger or metric that keeps every value, tensors in a callback's attributes."
+    "Detach stored losses and outputs (losses.append(loss.detach())), and limit caches and stored values."
 )
 
 
-_EPOCH_ACTION: Final = (
-    "Find what is collected in each step and cleared when the epoch ends, often self.outputs.append(loss) for"
-    " on_train_epoch_end: append loss.detach(), which lets the graph go; keep a running sum or a torchmetrics"
-    " metric with a fixed-size state instead of all predictions, or move them to the CPU every n steps."
-)
+_EPOCH_ACTION: Final = "Append loss.detach() to self.outputs, or keep running sums instead."
 
 
 class MemoryCreep(Rule, frozen=True, kw_only=True):
@@ -71,17 +65,23 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "memory_creep"
-    title: ClassVar[str] = "Memory grows from step to step"
+    title: ClassVar[str] = "Memory keeps growing"
+    healthy: ClassVar[str] = "Memory stays level"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "slope (Theil-Sen) of the second half of the memory curve, in 1,000 steps; its 95%"
-            " interval above 0, 4 MiB seen, not levelling off; of the process's own memory critical"
-            " only after 30 s. Or growth within epochs (slope over pairs of one epoch), half of it"
-            " gone at their end (the process may keep what CPU tensors free: then it does not show)."
-            " Attributes of the model and the callbacks that grew in at least 4 looks in a row are"
-            " named, by an element a step or more"
+            "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95%"
+            " interval above"
+            " 0, at least 4 MiB of growth and no levelling off; for private process memory, critical"
+            " only after"
+            " 30 s. Or growth within epochs of which at least half is freed at their end (doesn't show if the"
+            " process keeps memory that CPU tensors free). Attributes of the model and callbacks that"
+            " grew in at"
+            " least 4 checks in a row by at least one element per step are named. Typical causes are lists of"
+            " losses or outputs with their graphs, self.total += loss, unlimited caches, and loggers,"
+            " metrics or"
+            " callbacks that keep every value"
         ),
-        levels="16 MiB (in an epoch, too) and 1% of the level; critical: full within 24 h",
+        levels="16 MiB (also per epoch) and 1% of the level; critical if full within 24 h",
     )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
@@ -101,8 +101,8 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(use.reason)
         if not use.growth:
             return self.not_evaluated(
-                f"memory was looked at less than {2 * LEAST_POINTS} times"
-                " (inspect={'sampling': True} looks every 100 ms)"
+                f"memory was measured fewer than {2 * LEAST_POINTS} times"
+                " (inspect={'sampling': True} measures it every 100 ms)"
             )
         step_ns = None if isinstance(analysis.step_costs, Absent) else analysis.step_costs.steady.wall_ns
         found = []
@@ -114,7 +114,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         if found:
             return tuple(_with_growing(one, use.record.growing) for one in found)
         return self.clean(
-            "Memory does not keep growing.",
+            "Memory doesn't keep growing.",
             [evidence for one in use.growth for evidence in _evidence(one)],
         )
 
@@ -137,18 +137,18 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     def _collected(self, kind: str, growth: EpochGrowth) -> Finding:
         name = _NAMES[kind]
         return self.found(
-            f"{name[0].upper()}{name[1:]} grows by {size(growth.grown_bytes)} within an epoch and falls by"
-            f" {size(growth.fallen_bytes)} when it ends (median of {growth.num_epochs} epochs;"
-            f" {size(growth.bytes_per_step)} a step).",
+            f"{name[0].upper()}{name[1:]} grows by {size(growth.grown_bytes)} within each epoch"
+            f" ({size(growth.bytes_per_step)} per step) and falls by {size(growth.fallen_bytes)} at its end"
+            f" (median of {growth.num_epochs} epochs).",
             _EPOCH_ACTION,
             Severity.WARNING,
             evidence=(
-                Evidence(label=f"growth in an epoch, {name}", value=growth.grown_bytes, unit=Unit.BYTES),
-                Evidence(label="fall after it", value=growth.fallen_bytes, unit=Unit.BYTES),
-                Evidence(label="growth a step", value=growth.bytes_per_step, unit=Unit.BYTES),
-                Evidence(label="least, 95% interval", value=growth.low, unit=Unit.BYTES),
-                Evidence(label="most, 95% interval", value=growth.high, unit=Unit.BYTES),
+                Evidence(label=f"growth per epoch, {name}", value=growth.grown_bytes, unit=Unit.BYTES),
+                Evidence(label="freed at the end of an epoch", value=growth.fallen_bytes, unit=Unit.BYTES),
+                Evidence(label="growth per step", value=growth.bytes_per_step, unit=Unit.BYTES),
                 Evidence(label="highest level", value=growth.level_bytes, unit=Unit.BYTES),
+                Evidence(label="growth per step, 95% lower bound", value=growth.low, unit=Unit.BYTES),
+                Evidence(label="growth per step, 95% upper bound", value=growth.high, unit=Unit.BYTES),
                 count("epochs", growth.num_epochs),
             ),
         )
@@ -157,19 +157,19 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         name, per = _NAMES[growth.kind], growth.bytes_per_step * _PER
         full_ns = _full_in_ns(growth, use.record, step_ns)
         summary = (
-            f"{name[0].upper()}{name[1:]} grows by {size(per)} in {_PER:,} steps"
+            f"{name[0].upper()}{name[1:]} grows by {size(per)} per {_PER:,} steps"
             f" (95% interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
         )
         if full_ns is not None:
-            summary += f"; at that rate it is full in about {full_ns / _HOUR_NS:.2g} hours"
+            summary += f" and is full in about {full_ns / _HOUR_NS:.2g} hours"
         evidence = list(_evidence(growth))
         if full_ns is not None:
-            evidence.append(duration("full in", full_ns))
+            evidence.insert(1, duration("time until memory is full", full_ns))
         seen_ns = (step_ns or 0.0) * (growth.last_step - growth.first_step)
         # An allocator of the process's memory levels off late; a device's is torch's own and counts exactly.
         is_sure = growth.kind == "allocated" or seen_ns >= self.sure_s * 1e9
         if not is_sure:
-            summary += f"; {seen_ns / 1e9:.2g} s were looked at, in which it may still be warm-up"
+            summary += f". After only {seen_ns / 1e9:.2g} s it may still be warm-up"
         is_critical = is_sure and full_ns is not None and full_ns <= self.critical_hours * _HOUR_NS
         return self.found(
             f"{summary}.",
@@ -192,11 +192,9 @@ def _with_growing(finding: Finding, growing: Sequence[GrowingAttribute]) -> Find
     lines = [line for one in growing for line in one.lines]
     return replace(
         finding,
-        summary=f"{finding.summary} {names} grew meanwhile, {first.owner}.{first.name} from"
-        f" {first.first_size:,} to {first.last_size:,} elements in"
-        f" {first.last_step - first.first_step:,} steps.",
-        action=f"{names} keeps something of each step: keep a running sum or count, or the last few values;"
-        " .detach() what still has its graph; clear it when it is done with.",
+        summary=f"{finding.summary} {first.owner}.{first.name} grew from {first.first_size:,} to"
+        f" {first.last_size:,} elements in {first.last_step - first.first_step:,} steps.",
+        action=f"Replace {names} with a running sum, or detach and clear it.",
         locations=tuple(
             Location(file=one.file, line=one.line, function=one.name, is_exact=True) for one in lines
         )
@@ -208,13 +206,13 @@ def _evidence(growth: Growth) -> tuple[Evidence, ...]:
     name = _NAMES[growth.kind]
     return (
         Evidence(
-            label=f"growth in {_PER:,} steps, {name}", value=growth.bytes_per_step * _PER, unit=Unit.BYTES
+            label=f"growth per {_PER:,} steps, {name}", value=growth.bytes_per_step * _PER, unit=Unit.BYTES
         ),
-        Evidence(label="least, 95% interval", value=growth.low * _PER, unit=Unit.BYTES),
-        Evidence(label="most, 95% interval", value=growth.high * _PER, unit=Unit.BYTES),
-        Evidence(label="level", value=growth.level_bytes, unit=Unit.BYTES),
-        count("from step", growth.first_step),
-        count("to step", growth.last_step),
+        Evidence(label=f"level, {name}", value=growth.level_bytes, unit=Unit.BYTES),
+        Evidence(label="growth, 95% lower bound", value=growth.low * _PER, unit=Unit.BYTES),
+        Evidence(label="growth, 95% upper bound", value=growth.high * _PER, unit=Unit.BYTES),
+        count("first step", growth.first_step),
+        count("last step", growth.last_step),
     )
 
 
@@ -239,9 +237,13 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "memory_fragmentation"
-    title: ClassVar[str] = "Much of the reserved memory is unused"
+    title: ClassVar[str] = "Reserved GPU memory is unused"
+    healthy: ClassVar[str] = "Reserved memory is used"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "most reserved less most allocated; or the cache was given back", levels="30% and 1 GiB"
+        "peak reserved minus peak allocated memory (a lower bound, since the peaks may differ in"
+        " time), or the"
+        " allocator had to free its cache, which waits for the GPU",
+        levels="30% and 1 GiB",
     )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
@@ -256,29 +258,28 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(use.reason)
         record, unused, share = use.record, use.unused_bytes, use.unused_share
         if unused is None or share is None:
-            return self.not_evaluated("torch does not count what it reserves on this device")
+            return self.not_evaluated("torch doesn't count reserved memory on this device")
         retries = record.num_retries or 0
         evidence = [
-            Evidence(label="most reserved", value=record.peak_reserved_bytes, unit=Unit.BYTES),
-            Evidence(label="most allocated", value=record.peak_allocated_bytes, unit=Unit.BYTES),
-            ratio("unused", share),
-            count("times that cached memory had to be given back", record.num_retries),
+            ratio("unused share of reserved memory", share),
+            Evidence(label="peak reserved memory", value=record.peak_reserved_bytes, unit=Unit.BYTES),
+            Evidence(label="peak allocated memory", value=record.peak_allocated_bytes, unit=Unit.BYTES),
+            count("cache flushes", record.num_retries),
         ]
         is_unused = share >= self.unused_share and unused >= self.unused_bytes
         if not is_unused and not retries:
-            return self.clean(f"{percent(share)} of the reserved memory was never used.", evidence)
+            return self.clean(f"{percent(share)} of reserved memory was never used.", evidence)
         reasons = []
         if is_unused:
-            reasons.append(f"{size(unused)} ({percent(share)}) of what was reserved was never in use")
+            reasons.append(f"{size(unused)} ({percent(share)}) of reserved memory was never used")
         if retries:
             times = "once" if retries == 1 else f"{retries:,} times"
-            reasons.append(f"the allocator gave all of its cache back {times} and waited for the device")
-        summary = "; ".join(reasons)
+            reasons.append(f"the allocator freed its cache {times} and waited for the GPU")
+        summary = ", and ".join(reasons)
         return (
             self.found(
                 f"{summary[0].upper()}{summary[1:]}.",
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; batches of one shape, or padded to few"
-                " shapes; the largest shape first; a smaller batch if memory is nearly full.",
+                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or pad batches to few shapes.",
                 Severity.WARNING,
                 evidence=evidence,
             ),
@@ -295,8 +296,12 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "memory_near_capacity"
-    title: ClassVar[str] = "The device's memory is nearly full"
-    help: ClassVar[RuleHelp] = RuleHelp("most memory reserved by torch, of the device's")
+    title: ClassVar[str] = "GPU memory is nearly full"
+    healthy: ClassVar[str] = "Memory fits"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "peak memory reserved by torch, as a share of GPU memory. Longer batches may not fit, and the"
+        " allocator may have to free its cache, which waits for the GPU"
+    )
     rests_on_time: ClassVar[bool] = False
 
     warning: float = 0.92
@@ -310,18 +315,16 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
         reserved, total = found
         share = reserved / total
         evidence = [
-            Evidence(label="most reserved", value=reserved, unit=Unit.BYTES),
-            Evidence(label="memory of the device", value=total, unit=Unit.BYTES),
-            ratio("share", share),
+            ratio("reserved share of GPU memory", share),
+            Evidence(label="peak reserved memory", value=reserved, unit=Unit.BYTES),
+            Evidence(label="GPU memory", value=total, unit=Unit.BYTES),
         ]
         if share < self.warning:
-            return self.clean(f"At most {percent(share)} of the memory was reserved.", evidence)
+            return self.clean(f"At most {percent(share)} of GPU memory was reserved.", evidence)
         return (
             self.found(
-                f"{percent(share)} of the device's memory was reserved: a longer batch may not fit, and the"
-                " allocator may have to free and ask again, which waits for the device.",
-                "Use a smaller batch with accumulate_grad_batches, activation checkpointing, or"
-                " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True if much of it is unused.",
+                f"{percent(share)} of GPU memory was reserved, so a longer batch may not fit.",
+                "Use a smaller batch with accumulate_grad_batches, or activation checkpointing.",
                 Severity.CRITICAL if share >= self.critical else Severity.WARNING,
                 evidence=evidence,
             ),
@@ -343,28 +346,32 @@ def _reserved_of(analysis: Analysis) -> tuple[int, int] | Absent:
 _MOST_NAMED: Final = 5
 
 
+_REST: Final = "activations and other"
+"""Memory in no known category."""
+
+
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
 
-_TOO_LARGE: Final = "look at the shape of what is made there: it alone is larger than all of the memory"
+_TOO_LARGE: Final = "a smaller tensor there, since it alone exceeds all memory"
 
 
-_BATCH: Final = "a smaller batch, with accumulate_grad_batches to keep its sum"
+_BATCH: Final = "a smaller batch with accumulate_grad_batches"
 
 
-_CHECKPOINTS: Final = "activation checkpointing of the largest blocks"
+_CHECKPOINTS: Final = "activation checkpointing"
 
 
-_PRECISION: Final = 'precision="bf16-mixed"'
+_PRECISION: Final = 'precision="bf16-mixed" (changes numerics)'
 
 
-_OPTIMIZER: Final = "an optimizer with less state (8-bit Adam, Adafactor), or its state sharded (FSDP, ZeRO)"
+_OPTIMIZER: Final = "an optimizer with less state (8-bit Adam, Adafactor), or sharded state (FSDP, ZeRO)"
 
 
-_SHARDED: Final = "parameters and gradients sharded (FSDP), or a smaller model"
+_SHARDED: Final = "sharded parameters (FSDP), or a smaller model"
 
 
-_SEGMENTS: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, as much is reserved that nothing uses"
+_SEGMENTS: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class RanOutOfMemory(Rule, frozen=True, kw_only=True):
@@ -375,9 +382,11 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "out_of_memory"
-    title: ClassVar[str] = "Memory ran out"
+    title: ClassVar[str] = "Out of memory"
+    healthy: ClassVar[str] = "No out-of-memory error"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "an exception that says so ended the loop: who held what, what to try", levels="critical"
+        "an out-of-memory error ended the loop. Suggestions are in order of the memory they should free",
+        levels="critical",
     )
     rests_on_time: ClassVar[bool] = False
     takes_time_there: ClassVar[bool] = False
@@ -385,13 +394,13 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
     unused_share: float = 0.10
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated in runs of versions that did not look."""
+        """Found, clean, or not evaluated in runs of older versions."""
         use = analysis.memory
         if isinstance(use, Absent):
             return self.not_evaluated(use.reason)
         event = use.record.out_of_memory
         if event is None:
-            return self.clean("Memory did not run out.")
+            return self.clean("Memory didn't run out.")
         half = not analysis.info.precision.startswith(("16", "bf16", "transformer-engine"))
         attempts = sorted(self._attempts(event, may_halve=half), key=lambda one: -one[0])
         total = use.record.host_total_bytes if event.device == "cpu" else event.total_bytes
@@ -402,12 +411,12 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
         return (
             self.found(
                 _summary(event),
-                f"Try this, what should give most first: {'; '.join(names)}.",
+                f"Try {', or '.join(names)}.",
                 Severity.CRITICAL,
                 places=_places(event),
                 evidence=[
                     *_evidence_of_error(event),
-                    *([text("held most by", ", ".join(list(modules)[:_MOST_NAMED]))] if modules else []),
+                    *([text("largest modules", ", ".join(list(modules)[:_MOST_NAMED]))] if modules else []),
                 ],
             ),
         )
@@ -416,7 +425,7 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
         """What to try, with the bytes that it should give; rough, only to put them in an order."""
         rest, held = rest_bytes(event), event.by_category
         if rest is None:
-            # Nobody knows how much activations take: the request itself came on top of the rest.
+            # The size of activations is unknown; the request itself came on top of the rest.
             rest = max(event.requested_bytes or 0, sum(held.values()), 1)
         yield rest / 2, _BATCH
         if event.phase in {"", "forward", "backward"}:
@@ -450,28 +459,28 @@ def rest_bytes(event: OutOfMemory) -> int | None:
 
 def _summary(event: OutOfMemory) -> str:
     where = f" in {_LABELS[event.phase]}" if event.phase in _LABELS else ""
-    asked = "" if event.requested_bytes is None else f" when {size(event.requested_bytes)} were asked for"
-    device = "the host" if event.device == "cpu" else "the device"
-    summary = f"The memory of {device} ran out at step {event.step}{where}{asked}."
+    asked = "" if event.requested_bytes is None else f" when allocating {size(event.requested_bytes)}"
+    device = "CPU" if event.device == "cpu" else "GPU"
+    summary = f"{device} memory ran out at step {event.step}{where}{asked}."
     held = dict(sorted(event.by_category.items(), key=lambda item: -item[1]))
     rest = rest_bytes(event)
     if rest is not None:
-        held = dict(sorted((held | {"activations and others": rest}).items(), key=lambda item: -item[1]))
+        held = dict(sorted((held | {_REST: rest}).items(), key=lambda item: -item[1]))
     parts = [f"{category} {size(num_bytes)}" for category, num_bytes in held.items() if num_bytes]
-    return f"{summary} Held were: {', '.join(parts)}." if parts else summary
+    return f"{summary} In use: {', '.join(parts)}." if parts else summary
 
 
 def _evidence_of_error(event: OutOfMemory) -> Iterator[Evidence]:
-    yield text("message", event.message)
-    yield count("step", event.step)
     for label, num_bytes in (
-        ("asked for", event.requested_bytes),
-        ("memory of the device", event.total_bytes),
-        ("allocated", event.allocated_bytes),
-        ("reserved", event.reserved_bytes),
+        ("requested memory", event.requested_bytes),
+        ("allocated memory", event.allocated_bytes),
+        ("reserved memory", event.reserved_bytes),
+        ("total memory", event.total_bytes),
         *event.by_category.items(),
-        ("activations and others", rest_bytes(event)),
+        (_REST, rest_bytes(event)),
         *((f"{one.category} of {one.name or 'the model itself'}", one.num_bytes) for one in event.holders),
     ):
         if num_bytes is not None:
             yield Evidence(label=label, value=num_bytes, unit=Unit.BYTES)
+    yield count("step", event.step)
+    yield text("message", event.message)

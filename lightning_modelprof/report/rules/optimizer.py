@@ -44,11 +44,14 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "optimizer_not_fused"
-    title: ClassVar[str] = "The optimizer steps its parameters one by one"
+    title: ClassVar[str] = "Optimizer isn't fused"
+    healthy: ClassVar[str] = "Optimizer step is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "Optimization takes long and an optimizer of at least 32 parameters could be fused; on"
-            " the CPU by three quarters of the phase, a hint below 10%, critical from 20%"
+            "Optimization is above the threshold and an optimizer with at least 32 parameters could be"
+            " fused. On"
+            " the CPU, fusing could save three quarters of the phase; a hint below 10%, critical from 20%. On"
+            " other devices the saving is unknown"
         ),
         where="`configure_optimizers`",
     )
@@ -72,7 +75,7 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
         usual_ns, wall_ns = costs.usual_ns(costs.typical, "optimizer"), costs.usual_wall_ns(costs.typical)
         cost_ns = costs.typical.phases_ns.get("optimizer")
         if usual_ns is None or cost_ns is None or not wall_ns:
-            return self.not_evaluated("the time of the optimizer was not seen")
+            return self.not_evaluated("the optimizer wasn't timed")
         on_cpu = analysis.info.device_type == "cpu"
         slow = [
             one
@@ -80,18 +83,19 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
             if one.num_tensors >= self.least_tensors and _is_one_by_one(one, on_cpu)
         ]
         share = usual_ns / wall_ns
-        evidence = [duration("optimizer per step", cost_ns)]
+        evidence = [duration("optimizer time per step", cost_ns)]
         if not slow or not self.is_found(
             share, usual_ns, costs.least_of(usual_ns, costs.typical, "optimizer")
         ):
-            return self.clean(f"The optimizer takes {milliseconds(cost_ns)} a step.", evidence)
+            return self.clean(f"The optimizer takes {milliseconds(cost_ns)} per step.", evidence)
         one = slow[0]
         saving_ns = (1 - _FUSED_ON_CPU) * cost_ns if on_cpu else None
         return (
             self.found(
-                f"{one.kind} steps {one.num_tensors} parameters one by one, in"
+                f"{one.kind} updates {one.num_tensors} parameters one by one, which takes"
                 f" {per_step(cost_ns, costs.step_ns)}.",
-                f"{_call(setup, one)}: foreach is {one.foreach}, fused is {one.fused} now. Measure it.",
+                f"{_call(setup, one)} (currently foreach={one.foreach}, fused={one.fused}). May change"
+                " numerics slightly.",
                 self._severity_on_cpu((1 - _FUSED_ON_CPU) * share) if on_cpu else self.severity(share),
                 saving_ns=saving_ns,
                 places=[setup.module_hooks.get("configure_optimizers")],
@@ -117,7 +121,7 @@ def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
     argument = "fused" if one.has_fused else "foreach"
     owner = owner_of_optimizer(setup)
     if owner is None:
-        return f"{one.kind}(..., {argument}=True)"
+        return f"Use {one.kind}(..., {argument}=True)"
     return owner.optimizer(one.kind, **{argument: True})
 
 
@@ -134,14 +138,17 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_optimizer"
-    title: ClassVar[str] = "The optimizer's own code takes long"
+    title: ClassVar[str] = "Slow custom optimizer code"
+    healthy: ClassVar[str] = "Custom optimizer code is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        ("samples in code of the user's in Optimization, without torch's own optimizers; as below"),
+        "samples of your code in Optimization, without torch's own optimizers, at least 10; the share"
+        " minus two"
+        " standard errors counts",
         of="of the loop",
         where="the statement",
     )
     phases: ClassVar[tuple[str, ...]] = ("optimizer",)
-    what: ClassVar[str] = "Code of yours in the optimizer's step takes"
+    what: ClassVar[str] = "Your code in the optimizer step takes"
     bound: ClassVar[str | None] = "optimizer_bound"
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
@@ -152,17 +159,16 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
 
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
         """Which function."""
-        return f"{calls.functions[0]} takes {took} in the optimizer's step."
+        return f"{calls.functions[0]} takes {took} in the optimizer step."
 
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
         """Whole tensors at once."""
         return (
-            "Update whole tensors at once instead of rows or single parameters: torch._foreach_* functions"
-            " take lists of tensors, and torch's own optimizers have foreach=True and fused=True."
+            "Update lists of whole tensors with torch._foreach_* functions, or use torch's fused optimizers."
         )
 
 
 def _own_code(path: Sequence[StackFrame]) -> int | None:
     """The user's outermost call below which no optimizer of torch's runs."""
-    begin = max((at for at, frame in enumerate(path) if frame.module.startswith(_TORCHS)), default=-1) + 1
-    return next((at for at in range(begin, len(path)) if path[at].is_users), None)
+    start = max((at for at, frame in enumerate(path) if frame.module.startswith(_TORCHS)), default=-1) + 1
+    return next((at for at in range(start, len(path)) if path[at].is_users), None)

@@ -61,11 +61,11 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
             usual_ns, wall_ns = costs.usual_ns(means, self.phase) or 0.0, costs.usual_wall_ns(means)
             least_ns = costs.least_of(usual_ns, means, self.phase)
         if cost_ns is None or usual_ns is None or not wall_ns:
-            return self.not_evaluated(f"the time of {self.what.lower()} was not seen")
+            return self.not_evaluated(f"{self.what.lower()} wasn't timed")
         share = usual_ns / wall_ns
-        evidence = [duration("per step", cost_ns)]
+        evidence = [duration("time per step", cost_ns)]
         if not self.is_found(share, usual_ns, least_ns):
-            return self.clean(f"{self.what} takes {milliseconds(cost_ns)} a step.", evidence)
+            return self.clean(f"{self.what} takes {milliseconds(cost_ns)} per step.", evidence)
         return (
             self.found(
                 f"{self.what} takes {COST}.",
@@ -110,9 +110,10 @@ class CheckpointShare(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Checkpoint over the whole loop, also after the last step."""
 
     kind: ClassVar[str] = "checkpoint_share"
-    title: ClassVar[str] = "Saving checkpoints takes long"
+    title: ClassVar[str] = "Slow checkpoints"
+    healthy: ClassVar[str] = "Checkpoints are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "Checkpoint", of="of the loop", where="an own checkpoint plugin, lines that make a `ModelCheckpoint`"
+        "the phase Checkpoint", of="of the loop", where="your checkpoint plugin, `ModelCheckpoint(...)` calls"
     )
     phase: ClassVar[str] = "checkpoint"
     what: ClassVar[str] = "Saving checkpoints"
@@ -121,8 +122,8 @@ class CheckpointShare(PhaseShareRule, frozen=True, kw_only=True):
     def action(self, setup: TrainingSetup) -> str:
         """Save less often, or less."""
         settings = "; ".join(map(_settings, setup.checkpoints))
-        advice = "Save less often (every_n_train_steps, every_n_epochs), fewer (save_top_k) or less"
-        return f"{advice} (save_weights_only=True)." + (f" Now: {settings}." if settings else "")
+        advice = "Save less often (every_n_train_steps, every_n_epochs), or use save_weights_only=True"
+        return f"{advice}{f' (currently {settings})' if settings else ''}."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace | Location]:
         """The plugin that writes, if it is the user's own, and where ModelCheckpoint is made."""
@@ -147,8 +148,9 @@ class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Gradient clipping."""
 
     kind: ClassVar[str] = "clip_cost"
-    title: ClassVar[str] = "Clipping gradients takes long"
-    help: ClassVar[RuleHelp] = RuleHelp("the phase", where="the module's own hook")
+    title: ClassVar[str] = "Slow gradient clipping"
+    healthy: ClassVar[str] = "Gradient clipping is cheap"
+    help: ClassVar[RuleHelp] = RuleHelp("the phase Gradient clipping", where="your hook")
     phase: ClassVar[str] = "clip"
     what: ClassVar[str] = "Clipping gradients"
 
@@ -156,8 +158,8 @@ class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
         """Cheaper clipping."""
         own = hooks_named(setup, "configure_gradient_clipping")
         if own:
-            return f"Do less in {own[0].name}; torch.nn.utils.clip_grad_norm_(foreach=True) is one pass."
-        return "Clip by value (gradient_clip_algorithm='value'), which needs no norm, or do not clip."
+            return f"Do less in {own[0].name}, or call torch.nn.utils.clip_grad_norm_(foreach=True)."
+        return "Clip by value with gradient_clip_algorithm='value' (changes numerics)."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The module's own clipping."""
@@ -172,8 +174,9 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Logging: collecting metrics after the batch, and the loggers' ``log_metrics``."""
 
     kind: ClassVar[str] = "slow_logger"
-    title: ClassVar[str] = "Logging takes long"
-    help: ClassVar[RuleHelp] = RuleHelp("Logging", of="of the loop", where="`log_metrics`")
+    title: ClassVar[str] = "Slow logging"
+    healthy: ClassVar[str] = "Logging is cheap"
+    help: ClassVar[RuleHelp] = RuleHelp("the phase Logging", of="of the loop", where="`log_metrics`")
     phase: ClassVar[str] = "logging"
     what: ClassVar[str] = "Logging"
 
@@ -182,10 +185,10 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
         every = setup.log_every_n_steps or 1
         names = ", ".join(one.name.rpartition(".")[0] for one in setup.loggers)
         return (
-            f"Trainer(log_every_n_steps={max(50, every * 10)}): {every} now, with {names}; or make"
-            " log_metrics hand its work to another thread."
+            f"Set Trainer(log_every_n_steps={max(50, every * 10)}) (currently {every}), or log in another"
+            f" thread. The logger is {names}."
             if names
-            else "Look at what self.log() is given, and what is computed for it: there is no logger."
+            else "Compute and log less in self.log(...) calls; no logger uses it."
         )
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
@@ -201,8 +204,9 @@ class SlowLearningRateScheduler(PhaseShareRule, frozen=True, kw_only=True):
     """The phase LR scheduler."""
 
     kind: ClassVar[str] = "slow_lr_scheduler"
-    title: ClassVar[str] = "Stepping the learning rate takes long"
-    help: ClassVar[RuleHelp] = RuleHelp("the phase", where="the module's own hook")
+    title: ClassVar[str] = "Slow learning-rate scheduler"
+    healthy: ClassVar[str] = "Learning-rate scheduling is cheap"
+    help: ClassVar[RuleHelp] = RuleHelp("the phase LR scheduler", where="your hook")
     phase: ClassVar[str] = "lr_scheduler"
     what: ClassVar[str] = "Stepping learning-rate schedulers"
     less: ClassVar[str] = "Do less in {names}, or step less often (interval='epoch' or frequency=...)."
@@ -212,7 +216,7 @@ class SlowLearningRateScheduler(PhaseShareRule, frozen=True, kw_only=True):
         own = hooks_named(setup, "lr_scheduler_step")
         if own:
             return f"Do less in {own[0].name}, or step less often (interval='epoch' or frequency=...)."
-        return "Step the scheduler less often (interval='epoch' or frequency=...), or make it cheaper."
+        return "Step the scheduler less often (interval='epoch' or frequency=...)."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The module's ``lr_scheduler_step``, and where schedulers are made."""
@@ -223,21 +227,22 @@ class SlowModuleHook(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Module hooks. The phase has all hooks in one: with several, all of them are named."""
 
     kind: ClassVar[str] = "slow_module_hook"
-    title: ClassVar[str] = "Hooks of the module take long"
+    title: ClassVar[str] = "Slow module hooks"
+    healthy: ClassVar[str] = "Module hooks are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "Module hooks",
+        "the phase Module hooks",
         of="of the loop",
-        where="all own hooks of the module: the phase does not tell them apart",
+        where="all your hooks; the phase doesn't distinguish them",
     )
     phase: ClassVar[str] = "module_hooks"
-    what: ClassVar[str] = "The time in hooks of the module"
+    what: ClassVar[str] = "Running module hooks"
     is_in_every_step: ClassVar[bool] = False
-    less: ClassVar[str] = "Do less in {names}, or do it in fewer steps."
+    less: ClassVar[str] = "Do less in {names}, or run it in fewer steps."
 
     def action(self, setup: TrainingSetup) -> str:
         """Do less there."""
         names = ", ".join(one.name for one in self.places(setup)) or "the DataModule's or Strategy's hooks"
-        return f"Do less in {names}, or do it in fewer steps."
+        return f"Do less in {names}, or run it in fewer steps."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The module's own hooks that run in a step, and those that it has from a library."""
@@ -258,9 +263,10 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "zero_grad_cost"
-    title: ClassVar[str] = "Clearing gradients takes long"
+    title: ClassVar[str] = "Slow gradient clearing"
+    healthy: ClassVar[str] = "Gradient clearing is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        ("an own `optimizer_zero_grad` that takes long, or (a hint) says `set_to_none=False`"),
+        "your `optimizer_zero_grad` hook, by its time; a hint if it passes `set_to_none=False`",
         where="the hook",
     )
     phases: ClassVar[tuple[str, ...]] = ("zero_grad",)
@@ -276,26 +282,26 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         if setup is None:
             return self.not_evaluated(NO_SETUP)
         if setup.manual_optimization:
-            return self.not_evaluated("under manual optimization it is a part of the forward")
+            return self.not_evaluated("part of Forward with manual optimization")
         usual_ns, wall_ns = costs.usual_ns(costs.typical, "zero_grad"), costs.usual_wall_ns(costs.typical)
         cost_ns = costs.typical.phases_ns.get("zero_grad")
         if usual_ns is None or cost_ns is None or not wall_ns:
-            return self.not_evaluated("the time of zero_grad was not seen")
+            return self.not_evaluated("zero_grad wasn't timed")
         share = usual_ns / wall_ns
-        evidence = [duration("per step", cost_ns)]
+        evidence = [duration("time per step", cost_ns)]
         hook = setup.module_hooks.get("optimizer_zero_grad")
         is_slow = self.is_found(share, usual_ns, costs.least_of(usual_ns, costs.typical, "zero_grad"))
         if hook is None or not (is_slow or setup.keeps_gradients):
-            return self.clean(f"Clearing gradients takes {milliseconds(cost_ns)} a step.", evidence)
+            return self.clean(f"Clearing gradients takes {milliseconds(cost_ns)} per step.", evidence)
         action = (
-            f"{hook.name}: call optimizer.zero_grad() without set_to_none=False."
+            f"Remove set_to_none=False from {hook.name}."
             if setup.keeps_gradients
-            else f"Do less in {hook.name}; optimizer.zero_grad() alone only drops the tensors."
+            else f"Only call optimizer.zero_grad() in {hook.name}."
         )
         return (
             self.found(
                 f"Clearing gradients takes {COST}"
-                + ("; they are filled with zeros, not dropped." if setup.keeps_gradients else "."),
+                + (", because they're filled with zeros." if setup.keeps_gradients else "."),
                 action,
                 self.severity(share) if is_slow else Severity.INFO,
                 saving_ns=cost_ns,
@@ -316,11 +322,12 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_setup"
-    title: ClassVar[str] = "Much of the time passes before the first step"
+    title: ClassVar[str] = "Slow startup"
+    healthy: ClassVar[str] = "Startup is fast"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "what passes before the first step (Around the loop); a hint",
-        levels="20% of all that was seen, and 5 s",
-        where="the method of yours that takes most",
+        "time before the first step (Around the loop); a hint",
+        levels="20% of the total time, and 5 s",
+        where="your slowest method",
     )
     takes_time_there: ClassVar[bool] = False
 
@@ -332,21 +339,23 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
         around = analysis.around
         if isinstance(around, Absent):
             return self.not_evaluated(around.reason)
-        share, passes = around.share(around.before_ns), f"{milliseconds(around.before_ns)} pass"
-        evidence = [duration("before the first step", around.before_ns), ratio("of all that was seen", share)]
+        share, took = around.share(around.before_ns), milliseconds(around.before_ns)
+        evidence = [
+            duration("time before the first step", around.before_ns),
+            ratio("share of total time", share),
+        ]
         if share <= self.share or around.before_ns <= self.least_ns:
-            return self.clean(f"Before the first step {passes}.", evidence)
+            return self.clean(f"Startup takes {took}.", evidence)
         most = max((one for one in around.rows if one.is_before), key=lambda one: one.whole_ns)
         is_gap = most.after_ns > most.total_ns
         return (
             self.found(
-                f"Before the first step {passes} ({percent(share)} of all that was seen); most of it,"
-                f" {milliseconds(max(most.after_ns, most.total_ns))}, {'after' if is_gap else 'in'}"
+                f"Startup takes {took} ({percent(share)} of the total time), of which"
+                f" {milliseconds(max(most.after_ns, most.total_ns))} {'follow' if is_gap else 'are in'}"
                 f" {most.label}.",
-                "Look at what Lightning itself does between two actions: it loads a checkpoint, moves the"
-                " model to the device, or starts the dataloader's workers."
+                "Check checkpoint loading, moving the model to the GPU, and worker startup."
                 if is_gap
-                else f"Keep on disk what {most.label} makes, so that the next run reads it, or leave it out.",
+                else f"Cache the result of {most.label} on disk, or skip it.",
                 Severity.INFO,
                 places=[] if is_gap else [most.place],
                 evidence=evidence,

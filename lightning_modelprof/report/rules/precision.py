@@ -39,7 +39,7 @@ class _TensorCoreHint(Rule, frozen=True, kw_only=True):
 
     takes_time_there: ClassVar[bool] = False
     least_capability: ClassVar[tuple[int, int]] = VOLTA
-    too_old: ClassVar[str] = "the device has no tensor cores"
+    too_old: ClassVar[str] = "the GPU has no tensor cores"
     is_of_all_products: ClassVar[bool] = True
     """Whether it is about all operators that tensor cores could do, so that windows say how much they are."""
 
@@ -77,20 +77,23 @@ class TensorCoresUnused(_TensorCoreHint, frozen=True, kw_only=True):
     """Products of float32 matrices, on a device with TF32, at the precision ``highest``."""
 
     kind: ClassVar[str] = "tensor_cores_unused"
-    title: ClassVar[str] = "Matrix products leave the tensor cores alone"
-    help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
+    title: ClassVar[str] = "Matmuls don't use tensor cores"
+    healthy: ClassVar[str] = "Matmuls use tensor cores"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "float32 matmuls at precision `highest` on a CUDA GPU with TF32; a hint. TF32 has a 10-bit mantissa"
+    )
     least_capability: ClassVar[tuple[int, int]] = AMPERE
-    too_old: ClassVar[str] = "the device has no TF32"
+    too_old: ClassVar[str] = "the GPU has no TF32"
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, or clean."""
         if is_half(precision) or setup.matmul_precision != "highest":
-            return self.clean(f"Precision is {precision}, of matmul {setup.matmul_precision}.")
+            return self.clean(f"Precision is {precision}, matmul precision is {setup.matmul_precision}.")
         return (
             self.found(
-                f"Precision is {precision} and that of matrix products is 'highest', so they do"
-                " not use the tensor cores.",
-                "torch.set_float32_matmul_precision('high') uses TF32: 10 bits of mantissa in products.",
+                f"Precision is {precision} and matmul precision is 'highest', so matmuls don't use tensor"
+                " cores.",
+                "Call torch.set_float32_matmul_precision('high') to use TF32 (changes numerics).",
                 Severity.INFO,
                 evidence=[text("matmul precision", setup.matmul_precision or "unknown")],
             ),
@@ -102,7 +105,8 @@ class AmpOff(_TensorCoreHint, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "amp_off"
     title: ClassVar[str] = "Mixed precision is off"
-    help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
+    healthy: ClassVar[str] = "Mixed precision is on"
+    help: ClassVar[RuleHelp] = RuleHelp("32-bit training on a CUDA GPU with tensor cores; a hint")
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, or clean."""
@@ -112,7 +116,7 @@ class AmpOff(_TensorCoreHint, frozen=True, kw_only=True):
         return (
             self.found(
                 f"Precision is {precision}.",
-                f"Trainer(precision='{wanted}'), if the model trains as well with it. Measure it.",
+                f"Try Trainer(precision='{wanted}') (changes numerics).",
                 Severity.INFO,
                 evidence=[text("precision", precision)],
             ),
@@ -130,8 +134,11 @@ class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "matmul_tile"
-    title: ClassVar[str] = "Sizes of linear layers do not fit the tensor cores"
-    help: ClassVar[RuleHelp] = RuleHelp("CUDA only; hints")
+    title: ClassVar[str] = "Linear layer sizes don't fit tensor cores"
+    healthy: ClassVar[str] = "Layer sizes fit tensor cores"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "16-bit training on a CUDA GPU where linear layer sizes aren't multiples of 8; a hint"
+    )
 
     is_of_all_products: ClassVar[bool] = False
 
@@ -140,7 +147,7 @@ class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
         """Found, clean, or not evaluated without 16-bit numbers."""
         if not is_half(precision):
-            return self.not_evaluated("the training is not in 16 bits")
+            return self.not_evaluated("only checked with 16-bit precision")
         odd = [
             layer
             for layer in setup.layers
@@ -148,14 +155,14 @@ class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
         ]
         if not odd:
             return self.clean(
-                f"All {len(setup.layers)} linear layers have sizes that are multiples of {self.multiple}."
+                f"All {len(setup.layers)} linear layers have sizes divisible by {self.multiple}."
             )
         first = odd[0]
         return (
             self.found(
-                f"{len(odd)} of {len(setup.layers)} linear layers have a size that is no multiple of"
-                f" {self.multiple}: {first.path} is {first.in_features} x {first.out_features}.",
-                f"Pad such sizes (a vocabulary, for example) to a multiple of {self.multiple}.",
+                f"{len(odd)} of {len(setup.layers)} linear layers have sizes that aren't multiples of"
+                f" {self.multiple}, such as {first.path} ({first.in_features} × {first.out_features}).",
+                f"Pad sizes, such as the vocabulary, to a multiple of {self.multiple}.",
                 Severity.INFO,
                 places=[Location(module=layer.path) for layer in odd],
                 evidence=[count("layers", len(odd))],
@@ -175,13 +182,16 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "double_precision"
-    title: ClassVar[str] = "The model computes in float64"
+    title: ClassVar[str] = "Model runs in float64"
+    healthy: ClassVar[str] = "No float64 parameters"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "most trainable parameters are float64: half of Forward, Backward and Optimization; a"
-            ' hint with `precision="64-true"`'
+            "most trainable parameters are float64. float32 could save half of Forward, Backward and"
+            " Optimization, because it needs half the bytes and vectors hold twice as many numbers; a"
+            " hint with"
+            ' `precision="64-true"`. NumPy arrays are float64 by default'
         ),
-        where="lines that say `double()` or `float64`",
+        where="lines with `double()` or `float64`",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer")
     takes_time_there: ClassVar[bool] = False
@@ -198,25 +208,26 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(NO_SETUP)
         if analysis.cost is None or analysis.cost.size is None:
             note = "" if analysis.cost is None else analysis.cost.size_note
-            return self.not_evaluated(note or "the parameters' types are not known (flops=True looks)")
+            return self.not_evaluated(note or "parameter types are unknown (set flops=True)")
         sizes = [one for one in analysis.cost.size.sizes if one.kind.endswith("parameters")]
         every = sum(one.elements for one in sizes)
         double = sum(one.elements for one in sizes if one.dtype == "float64")
         if not every or double <= every / 2:
-            return self.clean("Parameters are not float64.")
+            return self.clean("Parameters aren't float64.")
         usual_ns = _HALF * sum(costs.usual_ns(costs.typical, phase) or 0.0 for phase in self.phases)
         wall_ns, cost_ns = costs.usual_wall_ns(costs.typical), _HALF * costs.in_step_ns(self.phases)
         share = usual_ns / wall_ns if wall_ns else None
-        evidence = [ratio("share of the parameters", double / every), duration("about half of it", cost_ns)]
+        evidence = [
+            ratio("float64 share of parameters", double / every),
+            duration("could save, per step", cost_ns),
+        ]
         if share is None or not self.is_found(share, usual_ns):
-            return self.clean(f"float64 costs about {milliseconds(cost_ns)} a step.", evidence)
+            return self.clean(f"float64 costs about {milliseconds(cost_ns)} per step.", evidence)
         is_meant = analysis.info.precision.startswith("64")
         return (
             self.found(
-                f"{percent(double / every)} of the parameters are float64. float32 takes half the bytes and"
-                f" fits twice as often into a vector. It saves about {COST}.",
-                "Take out .double() and float64, and make the data float32 where they are loaded: .float() or"
-                " astype('float32') of NumPy's arrays, which are float64 by default.",
+                f"{percent(double / every)} of parameters are float64. float32 could save about {COST}.",
+                "Remove .double() and float64, and load data as float32 (changes numerics).",
                 Severity.INFO if is_meant else self.severity(share),
                 saving_ns=cost_ns,
                 places=lines_that_call(setup, "double", "float64") or [setup.module],

@@ -25,26 +25,22 @@ from lightning_modelprof.run.ranks import rank_file
 from lightning_modelprof.units import milliseconds
 
 _ADVICE: Final = {
-    "dataloader": "Look at what makes batches slow on {rank} alone: what its part of the data is, where it"
-    " reads from, how many CPUs its workers have. Give ranks equal parts, or it more workers.",
-    "dataloader_init": "Keep the workers between epochs: {persistent}.",
-    "callbacks": "Let the callback do less, less often, or on all ranks alike: what one rank alone does, all"
-    " wait for.",
-    "logging": "Log less often: what one rank alone writes, all wait for.",
-    "checkpoint": "Save less often, or asynchronously: what one rank alone writes, all wait for.",
-    "forward": "Look at what {rank} alone does in training_step. If it does the same as the others, give"
-    " ranks equally large batches of equally long samples; else its device or CPU is slower.",
-    "optimizer": "Look at what the optimizer of {rank} does and the others' do not: more parameters, state"
-    " that is kept on the host, a slower CPU.",
+    "dataloader": "Check the data, storage and CPUs of {rank}. Give all ranks equal shares.",
+    "dataloader_init": "{persistent}.",
+    "callbacks": "Do less in the callback, run it less often, or on all ranks.",
+    "logging": "Log less often; all ranks wait for the one that writes.",
+    "checkpoint": "Save less often, or asynchronously; all ranks wait for the one that writes.",
+    "forward": "Check for extra work of {rank} in training_step. Give all ranks equally large batches.",
+    "optimizer": "Check for extra parameters, state on the CPU or a slower CPU on {rank}.",
 }
 
 
 _MAY_COST_NOTHING: Final = (
-    " Or it costs nothing: in {phase} and in Rank wait the host may only wait for its own device."
+    " It may cost nothing if the CPU only waits for its own GPU in {phase} and Rank wait."
 )
 
 
-_USUAL_ADVICE: Final = "Look at what {rank} does there and the others do not."
+_USUAL_ADVICE: Final = "Check for extra work of {rank} in this phase."
 
 
 class StragglerRank(ShareRule, frozen=True, kw_only=True):
@@ -55,18 +51,22 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
 
     Caveats:
         The host's clock is used. On a device that lags behind the host, a late host may cost nothing; then
-        nobody is seen to wait, or only before the next step.
+        no rank is seen to wait, or only before the next step.
     """
 
     kind: ClassVar[str] = "straggler_rank"
-    title: ClassVar[str] = "The ranks wait for one of them"
+    title: ClassVar[str] = "Straggler: other ranks wait for one rank"
+    healthy: ClassVar[str] = "Ranks keep pace"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "what a step would be shorter by if the late ranks were as early as the others (Ranks),"
-            " at most by how much longer those take where ranks meet"
+            "how much shorter a step gets if the late ranks keep pace with the others (Ranks), at most"
+            " the extra"
+            " time that those spend waiting. Based on CPU times, so a late CPU may cost nothing if its"
+            " GPU lags"
+            " behind"
         ),
         of="of the mean step of all ranks",
-        where="data set, where it is the Dataloader",
+        where="data set, if the phase is Dataloader",
     )
     bound: ClassVar[str | None] = "straggler_bound"
     takes_time_there: ClassVar[bool] = False  # it does on the late rank, whose lines only itself has seen
@@ -80,38 +80,39 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(f"fewer than {LEAST_STEPS} steps are clean on all ranks")
         late = skew.straggler
         evidence = [
+            duration("slowest rank above the mean, per step", skew.imbalance_ns),
             count("ranks", len(skew.ranks)),
             count("steps compared", skew.num_common),
-            duration("longest own time less the mean of ranks", skew.imbalance_ns),
         ]
         share = None if late is None else late.cost_ns / skew.step_ns
         if late is None or not self.is_found(share, late.cost_ns):
             return self.clean(_clean_summary(skew), evidence)
-        evidence += [
-            duration(f"later than the others by, rank {late.rank}", late.late_ns),
-            duration("the others wait where ranks meet", late.waited_ns),
-            duration("a step would be shorter by", late.cost_ns),
+        evidence = [
+            duration("could save, per step", late.cost_ns),
+            duration(f"rank {late.rank} is late by, per step", late.late_ns),
+            duration("other ranks wait, per step", late.waited_ns),
+            *evidence,
         ]
         if late.is_ambiguous:
             return (self._either(skew, late, evidence),)
         phase, rank = _label(late.phase), f"rank {late.rank}"
         loaders = () if analysis.setup is None else analysis.setup.loaders
         advice = _ADVICE.get(late.phase, _USUAL_ADVICE)
-        persistent = "DataLoader(persistent_workers=True)"
+        persistent = "Set persistent_workers=True"
         if analysis.setup is not None and loaders:
             persistent = loader_call(analysis.setup, loaders[0], persistent_workers=True)
-        too = f" Late as well: {_listed(late.others)}." if late.others else ""
+        too = f" Also late: {_listed(late.others)}." if late.others else ""
         may_cost_nothing = late.phase in OPTIMIZER and analysis.info.device_type != "cpu"
         found = (
             self.found(
-                f"{_takes(skew, late)}. They wait for it {milliseconds(late.awaited_ns)}, most of it in"
-                f" {_label(late.waiting_phase)}.{too} Without that a step would take"
-                f" {milliseconds(late.cost_ns) if may_cost_nothing else COST} less."
+                f"{_takes(skew, late)}. The others wait {milliseconds(late.awaited_ns)} for it, mostly in"
+                f" {_label(late.waiting_phase)}.{too} This costs"
+                f" {f'{milliseconds(late.cost_ns)} per step' if may_cost_nothing else COST}."
                 + (_MAY_COST_NOTHING.format(phase=phase) if may_cost_nothing else ""),
-                f"{advice.format(rank=rank, persistent=persistent)} Its own lines:"
+                f"{advice.format(rank=rank, persistent=persistent)} To see its lines, run"
                 f" lightning-modelprof report RUN/{rank_file(late.rank)}",
                 Severity.INFO if may_cost_nothing else self.severity(late.cost_ns / skew.step_ns),
-                title=f"The ranks wait for {rank}: {phase}",
+                title=f"Straggler: other ranks wait for {rank} in {phase}",
                 saving_ns=None if may_cost_nothing else late.cost_ns,
                 places=places_of_batches(loaders) if late.phase == "dataloader" else (),
                 evidence=evidence,
@@ -122,37 +123,35 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
         return tuple(at_exact_lines(one, analysis.hot_lines, outside_modules=False) for one in found)
 
     def _either(self, skew: RankSkew, late: Straggler, evidence: list[Evidence]) -> Finding:
-        """A hint that accuses nobody, as it may be either way round."""
+        """A hint without a culprit, as it may be either way round."""
         phase, waiting, rank = _label(late.phase), _label(late.waiting_phase), f"rank {late.rank}"
-        alike = f" Alike: {_listed(late.others)}." if late.others else ""
+        alike = f" The same holds for {_listed(late.others)}." if late.others else ""
         return self.found(
-            f"{_takes(skew, late)}, and those take {milliseconds(late.awaited_ns)} more in {waiting}.{alike}"
-            f" Either they wait there for {rank}. Or, if ranks meet in {phase}: the others are late in"
-            f" {waiting}, and {rank} waits for them. It costs"
+            f"{_takes(skew, late)}, which take {milliseconds(late.awaited_ns)} more in {waiting}.{alike}"
+            f" Either they wait for {rank} there, or {rank} waits for them in {phase}. This costs"
             f" {milliseconds(late.cost_ns)} per step.",
-            f"Record traces of all ranks to see who waits. Then look at {phase} on {rank},"
-            f" or at {waiting} on the others.",
+            f"Record traces of all ranks to find the straggler. Then check {phase} on {rank} and {waiting} on"
+            " the others.",
             Severity.INFO,
-            title=f"Ranks differ: {rank} in {phase}, the others in {waiting}",
+            title=f"Ranks differ in {phase} and {waiting}",
             evidence=evidence,
         )
 
 
 def _takes(skew: RankSkew, late: Straggler) -> str:
     return (
-        f"Rank {late.rank}{_host(skew, late)} takes {milliseconds(late.phase_ns)} a step in"
-        f" {_label(late.phase)}, the others {milliseconds(late.usual_ns)}"
+        f"Rank {late.rank}{_host(skew, late)} takes {milliseconds(late.phase_ns)} per step in"
+        f" {_label(late.phase)}, {milliseconds(late.usual_ns)} on the others"
     )
 
 
 def _clean_summary(skew: RankSkew) -> str:
     if skew.straggler is None:
-        return f"No one of {len(skew.ranks)} ranks is later than the others."
+        return f"None of {len(skew.ranks)} ranks is late."
     late = skew.straggler
     return (
-        f"Rank {late.rank} is {milliseconds(late.late_ns)} a step later than the others, which wait"
-        f" {milliseconds(late.awaited_ns)} for it; without that a step would take"
-        f" {milliseconds(late.cost_ns)} less."
+        f"Rank {late.rank} is {milliseconds(late.late_ns)} per step later than the others, which costs"
+        f" {milliseconds(late.cost_ns)}."
     )
 
 
@@ -173,9 +172,8 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 _ACTION: Final = (
-    "Communicate less often: accumulate_grad_batches (DDP then skips all but the last batch). Let more of it"
-    " run beside the backward pass: DDPStrategy(gradient_as_bucket_view=True, static_graph=True,"
-    " bucket_cap_mb=...). Send less: ddp_comm_hook=bf16_compress_hook."
+    "Use accumulate_grad_batches, DDPStrategy(gradient_as_bucket_view=True, static_graph=True,"
+    " bucket_cap_mb=...), or ddp_comm_hook=bf16_compress_hook. The first and last change numerics."
 )
 
 
@@ -191,8 +189,13 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "communication_exposed"
-    title: ClassVar[str] = "No computation hides the communication"
-    help: ClassVar[RuleHelp] = RuleHelp("communication that no kernel hides")
+    title: ClassVar[str] = "Communication isn't overlapped with compute"
+    healthy: ClassVar[str] = "Communication overlaps with compute"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "communication that overlaps with no kernel, over all ranks. A collective lasts from its first"
+        " rank to"
+        " its last, so it includes waiting for slower ranks"
+    )
     bound: ClassVar[str | None] = "communication_bound"
     slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="communication"),)
 
@@ -213,39 +216,40 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
         share = exposed / steps_ns
         cost_ns = circumstances.per_step(exposed, steps_ns, sum(rank.num_steps for rank in known))
         evidence: list[Evidence] = [
-            duration("exposed per step", cost_ns),
-            ratio(
-                "share of communication that is exposed", exposed / max(sum(one.all_ns for one in known), 1)
-            ),
-            *[ratio("least share of any rank", min(one.share for one in known)) for _ in known[1:2]],
+            duration("exposed communication per step", cost_ns),
+            ratio("exposed share of communication", exposed / max(sum(one.all_ns for one in known), 1)),
             *_collectives(traces),
+            *[
+                ratio("exposed share of the step, best rank", min(one.share for one in known))
+                for _ in known[1:2]
+            ],
         ]
         wait_ns = min(_waited_per_step(traces, circumstances) or 0.0, cost_ns)
         late = straggler_of(traces, circumstances)
         if wait_ns and late is None:
-            evidence += [
-                duration("of it transfer per step", cost_ns - wait_ns),
-                duration("of it waiting for other ranks per step", wait_ns),
+            evidence[1:1] = [
+                duration("exposed transfer per step", cost_ns - wait_ns),
+                duration("waiting for other ranks per step", wait_ns),
             ]
         if late is not None:  # the wait is a finding of its own
             share, cost_ns = share * (1 - wait_ns / cost_ns) if cost_ns else 0.0, cost_ns - wait_ns
             evidence = [
-                duration("transfer per step", cost_ns),
+                duration("exposed transfer per step", cost_ns),
                 *evidence[1:],
             ]
         if not self.is_found(share, cost_ns):
-            waits = f" The ranks wait for rank {late.rank} in the rest." if late is not None else ""
+            waits = f" The rest is waiting for rank {late.rank}." if late is not None else ""
             return self.clean(
-                f"Nothing hides {milliseconds(cost_ns)} of communication a step.{waits}", evidence
+                f"{milliseconds(cost_ns)} of communication per step isn't overlapped.{waits}", evidence
             )
-        waits = " The time in which a rank waits for slower ones is in it."
+        waits = " This includes waiting for slower ranks."
         if wait_ns:
-            waits = f" In {milliseconds(wait_ns)} of it ranks wait for each other."
+            waits = f" In {milliseconds(wait_ns)} of it, ranks wait for each other."
         if late is not None:
-            waits = f" The wait for rank {late.rank} isn't in it."
+            waits = f" This excludes waiting for rank {late.rank}."
         return (
             self.found(
-                f"The ranks communicate for {COST} while no kernel computes.{waits}",
+                f"Communication without overlap takes {COST}.{waits}",
                 _EQUAL_WORK if late is None and wait_ns > cost_ns / 2 else _ACTION,
                 self.severity(share),
                 saving_ns=cost_ns,
@@ -359,6 +363,7 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = StragglerRank.kind
     title: ClassVar[str] = StragglerRank.title
+    healthy: ClassVar[str] = StragglerRank.healthy
     help: ClassVar[RuleHelp] = StragglerRank.help
     bound: ClassVar[str | None] = StragglerRank.bound
 
@@ -366,45 +371,50 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
         """Found, clean, or not evaluated without comparable calls of several ranks."""
         if _rank_waits(traces, circumstances) is None:
             return self.not_evaluated(
-                "the traces have no calls of several ranks that can be compared by step"
+                "the traces have no communication calls that can be compared between ranks"
             )
         late = straggler_of(traces, circumstances)
         if late is None:
-            return self.clean("No one rank makes the others wait.")
+            return self.clean("No single rank makes the others wait.")
         evidence = [
-            count("late rank", late.rank),
+            count(LATE_RANK, late.rank),
+            duration("other ranks wait, per step", late.cost_ns),
             text(LATE_PHASE, late.phase),
-            duration("longer than the others by", late.excess_ns),
-            duration("the others wait", late.cost_ns),
-            count("came last", late.last),
-            count("of calls", late.calls),
+            duration("extra time in that phase, per step", late.excess_ns),
+            count("calls to which it came last", late.last),
+            count("calls", late.calls),
         ]
         if not self.is_found(late.share, late.cost_ns):
-            return self.clean(f"The others wait {milliseconds(late.cost_ns)} per step.", evidence)
-        where = f", in {late.phase}" if late.phase else ""
+            return self.clean(
+                f"Other ranks wait {milliseconds(late.cost_ns)} per step for rank {late.rank}.", evidence
+            )
+        where = f" in {late.phase}" if late.phase else ""
         longer = ""
         if late.phase:
-            longer = (
-                f" It takes {milliseconds(late.excess_ns)} per step more than the others in {late.phase}."
-            )
+            longer = f" It takes {milliseconds(late.excess_ns)} more per step in {late.phase}."
         return (
             self.found(
-                f"The other ranks wait {COST} for rank {late.rank}, which"
-                f" comes last in {late.last} of {late.calls} calls.{longer}",
-                f"Find out why rank {late.rank} is slower{where}.",
+                f"Other ranks wait {COST} for rank {late.rank}, which comes last in {late.last} of"
+                f" {late.calls}"
+                f" calls.{longer}",
+                f"Check why rank {late.rank} is slower{where}.",
                 self.severity(late.share),
-                title=f"The ranks wait for rank {late.rank}{where}",
+                title=f"Straggler: other ranks wait for rank {late.rank}{where}",
                 saving_ns=late.cost_ns,
                 evidence=evidence,
             ),
         )
 
 
-LATE_PHASE: Final = "phase"
+LATE_RANK: Final = "late rank"
+"""Label of its number."""
+
+
+LATE_PHASE: Final = "slower phase"
 """Label of the phase in which the late rank takes longer."""
 
 
-_EQUAL_WORK: Final = "Give the ranks equal work: most of this time they wait for each other."
+_EQUAL_WORK: Final = "Give all ranks equal work."
 
 
 class _InSteps(Record, frozen=True):
@@ -438,5 +448,5 @@ def _collectives(traces: Sequence[TraceFacts]) -> list[Evidence]:
     for facts in traces:
         if not isinstance(facts.distributed, Absent) and facts.distributed.collectives:
             kinds = facts.distributed.collectives
-            return [count("collectives", len(kinds)), text("longest", kinds[0].name)]
+            return [text("longest collective", kinds[0].name), count("kinds of collectives", len(kinds))]
     return []

@@ -30,25 +30,23 @@ from lightning_modelprof.run.steps import SPECIAL
 from lightning_modelprof.units import milliseconds
 
 _ADVICE: Final = {
-    COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, so that the collector does not walk"
-    " through what stays; or gc.disable(), and gc.collect() at the end of each epoch.",
-    MACHINE: "Give this job CPUs of its own, or run the others elsewhere.",
-    "dataloader": "Look at what slow batches read. With workers, a larger prefetch_factor evens them out.",
+    COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, or disable gc within epochs.",
+    MACHINE: "Reserve CPUs, or move other jobs off this machine.",
+    "dataloader": "Check what slow batches read. With workers, a larger prefetch_factor helps.",
     "checkpoint": "Save less often, or asynchronously.",
-    "callbacks": "Let the slow callback do less, or less often: table Callbacks says which one.",
-    "logging": "Log less often, or hand the work to another thread.",
+    "callbacks": "Make the slow callback cheaper, or run it less often (see the table Callbacks).",
+    "logging": "Log less often, or log in another thread.",
 }
 
 
-_USUAL_ADVICE: Final = "See table Slow steps for where each one's time went."
+_USUAL_ADVICE: Final = "See the table Slow steps for each step's cause."
 
 
 def _advice(analysis: Analysis, cause: str) -> str:
     workers = () if isinstance(analysis.workers, Absent) else analysis.workers
     if cause == "dataloader" and any(not isinstance(one.queue, Absent) for one in workers):
         return (
-            "Look at what slow batches read. Table Number of workers says whether a larger prefetch_factor"
-            " evens them out."
+            "Check what slow batches read. The table Number of workers shows whether prefetch_factor helps."
         )
     return _ADVICE.get(cause, _USUAL_ADVICE)
 
@@ -74,22 +72,24 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_steps"
-    title: ClassVar[str] = "A few steps are slow"
+    title: ClassVar[str] = "A few slow steps"
+    healthy: ClassVar[str] = "Steps take similar times"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "what slow clean steps (Slow steps) take beyond the median, by clean step; a hint, unless"
-            " it is mostly the garbage collector, or one step of so many takes long in Forward"
+            "time that slow clean steps (Slow steps) take above the median, spread over all clean"
+            " steps. A hint"
+            " unless the garbage collector is the main cause, or every Nth step is slow in Forward"
         ),
-        levels="3% of the mean clean step",
+        levels="3% of the step time",
     )
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where nobody looked."""
+        """Found, clean, or not evaluated without a record of slow steps."""
         facts, costs = analysis.slow, analysis.benchmark
         if isinstance(facts, Absent):
             return self.not_evaluated(facts.reason)
         if costs is None:
-            return self.not_evaluated("no step is clean")
+            return self.not_evaluated("there is no clean step")
         record = facts.record
         if record.why_not_looked_for:
             return self.not_evaluated(record.why_not_looked_for)
@@ -97,10 +97,14 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         share = cost_ns / costs.batch_cost_ns.avg if costs.batch_cost_ns.avg else None
         evidence = [
             count("slow steps", record.count),
-            duration("beyond the median, by clean step", cost_ns),
+            duration("time above the median, per step", cost_ns),
         ]
         if not record.count or not self.is_found(share, cost_ns):
-            return self.clean(f"{record.count} clean steps were slow.", evidence)
+            return self.clean(
+                f"{record.count or 'No'} clean step{'' if record.count == 1 else 's'}"
+                f" {'was' if record.count == 1 else 'were'} slow.",
+                evidence,
+            )
         clean = [one for one in facts.causes if not one.slow.tags & SPECIAL]
         weights: Counter[str] = Counter()
         for one in clean:
@@ -109,19 +113,19 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         worst = max(clean, key=lambda one: one.slow.duration_ns)
         said = cause_words(max((one for one in clean if one.cause == cause), key=lambda one: one.excess_ns))
         # What other phases take is the business of other rules, which have the same time at stake, and a busy
-        # machine is nobody's fault.
+        # machine is no fault of the training.
         is_ours_alone = cause == COLLECTOR
         every = _period([one.slow.step for one in clean], record.count, costs.num_steps)
         hook = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
         if cause == "forward" and every is not None and hook is not None:
             return (
                 self.found(
-                    f"Every {every} steps one takes more than {record.factor:g} times the median:"
-                    f" {COST}, in Forward; the"
-                    f" worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
-                    "Look for what is done in every so many steps only, under an if, and do it less often.",
+                    f"Every {every} steps, one takes over {record.factor:g} times the median, which costs"
+                    f" {COST}. The slowest is step {worst.slow.step}"
+                    f" ({milliseconds(worst.slow.duration_ns)}).",
+                    f"Look for code in training_step that runs every {every} steps; run it less often.",
                     self.severity(share or 0.0),
-                    title=f"Every {every} steps one takes long in the forward",
+                    title=f"Slow forward every {every} steps",
                     saving_ns=cost_ns,
                     places=[hook],
                     evidence=evidence,
@@ -129,13 +133,15 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
             )
         return (
             self.found(
-                f"{record.count} of {costs.num_steps} clean steps took more than {record.factor:g} times the"
-                f" median: {per_step(cost_ns, costs.batch_cost_ns.avg)}. Main cause:"
-                f" {said}; the worst is step {worst.slow.step} with {milliseconds(worst.slow.duration_ns)}.",
+                f"{record.count} of {costs.num_steps} clean steps took over {record.factor:g} times the"
+                " median,"
+                f" which costs {per_step(cost_ns, costs.batch_cost_ns.avg)}. Main cause: {said}. The"
+                " slowest is"
+                f" step {worst.slow.step} ({milliseconds(worst.slow.duration_ns)}).",
                 _advice(analysis, cause),
                 Severity.WARNING if is_ours_alone else Severity.INFO,
                 saving_ns=cost_ns if is_ours_alone else None,
-                evidence=[*evidence, text("most common cause", said)],
+                evidence=[*evidence, text("main cause", said)],
             ),
         )
 
@@ -158,15 +164,18 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "growing_steps"
-    title: ClassVar[str] = "Steps get slower and slower"
+    title: ClassVar[str] = "Steps get slower over time"
+    healthy: ClassVar[str] = "Step times stay level"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "one phase grows over the clean steps (Theil-Sen over medians of 20 groups; its lower end"
-            " 15% of an early step), steadily, and the others grow by no more than a quarter of that;"
-            " at stake is its mean beyond the first quarter"
+            "one phase grows steadily over the clean steps (Theil-Sen slope over medians of 20 groups, lower"
+            " bound at least 15% of an early step) and the other phases grow by at most a quarter of that. It"
+            " could save the phase's mean above its first quarter. Batches that get larger in the"
+            " loader, as in"
+            " a curriculum, look the same"
         ),
         of="of the loop",
-        where="the line that takes most of the phase, in Forward outside of modules",
+        where="the slowest line of the phase; in Forward, outside modules",
     )
     takes_time_there: ClassVar[bool] = False
 
@@ -192,22 +201,22 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
             and second >= _STEADY * first
         )
         if not is_growth or not self.is_found(share, seen.excess_ns):
-            return self.clean("Steps do not take longer and longer.")
+            return self.clean("Steps don't get slower.")
         return (
             replace(
                 self.found(
-                    f"{label} takes {milliseconds(seen.early_ns)} in the first quarter of the steps and"
-                    f" {milliseconds(seen.late_ns)} in the last, and other phases stay as they are:"
-                    f" {COST} so far.",
-                    "Look for a list, history or cache that becomes longer in each step and is gone through"
-                    " each time: keep a running sum, or the last few values.",
+                    f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
+                    f" {milliseconds(seen.late_ns)} in the last, while other phases don't grow. So far"
+                    " this cost"
+                    f" {COST}.",
+                    "Replace a growing list or cache with a running sum or a fixed-size window.",
                     self.severity(share),
                     saving_ns=seen.excess_ns,
                     places=[*_growing_line(analysis, seen.phase), *_growing_attributes(analysis)],
                     evidence=[
-                        duration(f"{label.lower()}, first quarter", seen.early_ns),
-                        duration(f"{label.lower()}, last quarter", seen.late_ns),
-                        duration("by step beyond the first quarter", seen.excess_ns),
+                        duration(f"{label.lower()} per step, first quarter", seen.early_ns),
+                        duration(f"{label.lower()} per step, last quarter", seen.late_ns),
+                        duration("time above the first quarter, per step", seen.excess_ns),
                     ],
                 ),
                 phases=(seen.phase,),

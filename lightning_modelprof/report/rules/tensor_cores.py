@@ -23,7 +23,7 @@ AMPERE: Final = (8, 0)
 
 _MOST_NAMED: Final = 3
 _OTHER_DEVICES: Final = (
-    "kernels' names tell of tensor cores on NVIDIA's devices only, from Volta on (the GTX 16 series has none)"
+    "only checked on NVIDIA GPUs with tensor cores (Volta and newer, except the GTX 16 series)"
 )
 
 
@@ -36,13 +36,15 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "tensor_cores_eligible"
-    title: ClassVar[str] = "Operators that could run on tensor cores do not"
+    title: ClassVar[str] = "Operators don't use tensor cores"
+    healthy: ClassVar[str] = "Operators use tensor cores"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "kernels of convolutions, products of matrices and attention whose names say that they are not on"
-            " tensor cores: a hint. In a run only where mixed precision or TF32 is on already"
+            "kernels of convolutions, matmuls and attention whose names show that they don't use"
+            " tensor cores; a"
+            " hint. In a run, only checked if mixed precision or TF32 is on"
         ),
-        levels="10% of the kernels' time",
+        levels="10% of kernel time",
     )
     takes_time_there: ClassVar[bool] = False
     rests_on_time: ClassVar[bool] = False
@@ -58,7 +60,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         else:
             uses_them = True
         if not uses_them:
-            return self.not_evaluated("the precision says it already: amp_off and tensor_cores_unused")
+            return self.not_evaluated("amp_off and tensor_cores_unused cover it")
         return super().evaluate(analysis)
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:  # noqa: ARG002
@@ -67,7 +69,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         if isinstance(use, Absent):
             return self.not_evaluated(use.reason)
         if not use.eligible_ns:
-            return self.not_evaluated("no operator that could run on tensor cores launched a kernel")
+            return self.not_evaluated("no kernel is eligible for tensor cores")
         share = use.unused_ns / use.kernels_ns
         if share < self.warning:
             return self.clean(eligible_words(use), eligible_evidence(use))
@@ -75,10 +77,13 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         named = ", ".join(operators[:_MOST_NAMED])
         return (
             self.found(
-                f"{eligible_words(use)} Most of what is not: {named}.",
+                f"{eligible_words(use)} The slowest without: {named}.",
                 _advice(_capability(traces), use, any("conv" in name for name in operators)),
                 Severity.INFO,
-                evidence=[*eligible_evidence(use), text("most time without", operators[0])],
+                evidence=[
+                    *eligible_evidence(use),
+                    text("slowest operator without tensor cores", operators[0]),
+                ],
                 slices=[Slices(name=operators[0], kind="operator")],
             ),
         )
@@ -94,7 +99,7 @@ def use_of(traces: Sequence[TraceFacts]) -> TensorCoreUse | Absent:
     known = [facts.kernels for facts in traces if not isinstance(facts.kernels, Absent)]
     if not known:
         return next(facts.kernels for facts in traces if isinstance(facts.kernels, Absent))
-    # Of a device without tensor cores nothing is told of any kernel.
+    # Kernels of a device without tensor cores are never classified.
     if not any(device.tensor_unknown is not None for device in _devices(traces)):
         return Absent(_OTHER_DEVICES)
     return tensor_core_use(known)
@@ -104,19 +109,19 @@ def eligible_words(use: TensorCoreUse) -> str:
     """The share of the kernels' time that is of operators that tensor cores could do, and how it is spent."""
     eligible = percent(use.eligible_ns / use.kernels_ns)
     used, unused = (percent(time_ns / use.eligible_ns) for time_ns in (use.used_ns, use.unused_ns))
-    rest = "; the other names do not tell" if use.untold_ns else ""
+    rest = "; the rest is unclassified" if use.untold_ns else ""
     return (
-        f"{eligible} of the kernels' time is of operators that could run on tensor cores. By the kernels'"
-        f" names {used} of it is on tensor cores and {unused} is not{rest}."
+        f"{eligible} of kernel time is eligible for tensor cores. Of that, {used} uses them and {unused}"
+        f" doesn't{rest}."
     )
 
 
 def eligible_evidence(use: TensorCoreUse) -> list[Evidence]:
     """The shares of the kernels' time."""
     return [
-        ratio("eligible, of the kernels' time", use.eligible_ns / use.kernels_ns),
-        ratio("of that on tensor cores", use.used_ns / use.eligible_ns),
-        ratio("of that not on tensor cores", use.unused_ns / use.eligible_ns),
+        ratio("eligible share of kernel time", use.eligible_ns / use.kernels_ns),
+        ratio("eligible time on tensor cores", use.used_ns / use.eligible_ns),
+        ratio("eligible time not on tensor cores", use.unused_ns / use.eligible_ns),
     ]
 
 
@@ -143,18 +148,15 @@ def _capability(traces: Iterable[TraceFacts]) -> tuple[int, int] | None:
 def _advice(capability: tuple[int, int] | None, use: TensorCoreUse, has_convolutions: bool) -> str:
     half = "torch.autocast('cuda', torch.float16) with a GradScaler (Trainer(precision='16-mixed'))"
     bfloat = "torch.autocast('cuda', torch.bfloat16) (Trainer(precision='bf16-mixed'))"
-    tf32 = "torch.set_float32_matmul_precision('high') (TF32: 10 bits of mantissa in products)"
+    tf32 = "torch.set_float32_matmul_precision('high') for TF32"
     if capability is None:
-        ways = f"{half}; on Ampere and newer rather {bfloat}, or {tf32}."
+        ways = f"{half}. On Ampere and newer, use {bfloat} or {tf32}."
     elif capability >= AMPERE:
-        ways = f"{bfloat}, or for float32 {tf32}."
+        ways = f"{bfloat} or {tf32}."
     else:
-        ways = f"{half}. This device has neither TF32 nor bfloat16 on its tensor cores."
-    if use.used_ns:
-        ways = f"Some do use them. For the others: {ways}"
-    sizes = " Sizes of layers and batches that are multiples of 8 fit tensor cores"
+        ways = f"{half}. This GPU's tensor cores support neither TF32 nor bfloat16."
+    rest = " for the remaining operators" if use.used_ns else ""
+    ways = f"Use {ways[:-1]}{rest}. This changes numerics. Layer and batch sizes should be multiples of 8."
     if not has_convolutions:
-        return f"{ways}{sizes}."
-    return (
-        f"{ways}{sizes}; for convolutions model.to(memory_format=torch.channels_last), and the images, too."
-    )
+        return ways
+    return f"{ways} For convolutions, use model.to(memory_format=torch.channels_last), also for images."

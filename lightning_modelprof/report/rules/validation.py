@@ -27,7 +27,7 @@ from lightning_modelprof.units import milliseconds, percent
 class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Validation over the whole loop, and which part of it takes most.
 
-    Validation is work that somebody wants, so its bands are wider than those of overhead: 15% and 50% are
+    Validation is wanted work, so its bands are wider than those of overhead: 15% and 50% are
     this package's own choice, and so are the 40% from which on a part is named.
 
     Attributes:
@@ -36,16 +36,17 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "validation_share"
-    title: ClassVar[str] = "Validation takes much of the training"
+    title: ClassVar[str] = "Slow validation"
+    healthy: ClassVar[str] = "Validation is short"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "Validation. A part that takes at least 40% of it (table Validation) is named, with what"
-            " helps there; else only validating less helps. On a device the parts' times on the device"
-            " decide, of Dataloader no more than on the host. With workers, what first batches are"
-            " waited for longer counts as Dataloader init"
+            "the phase Validation. A part that takes at least 40% of it (table Validation) is named with its"
+            " fix. On a GPU, its times on the GPU count; for Dataloader, at most those on the CPU."
+            " With workers,"
+            " the extra wait for first batches counts as Dataloader init"
         ),
         of="of the loop",
-        where="the line that takes most of the part, else its functions; `validation_step`",
+        where="the slowest line of that part, else its functions; `validation_step`",
     )
     phase: ClassVar[str] = "validation"
     what: ClassVar[str] = "Validation"
@@ -63,18 +64,18 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
         advice = part_advice(analysis, self.part)
         if advice is not None:
             return (_of_part(finding, advice),)
-        summary = f"{finding.summary} No part of it stands out: see the table Validation."
+        summary = f"{finding.summary} No part of it stands out (see the table Validation)."
         return (replace(finding, summary=summary),)
 
     def action(self, setup: TrainingSetup) -> str:
         """Validate less often, or on less."""
         batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
         return (
-            "Trainer(val_check_interval=..., check_val_every_n_epoch=...) to validate less often, or"
-            f" limit_val_batches=... to validate on less: val_check_interval is {setup.val_check_interval:g},"
-            f" check_val_every_n_epoch is {setup.check_every_n_epochs}, with {batches} now."
+            "Validate less with Trainer(val_check_interval=..., check_val_every_n_epoch=...,"
+            f" limit_val_batches=...) (currently {setup.val_check_interval:g}, {setup.check_every_n_epochs},"
+            f" {batches})."
             if setup.val_check_interval is not None
-            else f"Validate less often, or on less: it is {batches} now."
+            else f"Validate less often, or on fewer batches (currently {batches})."
         )
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
@@ -83,18 +84,18 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:
         """How much of it there is."""
-        return [count("batches of a validation", setup.num_val_batches)]
+        return [count("batches per validation", setup.num_val_batches)]
 
 
 def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
-    """The same finding about one part of the validations; less of all comes after what mends the part."""
+    """The same finding about one part of the validations; validating less comes after the part's fix."""
     return replace(
         finding,
-        title=f"{finding.title}, most of it in {advice.label}",
+        title=f"{finding.title}, mostly {advice.label}",
         summary=f"{finding.summary} {advice.summary}",
-        action=f"{advice.action} If that is not enough: {finding.action}",
+        action=f"{advice.action} Or {finding.action[:1].lower()}{finding.action[1:]}",
         locations=advice.locations or finding.locations,
-        evidence=(*finding.evidence, *advice.evidence),
+        evidence=(*finding.evidence[:1], *advice.evidence, *finding.evidence[1:]),
     )
 
 
@@ -105,18 +106,20 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
     the fit, as they are the same.
 
     Attributes:
-        usual: batches that are nothing to speak of: what Lightning runs by default.
+        usual: batches that are never found, as many as Lightning runs by default.
     """
 
     kind: ClassVar[str] = "long_sanity_check"
-    title: ClassVar[str] = "The sanity check before training takes long"
+    title: ClassVar[str] = "Slow sanity check before training"
+    healthy: ClassVar[str] = "Sanity check is short"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "validation batches before training, as measured (Around the loop), else each as long as"
-            " the mean one inside it"
+            "time of the validation batches before training (Around the loop), estimated from"
+            " validation during"
+            " training if it wasn't measured"
         ),
         of="of the loop",
-        where="the line that makes the Trainer",
+        where="the `Trainer(...)` call",
     )
     takes_time_there: ClassVar[bool] = False
 
@@ -130,32 +133,32 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if setup is None or setup.num_sanity_batches is None:
-            return self.not_evaluated("the number of its batches is not known")
+            return self.not_evaluated("the number of sanity check batches is unknown")
         took_ns: float | None = None if isinstance(analysis.around, Absent) else analysis.around.sanity_ns
-        about, whence = "", "measured"
+        about = ""
         if took_ns is None:
             if isinstance(split, Absent):
                 return self.not_evaluated(split.reason)
             if not split.num_batches or not analysis.num_steps:
-                return self.not_evaluated("no validation batch ran in the fit")
+                return self.not_evaluated("no validation ran")
             each_ns = (split.total_ns + split.callbacks_ns) / split.num_batches
             took_ns = each_ns * setup.num_sanity_batches
-            about, whence = "about ", "by the mean batch of the fit's validations"
+            about = "about "
         cost_ns = took_ns / max(analysis.num_steps, 1)
         share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
+            duration("sanity check, estimated" if about else "sanity check", took_ns),
+            ratio("share of the loop", share),
             count("validation batches before training", setup.num_sanity_batches),
-            duration(f"all of them, {whence}", took_ns),
-            ratio("of the loop", share),
         ]
         is_asked_for = setup.num_sanity_batches > self.usual
         if share is None or not is_asked_for or not self.is_found(share, cost_ns):
             return self.clean(f"The sanity check has {setup.num_sanity_batches} batches.", evidence)
         return (
             self.found(
-                f"Before training {setup.num_sanity_batches:,} validation batches run as a sanity check:"
-                f" {about}{milliseconds(took_ns)}, {percent(share)} of the time of all steps.",
-                "Trainer(num_sanity_val_steps=2), which is the default, shows as well that validation runs.",
+                f"The sanity check runs {setup.num_sanity_batches:,} validation batches, which take"
+                f" {about}{milliseconds(took_ns)} ({percent(share)} of the loop).",
+                "Set Trainer(num_sanity_val_steps=2), the default.",
                 self.severity(share),
                 places=lines_that_call(setup, "Trainer"),
                 evidence=evidence,
@@ -171,15 +174,21 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_epoch_turns"
-    title: ClassVar[str] = "Short epochs: much of the time passes between them"
-    help: ClassVar[RuleHelp] = RuleHelp("Epoch turn, where there is more than one epoch", of="of the loop")
+    title: ClassVar[str] = "Slow epoch changes"
+    healthy: ClassVar[str] = "Epoch changes are cheap"
+    help: ClassVar[RuleHelp] = RuleHelp(
+        "the phase Epoch turn with more than one epoch. Fewer callbacks and fewer metrics with"
+        " `on_epoch=True`"
+        " help too. Smaller batches and samplers that repeat data change the training",
+        of="of the loop",
+    )
     bound: ClassVar[str | None] = "overhead_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("epoch_turn",)
     takes_time_there: ClassVar[bool] = False
     is_of_loop: ClassVar[bool] = True
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no epoch but the first began."""
+        """Found, clean, or not evaluated with one epoch."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -187,28 +196,26 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(NO_SETUP)
         num_turns = costs.boundaries.num_all
         if num_turns < 1:
-            return self.not_evaluated("no epoch but the first began")
+            return self.not_evaluated("there was only one epoch")
         cost_ns = costs.loop.phases_ns.get("epoch_turn")
         if cost_ns is None or not costs.loop.wall_ns:
-            return self.not_evaluated("the time between epochs was not seen")
+            return self.not_evaluated("the time between epochs wasn't measured")
         share = cost_ns / costs.loop.wall_ns
         each_ns = cost_ns * analysis.num_steps / (num_turns + 1)
         batches = analysis.num_steps / (num_turns + 1)
         evidence = [
-            duration("per step", cost_ns),
-            duration("per epoch", each_ns),
+            duration("time per epoch change", each_ns),
+            duration("time per step", cost_ns),
             count("epochs", num_turns + 1),
         ]
         if not self.is_found(share, cost_ns):
-            return self.clean(f"The turn of an epoch takes {milliseconds(each_ns)}.", evidence)
+            return self.clean(f"An epoch change takes {milliseconds(each_ns)}.", evidence)
         return (
             self.found(
-                f"Lightning's own turn of an epoch takes {milliseconds(each_ns)}, and an epoch has"
-                f" {_batches(batches)}: {COST}.",
-                "Make epochs longer: more batches an epoch (smaller ones, or a sampler that repeats the data,"
-                " such as RandomSampler(data, replacement=True, num_samples=...)) with max_steps=... in place"
-                " of max_epochs. Smaller batches and such a sampler change the training. Fewer callbacks, and"
-                " fewer metrics logged with on_epoch=True, make a turn shorter.",
+                f"Lightning takes {milliseconds(each_ns)} per epoch change, and an epoch has"
+                f" {_batches(batches)}. That costs {COST}.",
+                "Make epochs longer, with a sampler such as RandomSampler(data, replacement=True,"
+                " num_samples=...), and use max_steps. This changes training.",
                 self.severity(share),
                 saving_ns=cost_ns,
                 evidence=evidence,

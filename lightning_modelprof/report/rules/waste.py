@@ -39,15 +39,18 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "repeated_forward"
-    title: ClassVar[str] = "A module computes the same output again"
+    title: ClassVar[str] = "Module output is computed twice"
+    healthy: ClassVar[str] = "Modules compute each output once"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "in the counted step, a module without dropout is called again with the very same"
-            " tensors, unchanged since, as are its parameters and buffers: that part of its forward and"
-            " backward"
+            "in the inspected step, a module without dropout is called again with the same tensors,"
+            " and neither"
+            " they nor its parameters and buffers changed; by that part of its forward and backward."
+            " BatchNorm"
+            " updates its statistics in each call"
         ),
         of="of the loop",
-        where="the lines that call it",
+        where="the calling lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
@@ -61,7 +64,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if analysis.cost is None or analysis.cost.waste is None:
-            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+            return self.not_evaluated("no step was inspected (set flops=True)")
         if isinstance(modules, Absent):
             return self.not_evaluated(f"modules: {modules.reason}")
         times = {one.path: (one.forward_ns, one.backward_ns) for one in modules.modules}
@@ -77,18 +80,19 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
                 continue
             is_weight = _PARAMETRIZATIONS in f".{call.path}."
             action = (
-                "Run the forward under torch.nn.utils.parametrize.cached(), which computes each weight once."
+                "Run the forward under torch.nn.utils.parametrize.cached()."
                 if is_weight
-                else f"Call {call.path} once, keep its output in a variable, and use that for both."
-                + (" Its BatchNorm then updates its statistics once." if call.updates_statistics else "")
+                else f"Call {call.path} once and reuse its output."
+                + (" BatchNorm then updates its statistics once." if call.updates_statistics else "")
             )
             found.append(
                 self.found(
-                    f"{call.path} is called {call.calls} times in a step, {call.repeated} of them with"
-                    f" tensors that it had before: {COST}.",
+                    f"{call.path} is called {call.calls} times per step, {call.repeated} of them with"
+                    " the same"
+                    f" tensors, which costs {COST}.",
                     action,
                     self.severity(share),
-                    title=f"{call.path} computes the same output again",
+                    title=f"Output of {call.path} is computed twice",
                     saving_ns=cost_ns,
                     places=[
                         Location(
@@ -97,9 +101,9 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
                         for one in reversed(call.lines)
                     ],
                     evidence=[
-                        duration("computed again per step", cost_ns),
-                        count("calls in a step", call.calls),
-                        count("with tensors that it had before", call.repeated),
+                        duration("repeated work per step", cost_ns),
+                        count("calls per step", call.calls),
+                        count("repeated calls per step", call.repeated),
                     ],
                 )
             )
@@ -141,14 +145,15 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "unused_gradients"
     title: ClassVar[str] = "Unused gradients are computed"
+    healthy: ClassVar[str] = "All gradients are used"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "one process: in the counted step a backward pass makes gradients with which no"
-            " optimizer steps before they are made again, or at all. All of a module's backward where"
-            " the pass goes on into it for nothing, half where it has to go through"
+            "in one process: in the inspected step, a backward pass computes gradients that no optimizer uses"
+            " before they are recomputed or cleared. All of a module's backward counts if no used gradient is"
+            " behind it, otherwise half"
         ),
         of="of the loop",
-        where="the line of the backward",
+        where="the backward call",
     )
     phases: ClassVar[tuple[str, ...]] = ("backward", "forward")
     takes_time_there: ClassVar[bool] = False
@@ -164,11 +169,11 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if analysis.cost is None or analysis.cost.waste is None:
-            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+            return self.not_evaluated("no step was inspected (set flops=True)")
         if isinstance(modules, Absent):
             return self.not_evaluated(f"modules: {modules.reason}")
         if not (analysis.cost.waste.follows_gradients or analysis.cost.waste.unused):
-            return self.not_evaluated("no optimizer was seen to use gradients in the counted step")
+            return self.not_evaluated("no optimizer used gradients in the inspected step")
         unused = {one.path: one for one in analysis.cost.waste.unused}
         with_parameters = {one.path for one in modules.modules if one.trainable}
         backward = {one.path: one.backward_ns or 0 for one in modules.modules}
@@ -183,26 +188,24 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
         cost_ns = beyond_ns + within_ns
         share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         if share is None or not self.is_found(share, cost_ns):
-            return self.clean("Gradients that are made are used.")
+            return self.clean("Optimizers use all gradients.")
         most = beyond if beyond_ns >= within_ns else within
         names = ", ".join(most)
         setup = analysis.setup
         is_alone = setup is not None and len(setup.optimizers) == 1 and not setup.manual_optimization
         action = (
-            f"Freeze {names} with requires_grad_(False): the optimizer doesn't have its parameters."
+            f"Freeze {names} with requires_grad_(False); the optimizer doesn't have its parameters."
             if is_alone
-            else f"Cut the graph before {names} in this loss: use the .detach()ed output of {names}, or"
-            " make it under torch.no_grad()."
+            else f"Detach the output of {names} in this loss, or use torch.no_grad()."
             if most is beyond
-            else f"Freeze {names} for this backward: self.toggle_optimizer(optimizer) of the other optimizer,"
-            f" or {next(iter(names.split(', ')))}.requires_grad_(False)."
+            else f"Freeze {names} for this backward with self.toggle_optimizer(optimizer)."
         )
         made = [one.lines for one in analysis.cost.waste.outputs if one.path in most]
         began = [one.lines for one in most.values()]
         lines = dict.fromkeys(line for lines in (*began, *made) for line in lines)
         return (
             self.found(
-                f"A backward pass makes gradients of {names} that no optimizer uses: {COST}.",
+                f"Backward computes gradients of {names} that no optimizer uses, which costs {COST}.",
                 action,
                 self.severity(share),
                 saving_ns=cost_ns,
@@ -210,8 +213,8 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
                     Location(file=one.file, line=one.line, function=one.name, is_exact=True) for one in lines
                 ],
                 evidence=[
-                    duration("of whole passes", beyond_ns),
-                    duration("of weights alone", within_ns),
+                    duration("unused backward per step", beyond_ns),
+                    duration("unused weight gradients per step", within_ns),
                 ],
             ),
         )
@@ -246,13 +249,14 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "frozen_layers_computed"
-    title: ClassVar[str] = "Backward goes through frozen layers"
+    title: ClassVar[str] = "Backward runs through frozen layers"
+    healthy: ClassVar[str] = "Backward skips frozen layers"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "backward time of modules without trainable parameters that are registered before all"
-            " trainable ones"
+            "backward time of modules without trainable parameters that are registered before all trainable"
+            " ones. Wrong for models that run in another order, or that need gradients of their input"
         ),
-        where="the modules",
+        where="the frozen modules",
     )
     phases: ClassVar[tuple[str, ...]] = ("backward",)
     takes_time_there: ClassVar[bool] = False
@@ -270,25 +274,21 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(f"modules: {modules.reason}")
         frozen = _frozen_at_the_start(modules.modules)
         if not frozen:
-            return self.clean("No frozen layer stands before the trainable ones.")
+            return self.clean("No frozen layer precedes the trainable ones.")
         known = [(one.backward_ns, one) for one in frozen if one.backward_ns is not None]
         if not known and modules.root.backward_ns is None:
-            return self.not_evaluated("the backward of modules was not timed")
+            return self.not_evaluated("backward wasn't timed by module")
         cost_ns = sum(ns for ns, _ in known)
         share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if share is None or not self.is_found(share, cost_ns):
-            return self.clean(
-                f"Backward spends {milliseconds(cost_ns)} a step in frozen layers at the start."
-            )
+            return self.clean(f"Backward spends {milliseconds(cost_ns)} per step in frozen first layers.")
         worst = sorted(known, key=lambda pair: -pair[0])
         names = ", ".join(one.path for _, one in worst[:3])
         step = setup.module_hooks.get("training_step")
         return (
             self.found(
-                f"{names} and what is in it has no trainable parameter and nothing trainable before it, yet"
-                f" backward takes {COST} there.",
-                "Do not let the model's input require gradients (requires_grad), or run these layers under"
-                " torch.no_grad().",
+                f"Backward spends {COST} in {names}, although nothing up to there is trainable.",
+                "Run these layers under torch.no_grad(), or remove requires_grad from the input.",
                 self.severity(share),
                 saving_ns=cost_ns,
                 places=[
@@ -300,7 +300,7 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
                     )
                     for _, one in worst
                 ],
-                evidence=[duration("backward per step", cost_ns)],
+                evidence=[duration("backward time per step", cost_ns)],
             ),
         )
 
@@ -321,14 +321,17 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "frozen_forward"
-    title: ClassVar[str] = "A frozen module computes the same in each epoch"
+    title: ClassVar[str] = "Frozen module recomputes outputs every epoch"
+    healthy: ClassVar[str] = "No repeated frozen forward"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "forward time of the outermost modules without trainable parameters, where 12 samples or"
-            " more were the same each time their index came"
+            "forward time of the outermost modules without trainable parameters, if at least 12"
+            " sampled indices"
+            " returned identical data every time. Cached outputs are the same only without dropout and with"
+            " BatchNorm in eval mode"
         ),
-        of="of a clean step",
-        where="`def` of `training_step`",
+        of="of the step time",
+        where="`training_step`",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward",)
     takes_time_there: ClassVar[bool] = False
@@ -347,31 +350,30 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
         if isinstance(modules, Absent):
             return self.not_evaluated(f"modules: {modules.reason}")
         if modules.root.backward_ns is None:
-            return self.not_evaluated("the backward of modules was not timed")
+            return self.not_evaluated("backward wasn't timed by module")
         frozen = _frozen(modules.modules)
         cost_ns = sum(one.forward_ns or 0 for one in frozen)
         share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if share is None or not self.is_found(share, cost_ns):
-            return self.clean("No frozen module takes much of the forward.")
+            return self.clean("Frozen modules take little of the forward.")
         if seen is None or seen.num_compared < self.least_compared:
-            return self.not_evaluated("too few samples came again to know whether they are the same")
+            return self.not_evaluated("too few samples were fetched twice")
         if seen.num_equal < seen.num_compared:
-            return self.clean("A sample of the same index was another one in another epoch.")
+            return self.clean("Samples of the same index differ between epochs.")
         names = ", ".join(one.path for one in frozen[:3])
         step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
         return (
             self.found(
-                f"{names} has no trainable parameter, yet it takes"
-                f" {COST} to compute what it computed for the same samples in the epoch before.",
-                f"Run {names} over the data set once, before training, and let the data set return its output"
-                " with each sample. That is the same as long as it has no dropout and its BatchNorm is in"
-                " eval mode.",
+                f"{names} is frozen, yet takes {COST} to recompute its outputs for the same samples"
+                " every epoch.",
+                f"Compute the outputs of {names} once and return them from the data set. Results are the same"
+                " without dropout and with BatchNorm in eval mode.",
                 self.severity(share),
-                title=f"{names} is frozen and computes the same in each epoch",
+                title=f"Frozen {names} recomputes outputs every epoch",
                 saving_ns=cost_ns,
                 places=[] if step is None else [step],
                 evidence=[
-                    duration("forward of frozen modules per step", cost_ns),
+                    duration("frozen forward per step", cost_ns),
                     count("samples compared", seen.num_compared),
                 ],
             ),
@@ -396,15 +398,18 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "unused_outputs"
-    title: ClassVar[str] = "Much of what a module computes is not in the loss"
+    title: ClassVar[str] = "Module computes unused output"
+    healthy: ClassVar[str] = "Module outputs are used"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "forward and backward of the innermost modules, times the part of their rows (vectors of"
-            " features for each place, else samples) whose gradient was 0 in the counted step, less"
-            " the samples that got none anywhere; from 30% of a module's rows"
+            "forward and backward of the innermost modules, times the share of their rows (feature"
+            " vectors, or"
+            " samples) with zero gradient in the inspected step, without samples that got no gradient"
+            " anywhere;"
+            " from 30% of a module's rows. Gradients that are zero by chance count too"
         ),
-        of="of a clean step",
-        where="the lines that call the module",
+        of="of the step time",
+        where="the calling lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
@@ -419,12 +424,12 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if analysis.cost is None or analysis.cost.waste is None:
-            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+            return self.not_evaluated("no step was inspected (set flops=True)")
         if isinstance(modules, Absent):
             return self.not_evaluated(f"modules: {modules.reason}")
         outputs = {one.path: one for one in analysis.cost.waste.outputs}
         if not outputs:
-            return self.not_evaluated("no backward pass was seen in the counted step")
+            return self.not_evaluated("no backward pass ran in the inspected step")
         layers = [one for one in outputs.values() if one.rows]
         everywhere = min((one.unused_samples / one.samples for one in layers), default=0.0)
         times = {one.path: (one.forward_ns or 0) + (one.backward_ns or 0) for one in modules.modules}
@@ -436,7 +441,7 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         cost_ns = sum(wasted.values())
         share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if share is None or not self.is_found(share, cost_ns):
-            return self.clean("What modules compute is in the loss.")
+            return self.clean("The loss uses the modules' outputs.")
         name = _deepest_with(wasted, _MOST_OF_WASTE * cost_ns)
         within = [outputs[path] for path in wasted if not name or f"{path}.".startswith(f"{name}.")]
         rows = sum(one.rows for one in within)
@@ -445,35 +450,28 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         worst = sorted(wasted, key=lambda one: -wasted[one])
         called = name or " and ".join(worst[:2])
         if part == 1:
-            action = (
-                f"Nothing in the loss depends on the output of {called}: do not call it, or not while the"
-                " weight of its loss is 0; if it is only looked at, call it under torch.no_grad() every some"
-                " steps."
-            )
+            action = f"Don't call {called}, or call it under torch.no_grad() every N steps."
         elif by_sample > 0.5 * part:
-            action = (
-                f"Call {called} only with the samples that need it: y[i] = module(x[i]) with their indices i,"
-                " in place of a mask or a weight of 0 afterwards."
-            )
+            action = f"Call {called} only with the samples that need it (y[i] = module(x[i]))."
         else:
             action = (
-                f"Take the rows that the loss needs before {called}: module(x[mask]), with labels[mask]. If"
-                " the others are padding, pad to the longest sample of the batch and batch samples of like"
-                " length."
+                f"Select the needed rows before {called} (module(x[mask]), labels[mask]). For padding, batch"
+                " samples of similar length."
             )
         return (
             self.found(
-                f"The loss does not depend on {percent(part)} of what {called} computed in the counted step"
-                f" (the gradient there is 0): {COST}.",
+                f"{percent(part)} of {called}'s output rows have zero gradient in the inspected step,"
+                " which costs"
+                f" {COST}.",
                 action,
                 self.severity(share),
-                title=f"{percent(part)} of what {called} computes is not in the loss",
+                title=f"{percent(part)} of {called}'s output is unused",
                 saving_ns=cost_ns,
                 places=_calls_of(outputs, name, worst[0]),
                 evidence=[
-                    duration("for unused rows per step", cost_ns),
-                    count("rows", rows),
-                    ratio("unused", part),
+                    duration("time for unused rows, per step", cost_ns),
+                    ratio("unused rows", part),
+                    count("output rows", rows),
                 ],
             ),
         )
@@ -524,14 +522,15 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "many_calls"
-    title: ClassVar[str] = "A module is called again and again in a step"
+    title: ClassVar[str] = "Module called many times per step"
+    healthy: ClassVar[str] = "Modules are called in batches"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "the outermost module with parameters, no cell, that a step calls 16 times or more; what"
-            " its calls take, as what one call would save is not known"
+            "the outermost module with parameters (no recurrent cell) with at least 16 calls per step, by the"
+            " time of its calls. How much one batched call saves is unknown"
         ),
-        of="of a clean step",
-        where="the line that takes most of the forward around it",
+        of="of the step time",
+        where="the slowest line of the surrounding forward",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
@@ -547,7 +546,7 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if isinstance(modules, Absent) or times is None:
-            return self.not_evaluated("modules were not timed (flops=True does)")
+            return self.not_evaluated("modules weren't timed (set flops=True)")
         calls = {one.path: one.calls / max(times.steps, 1) for one in times.times}
         often = [
             one
@@ -562,20 +561,19 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         taken_ns = 0 if worst is None else (worst.forward_ns or 0) + (worst.backward_ns or 0)
         share = taken_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if worst is None or share is None or not self.is_found(share, taken_ns):
-            return self.clean("No module that a step calls many times takes much of it.")
+            return self.clean("Modules with many calls take little of the step.")
         number = round(calls[worst.path])
         return (
             self.found(
-                f"A step calls {worst.path} {number:,} times, which takes"
+                f"{worst.path} is called {number:,} times per step, which takes"
                 f" {per_step(taken_ns, costs.step_ns)}.",
-                f"Put the inputs of all calls into one batch and call {worst.path} once (torch.cat or"
-                " torch.stack before, split after), if no call needs another one's result.",
+                f"Batch independent inputs with torch.cat or torch.stack, and call {worst.path} once.",
                 Severity.WARNING,
-                title=f"{worst.path} is called {number:,} times in a step",
+                title=f"{worst.path} called {number:,} times per step",
                 places=_calling_line(analysis, worst.path),
                 evidence=[
-                    count("calls in a step", number),
-                    duration("they take per step", taken_ns),
+                    count("calls per step", number),
+                    duration("their time per step", taken_ns),
                 ],
             ),
         )
@@ -611,14 +609,16 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_torch_module"
     title: ClassVar[str] = "Costly arguments of a torch module"
+    healthy: ClassVar[str] = "Torch modules are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
-            " parameters, by class and arguments, if one of these isn't the default; of"
-            " `n_power_iterations` one is left, anything else is a hint from half of the step on"
+            " parameters, by class and arguments, if an argument isn't the default. For `n_power_iterations`,"
+            " the time above one iteration; other arguments are a hint from half of the step. Other arguments"
+            " change numerics"
         ),
-        of="of a clean step",
-        where="the modules",
+        of="of the step time",
+        where="the costly modules",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward",)
     takes_time_there: ClassVar[bool] = False
@@ -632,7 +632,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if isinstance(modules, Absent) or cost is None:
-            return self.not_evaluated("modules were not timed (flops=True does)")
+            return self.not_evaluated("modules weren't timed (set flops=True)")
         times = {one.path: one.forward_ns or 0 for one in modules.modules}
         groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for one in cost.modules:
@@ -656,21 +656,21 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             found.append(
                 self.found(
                     f"{paths[0]} ({type_name}, {told}){more} takes {per_step(took_ns, costs.step_ns)}.",
-                    f"Look for a cheaper module, or for cheaper arguments than {told}."
+                    f"Use a cheaper module, or cheaper arguments than {told} (changes numerics)."
                     if saving_ns is None
-                    else f"Try {_ITERATIONS}1, torch's default (currently {number}). That saves up to"
-                    f" {milliseconds(saving_ns)} per step. Weights then differ a little.",
+                    else f"Try {_ITERATIONS}1, torch's default (currently {number}). Saves up to"
+                    f" {milliseconds(saving_ns)} per step (changes numerics).",
                     Severity.INFO if saving_ns is None else self.severity(share),
                     title="A torch module dominates the step" if saving_ns is None else "",
                     saving_ns=saving_ns,
                     places=[Location(module=path) for path in paths[:3]],
                     evidence=[
-                        duration("forward per step", took_ns),
+                        duration("forward time per step", took_ns),
                         count("modules", len(paths)),
                     ],
                 )
             )
-        return tuple(found) or self.clean("No torch module with unusual arguments takes much of the step.")
+        return tuple(found) or self.clean("Torch modules with unusual arguments take little of the step.")
 
 
 _ITERATIONS: Final = "n_power_iterations="
@@ -719,18 +719,19 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "conv_bias_before_batchnorm"
-    title: ClassVar[str] = "A convolution's bias is subtracted again by BatchNorm"
+    title: ClassVar[str] = "Redundant conv bias before BatchNorm"
+    healthy: ClassVar[str] = "No redundant conv biases"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "a convolution with a bias and next to it, in a Sequential or by name, a BatchNorm of as"
-            " many channels; a hint"
+            "a convolution with a bias, followed (in a Sequential, or by name) by a BatchNorm with as many"
+            " channels, which subtracts the bias with the mean and has its own; a hint"
         ),
-        where="the modules",
+        where="the convolutions",
     )
     takes_time_there: ClassVar[bool] = False
 
     least: int = 1
-    """So many of them are worth a word."""
+    """So many of them are a finding."""
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found or clean."""
@@ -738,17 +739,15 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(NO_SETUP)
         pairs = analysis.setup.convolution_biases
         if len(pairs) < self.least:
-            return self.clean(
-                "No convolution with a bias stands right before a BatchNorm, as far as order is known."
-            )
+            return self.clean("No convolution with a bias is known to precede a BatchNorm.")
         first = pairs[0]
         certain = all(pair.is_sequential for pair in pairs)
         return (
             self.found(
-                f"{first.convolution} adds a bias that {first.normalisation} subtracts with the mean"
-                + (f", and so do {len(pairs) - 1} more convolutions" if len(pairs) > 1 else "")
-                + ("." if certain else "; the order is told by their names."),
-                "Conv(..., bias=False): the BatchNorm after it has a bias of its own.",
+                f"{first.convolution}'s bias is cancelled by {first.normalisation}"
+                + (f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else "")
+                + ("." if certain else ", assuming that their names give the order."),
+                "Pass bias=False to the convolution.",
                 Severity.INFO,
                 places=[
                     Location(
@@ -775,14 +774,17 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "dense_embeddings"
-    title: ClassVar[str] = "Each step updates all rows of an embedding, and uses few"
+    title: ClassVar[str] = "Unused embedding rows are updated"
+    healthy: ClassVar[str] = "Embedding updates are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "on the CPU: embeddings with dense gradients of which the counted step looks up a quarter"
-            " of the rows or less: the share that unused rows have of all trainable parameters, of"
-            " Optimization and Zero grad"
+            "CPU training: embeddings with dense gradients where the inspected step looks up at most a"
+            " quarter"
+            " of the rows, by the unused rows' share of all trainable parameters, of Optimization and"
+            " Zero grad."
+            " With sparse gradients, Adam's averages of other rows don't decay, which changes numerics"
         ),
-        where="lines that make an `Embedding`",
+        where="`Embedding(...)` calls",
     )
     phases: ClassVar[tuple[str, ...]] = ("optimizer", "zero_grad")
     bound: ClassVar[str | None] = "optimizer_bound"
@@ -800,11 +802,11 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
         if analysis.info.device_type != "cpu":
-            return self.not_evaluated("the device's time in the optimizer is not the host's")
+            return self.not_evaluated("only checked for CPU training")
         if analysis.cost is None or analysis.cost.waste is None:
-            return self.not_evaluated("no step was counted as it ran (flops=True does)")
+            return self.not_evaluated("no step was inspected (set flops=True)")
         if isinstance(modules, Absent) or not modules.root.trainable:
-            return self.not_evaluated("the parameters of the model are not known")
+            return self.not_evaluated("the model's parameters are unknown")
         tables = [one for one in analysis.cost.waste.tables if one.used <= self.most_used * one.rows]
         unused = sum((one.rows - one.used) * one.columns for one in tables)
         part = min(1.0, unused / modules.root.trainable)
@@ -812,24 +814,22 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
         wall_ns, cost_ns = costs.usual_wall_ns(costs.typical), part * costs.in_step_ns(self.phases)
         share = usual_ns / wall_ns if wall_ns else None
         if share is None or not self.is_found(share, usual_ns):
-            return self.clean("No embedding has many rows that its steps do not use.")
+            return self.clean("Updating unused embedding rows takes little time.")
         first = max(tables, key=lambda one: one.rows * one.columns)
         return (
             self.found(
-                f"A step looks up at most {first.used:,} of the {first.rows:,} rows of {first.path}, and the"
-                f" optimizer changes all of them."
-                f" Unused rows take {COST}.",
-                "nn.Embedding(..., sparse=True) with torch.optim.SparseAdam (SGD and Adagrad take sparse"
-                " gradients as they are) changes the rows of the batch alone. Adam's averages of all other"
-                " rows stand still then, which changes the training a little: compare the validation loss.",
+                f"The optimizer updates all {first.rows:,} rows of {first.path}, but a step uses at most"
+                f" {first.used:,}. Unused rows take {COST}.",
+                "Use nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, SGD or Adagrad (changes"
+                " numerics).",
                 self.severity(share),
                 saving_ns=cost_ns,
                 places=lines_that_call(analysis.setup, "Embedding", "EmbeddingBag"),
                 evidence=[
-                    duration("for unused rows per step", cost_ns),
-                    ratio("share of the parameters in unused rows", part),
-                    count("rows of the largest table", first.rows),
-                    count("looked up in a step", first.used),
+                    duration("time for unused rows, per step", cost_ns),
+                    ratio("parameters in unused rows", part),
+                    count("rows in the largest table", first.rows),
+                    count("rows used per step", first.used),
                 ],
             ),
         )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
+    Evidence,
     Finding,
     Location,
     Report,
@@ -19,7 +20,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import place_of, saving_text, verdict_word
+from lightning_modelprof.show.findings import place_of, saving_text, told_figures, verdict_word
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration
 
@@ -91,6 +92,7 @@ def found_views(
 
 def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str, Any]:
     severity, symbol, word = _SEVERITIES[finding.severity]
+    told = told_figures(finding)
     return {
         "kind": one_line(finding.kind),
         "severity": severity,
@@ -102,10 +104,13 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
         "saving": saving_text(finding),
         "goto": next((_goto(slices) for slices in finding.slices if has_slices(slices)), None),
         "locations": [_location(location) for location in finding.locations],
-        "evidence": [
-            (one_line(item.label), format_amount(item.value, item.unit)) for item in finding.evidence
-        ],
+        "evidence": list(map(_figure, told)),
+        "more_evidence": [_figure(one) for one in finding.evidence if one not in told],
     }
+
+
+def _figure(one: Evidence) -> tuple[str, str]:
+    return one_line(one.label), format_amount(one.value, one.unit)
 
 
 def _goto(slices: Slices) -> dict[str, str]:
@@ -123,7 +128,7 @@ def _location(location: Location) -> dict[str, Any]:
 
 
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The rules that found nothing and those that could not say, each with its code and its sentence."""
+    """Passed checks and those that don't apply, each with its code, its healthy state and its sentence."""
     groups = []
     for status, label in ((Status.CLEAN, "Passed"), (Status.NOT_EVALUATED, "Not applicable")):
         rules = [

@@ -48,11 +48,11 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget();
 
-// Paper shows everything.
+// Paper shows everything but the details of findings and checks.
 /** @type {HTMLDetailsElement[]} */
 let closed = [];
 addEventListener("beforeprint", () => {
-  closed = Array.from(document.querySelectorAll("main details:not([open])"));
+  closed = Array.from(document.querySelectorAll("main details:not([open]):not(.checks, .more)"));
   for (const details of closed) details.open = true;
   for (const flame of parts.flames) flame.print(true);
 });

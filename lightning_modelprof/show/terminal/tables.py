@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report, Severity, Table
-from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
+from lightning_modelprof.show.findings import found_texts, passed_line, summary_line, verdict_line
 from lightning_modelprof.show.grid import (
     NAME_LIMIT,
     Block,
@@ -72,7 +72,8 @@ def _findings(report: Report, screen: Screen) -> Iterator[str]:
         yield from _wrapped(screen, text.head, _SEVERITY_STYLE.get(text.severity, ""))
         for line in text.lines:
             yield from (_GAP + part for part in wrap(line, screen.prose_width - len(_GAP)))
-    yield from _wrapped(screen, summary_line(report.findings), "dim")
+    for line in filter(None, (passed_line(report.findings), summary_line(report.findings))):
+        yield from _wrapped(screen, line, "dim")
 
 
 def _facts(facts: tuple[tuple[str, str], ...], screen: Screen) -> Iterator[str]:
