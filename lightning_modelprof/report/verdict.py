@@ -67,9 +67,8 @@ VERDICTS: Final[Mapping[str, str]] = {
         " verdict applies."
     ),
     "device_bound": (
-        "kernels, copies and sets (Step time breakdown) take at least 85% of the recorded steps. It"
-        " shows Busy of"
-        " the Device Summary."
+        "kernels, copies and sets (Step time breakdown) take at least 85% of the recorded steps. It shows"
+        " Busy of the Device Summary."
     ),
     "input_bound": "`input_bound`, `worker_startup`",
     "optimizer_bound": "`slow_optimizer`; on the CPU `optimizer_not_fused` and `dense_embeddings`",
@@ -87,16 +86,14 @@ VERDICTS: Final[Mapping[str, str]] = {
         " `slow_lr_scheduler`, `zero_grad_cost`, `clip_cost`"
     ),
     "balanced": (
-        "no other verdict applies, forward, backward and optimizer take at least half of the step"
-        " time, and at"
-        " least 95% of it is attributed. There may still be findings. A slow model on the CPU is"
-        " BALANCED, since"
-        " it has no GPU to be bound by."
+        "no other verdict applies, forward, backward and optimizer take at least half of the step time, and"
+        " at least 95% of it is attributed. There may still be findings. A slow model on the CPU is"
+        " BALANCED, since it has no GPU to be bound by."
     ),
     "compute_bound": (
-        "like BALANCED, if forward, backward and optimizer are the largest part but take less than"
-        " half, or less"
-        " than 95% of the step time is attributed. If another part is larger, that part gives the verdict."
+        "like BALANCED, if forward, backward and optimizer are the largest part but take less than half, or"
+        " less than 95% of the step time is attributed. If another part is larger, that part gives the"
+        " verdict."
     ),
 }
 """Kind of a verdict → its definition, in Markdown; of those in ``LEAST_SHARE`` whose time it is."""

@@ -249,8 +249,8 @@ _ALL: Final = (
         optimizer=(
             Way(
                 words=(
-                    "call model.train(..., plan_kwargs={'optimizer': 'Custom', 'optimizer_creator':"
-                    " lambda parameters: torch.optim.{kind}(parameters, {arguments})}) with your current lr,"
+                    "call model.train(..., plan_kwargs=dict(optimizer='Custom', optimizer_creator="
+                    "lambda parameters: torch.optim.{kind}(parameters, {arguments}))) with your current lr,"
                     " eps and weight_decay"
                 ),
                 target="scvi.train:TrainingPlan.__init__",

@@ -52,8 +52,7 @@ def advice_for(
     if source.own_operators >= MANY_OPERATORS:
         return (
             f"Use operations on whole tensors instead of a loop. {place} runs {source.own_operators}"
-            " operators"
-            " per step."
+            " operators per step."
         )
     if source.own_tensors:
         return (

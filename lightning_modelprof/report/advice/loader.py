@@ -194,8 +194,8 @@ def workers_advice(
     if loader is None or loader.num_workers is None:
         kind = "the data loader" if loader is None else loader.kind
         return LoaderAdvice(
-            f"Make {kind} faster, or load batches in the background."
-            f"{'' if owner is None else owner.cheaper_batches}",
+            f"Make {kind} faster, or load batches in the"
+            f" background.{'' if owner is None else owner.cheaper_batches}",
             [],
             wait_ns,
         )
@@ -277,9 +277,9 @@ def predicted_call(
     most = max(one.workers for one in queue.predictions)
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
     return (
-        f"{written_call(kind, arguments, owner)} (currently {now})."
-        f" Expect {'up to' if is_bound else 'about'} {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms"
-        f" per step{'; less if workers compete with training for CPU' * is_bound}."
+        f"{written_call(kind, arguments, owner)} (currently {now}). Expect {'up to' if is_bound else 'about'}"
+        f" {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms per"
+        f" step{'; less if workers compete with training for CPU' * is_bound}."
         + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
     )
 

@@ -90,8 +90,8 @@ def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
     each = "batch" if one.call.kind == "collate" else "sample"
     whose = f" of DataLoader {facts.record.loader}" if num_loaders > 1 else ""
     return (
-        f" In the workers{whose}, {named(one.call)} is slowest"
-        f" ({milliseconds(own_ns(facts, one))} per {each}, {percent(one.share or 0.0)} of worker time)."
+        f" In the workers{whose}, {named(one.call)} is slowest ({milliseconds(own_ns(facts, one))} per"
+        f" {each}, {percent(one.share or 0.0)} of worker time)."
     )
 
 

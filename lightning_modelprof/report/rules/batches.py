@@ -50,14 +50,12 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Batches are large enough"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "CPU training in one process: the part of the step that doesn't depend on the batch size,"
-            " by a line"
-            " through step times and sizes, also at the lower bound of its interval. If all batches have one"
-            " size, it is the time of forward, backward and optimizer above the counted step's FLOPs"
-            " and bytes"
-            " at 4 GFLOP/s and 2 GB/s, at most 30 µs per operator, without a promise. A hint, since larger"
-            " batches change the training: learning rate, its schedule and max_steps need retuning, and"
-            " BatchNorm sees larger batches. Compare the time to the same validation loss"
+            "CPU training in one process: the part of the step that doesn't depend on the batch size, by a"
+            " line through step times and sizes, also at the lower bound of its interval. If all batches"
+            " have one size, it is the time of forward, backward and optimizer above the counted step's"
+            " FLOPs and bytes at 4 GFLOP/s and 2 GB/s, at most 30 µs per operator, without a promise. A"
+            " hint, since larger batches change the training: learning rate, its schedule and max_steps need"
+            " retuning, and BatchNorm sees larger batches. Compare the time to the same validation loss"
         ),
         levels="50% of the median step",
         where="`DataLoader(...)` calls",
@@ -125,9 +123,8 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         unit = analysis.info.sample_unit
         return self.found(
             f"Each optimizer step accumulates {every} batches of {usual} {unit}.",
-            f"Try batches of {2 * usual} {unit} or more, with accumulate_grad_batches={-(-every // 2)}"
-            " or less."
-            " BatchNorm then sees larger batches (changes numerics).",
+            f"Try batches of {2 * usual} {unit} or more, with accumulate_grad_batches={-(-every // 2)} or"
+            " less. BatchNorm then sees larger batches (changes numerics).",
             Severity.WARNING if is_costly else Severity.INFO,
             title="Gradients are accumulated over tiny batches",
             places=lines_that_call(analysis.setup, "DataLoader"),

@@ -106,8 +106,8 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             ]
         is_bar = "ProgressBar" in name.partition("{")[0]
         return self.found(
-            f"{name} takes {COST}, most of it in {worst[0].hook}"
-            f" ({worst[0].calls:,} calls, {milliseconds(worst[0].total_ns / worst[0].calls)} each).",
+            f"{name} takes {COST}, most of it in {worst[0].hook} ({worst[0].calls:,} calls,"
+            f" {milliseconds(worst[0].total_ns / worst[0].calls)} each).",
             "Use RichProgressBar(refresh_rate=20) or Trainer(enable_progress_bar=False)."
             if is_bar
             else f"Run {name} in fewer steps, or remove it."
@@ -138,9 +138,8 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Layer hooks are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share"
-            " minus two"
-            " standard errors counts"
+            "samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share minus"
+            " two standard errors counts"
         ),
         of="of the loop",
         where="the hooks' lines",
@@ -181,9 +180,8 @@ class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Anomaly detection is off"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "autograd's anomaly detection is on, by samples in its stack recording. A lower bound,"
-            " because NaN"
-            " checks aren't included; a hint if there are few samples"
+            "autograd's anomaly detection is on, by samples in its stack recording. A lower bound, because"
+            " NaN checks aren't included; a hint if there are few samples"
         ),
         of="of the loop",
     )
@@ -299,11 +297,9 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"
-            " `self.logger.experiment`) and torchmetrics (update, compute, forward, sync) that your"
-            " code makes"
-            " anywhere, at least 10; the share minus two standard errors counts. `self.log` takes as"
-            " long when"
-            " no logger writes the value, and direct logger calls write every time, whatever"
+            " `self.logger.experiment`) and torchmetrics (update, compute, forward, sync) that your code"
+            " makes anywhere, at least 10; the share minus two standard errors counts. `self.log` takes as"
+            " long when no logger writes the value, and direct logger calls write every time, whatever"
             " `log_every_n_steps` is. Values with `sync_dist=True` make ranks wait for each other"
         ),
         of="of the loop",

@@ -201,8 +201,7 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"Training had no CPU {percent(share)} of the time. All timings below are inflated, the"
-                " model's"
-                " included.",
+                " model's included.",
                 _own_workers(analysis) or "Re-run on an idle machine, or reserve CPUs for this job.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,
@@ -221,8 +220,8 @@ def _own_workers(analysis: Analysis) -> str:
     if used < cpus / 2:
         return ""
     return (
-        "Make DataLoader samples cheaper, or reserve more CPUs."
-        f" The workers use {digits(used)} of {cpus} CPUs."
+        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of {cpus}"
+        " CPUs."
     )
 
 
@@ -277,9 +276,8 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
                 continue
             found.append(
                 self.found(
-                    f"Thread {thread.name} was on a CPU {percent(thread.cpu_ns / samples.loop_ns)} of"
-                    " the time."
-                    f" Only one thread runs Python at a time, so this costs up to {COST}.",
+                    f"Thread {thread.name} was on a CPU {percent(thread.cpu_ns / samples.loop_ns)} of the"
+                    f" time. Only one thread runs Python at a time, so this costs up to {COST}.",
                     "Run this work less often, or in a separate process.",
                     self.severity(share),
                     title=f"Thread {thread.name} competes with training",

@@ -134,11 +134,10 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "CPU keeps the GPU supplied"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "GPU idle time while the CPU hasn't launched work yet (Host Wait Summary) in forward,"
-            " backward and"
-            " optimizer. Other CPU work between launches counts too; an operator, Python code or a lock that"
-            " fills half of the time is named instead. A profiler slows down launches, so the true share is"
-            " smaller"
+            "GPU idle time while the CPU hasn't launched work yet (Host Wait Summary) in forward, backward"
+            " and optimizer. Other CPU work between launches counts too; an operator, Python code or a lock"
+            " that fills half of the time is named instead. A profiler slows down launches, so the true"
+            " share is smaller"
         ),
         where="the lines with the most operators",
     )
@@ -333,9 +332,8 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "torch.compile compiles once"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "torch.compile recompiled a function or broke a graph, by the recompilation time; a hint"
-            " if that is"
-            " small or unknown"
+            "torch.compile recompiled a function or broke a graph, by the recompilation time; a hint if that"
+            " is small or unknown"
         ),
         of="of the loop",
         where="the compiled functions",

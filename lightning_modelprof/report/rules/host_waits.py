@@ -168,9 +168,8 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
             return "There are no such waits in the recorded steps."
         host_ns = circumstances.per_step(sum(wait.wait_ns for wait in waits), facts.steps_ns, facts.num_steps)
         return (
-            f"The CPU waits {_times(calls)} per step, for {milliseconds(host_ns)} in total. Without"
-            " these waits"
-            f" the GPU finishes {milliseconds(cost_ns)} earlier."
+            f"The CPU waits {_times(calls)} per step, for {milliseconds(host_ns)} in total. Without these"
+            f" waits the GPU finishes {milliseconds(cost_ns)} earlier."
         )
 
     def _grouped(
@@ -227,10 +226,8 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "CPU waits for GPU values or a synchronization, by the GPU idle time they cause (Host Wait"
-            " Summary);"
-            " a hint without a profiler window. Sizes that depend on values (nonzero, boolean"
-            " indexing), printed"
-            " tensors and .item() all need values"
+            " Summary); a hint without a profiler window. Sizes that depend on values (nonzero, boolean"
+            " indexing), printed tensors and .item() all need values"
         ),
         where="the waiting lines",
     )

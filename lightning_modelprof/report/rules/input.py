@@ -90,13 +90,11 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Data keeps up"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "waiting for data, mean over the clean steps. On a GPU, the time between events around the"
-            " fetch if"
-            " that is shorter. Savings are upper bounds: workers that share a disk, a lock or CPUs with"
-            " training are slower together, and predictions without workers are extrapolated from"
-            " fetch times."
-            " Rows that are only indexed and joined, and batches that are ready before their fetch, are one"
-            " level lower, because every DataLoader takes that long"
+            "waiting for data, mean over the clean steps. On a GPU, the time between events around the fetch"
+            " if that is shorter. Savings are upper bounds: workers that share a disk, a lock or CPUs with"
+            " training are slower together, and predictions without workers are extrapolated from fetch"
+            " times. Rows that are only indexed and joined, and batches that are ready before their fetch,"
+            " are one level lower, because every DataLoader takes that long"
         ),
         where="data set, `collate_fn`; with workers, their busiest statement",
     )
@@ -466,9 +464,8 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
                 f"All {seen.num_indices} sampled indices returned identical data every time"
                 f" ({seen.num_compared} comparisons). Training waits {per_step(wait_ns, costs.step_ns)} for"
                 " data.",
-                f"Cache each sample, in memory or on disk. {memory}{each}."
-                " Keep random augmentation after the cache."
-                f"{'' if owner is None else owner.cheaper_batches}",
+                f"Cache each sample, in memory or on disk. {memory}{each}. Keep random augmentation after"
+                f" the cache.{'' if owner is None else owner.cheaper_batches}",
                 Severity.INFO,
                 places=places_of_batches(setup.loaders),
                 evidence=evidence,

@@ -93,13 +93,11 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples at a line in the `forward` of a module with parameters, or in a function it calls, that"
-            " creates or copies tensors on the CPU; or at all its lines that together run 64 small"
-            " operators (at"
-            " most 100 µs each) in a loop, at least 16 per call, themselves or in modules called at least 16"
-            " times (a quarter of the line's operators). At least 10 samples; the share minus two standard"
-            " errors counts. A loop's share of Backward is added. Small operators are mostly overhead,"
-            " but part"
-            " of the work remains"
+            " creates or copies tensors on the CPU; or at all its lines that together run 64 small operators"
+            " (at most 100 µs each) in a loop, at least 16 per call, themselves or in modules called at"
+            " least 16 times (a quarter of the line's operators). At least 10 samples; the share minus two"
+            " standard errors counts. A loop's share of Backward is added. Small operators are mostly"
+            " overhead, but part of the work remains"
         ),
         of="of the loop",
         where="the slow lines",
@@ -345,8 +343,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{found[0].function} takes {COST} for a result that doesn't depend on the batch or on"
-                " trainable"
-                " parameters.",
+                " trainable parameters.",
                 "Compute it once in __init__ and keep it with register_buffer.",
                 self.severity(share),
                 title=f"Constant result of {found[0].function} is recomputed every step",
@@ -436,9 +433,8 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
         self, analysis: Analysis, module: ModuleCost, place: CodePlace, took_ns: float, share: float
     ) -> Finding:
         return self.found(
-            f"The forward of {module.path} ({module.type_name}) takes {COST}, although it has no"
-            " parameters and"
-            " runs no matmul.",
+            f"The forward of {module.path} ({module.type_name}) takes {COST}, although it has no parameters"
+            " and runs no matmul.",
             advice_for(analysis, place.file, place.line, module.type_name),
             self.severity(share),
             title=f"Slow module without parameters: {module.type_name}",
@@ -498,12 +494,11 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "training_step adds little"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster in"
-            " the timed steps), minus sampled time in `self.log`, loggers and metrics, minus torch operators"
-            " over 100 µs each. The first quartile has to be above the threshold too, and the result"
-            " above the"
-            " median of Loop. Backward of lines that run at least 64 small operators is added. Work in fewer"
-            " than three of four steps isn't seen"
+            "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster"
+            " in the timed steps), minus sampled time in `self.log`, loggers and metrics, minus torch"
+            " operators over 100 µs each. The first quartile is above the threshold too, and the result"
+            " above the median of Loop. Backward of lines that run at least 64 small operators is added."
+            " Work in fewer than three of four steps isn't seen"
         ),
         of="of the median step",
         where="`training_step`",

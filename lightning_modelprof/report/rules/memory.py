@@ -69,17 +69,13 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Memory stays level"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95%"
-            " interval above"
-            " 0, at least 4 MiB of growth and no levelling off; for private process memory, critical"
-            " only after"
-            " 30 s. Or growth within epochs of which at least half is freed at their end (doesn't show if the"
-            " process keeps memory that CPU tensors free). Attributes of the model and callbacks that"
-            " grew in at"
-            " least 4 checks in a row by at least one element per step are named. Typical causes are lists of"
-            " losses or outputs with their graphs, self.total += loss, unlimited caches, and loggers,"
-            " metrics or"
-            " callbacks that keep every value"
+            "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95% interval"
+            " above 0, at least 4 MiB of growth and no levelling off; for private process memory, critical"
+            " only after 30 s. Or growth within epochs of which at least half is freed at their end (doesn't"
+            " show if the process keeps memory that CPU tensors free). Attributes of the model and callbacks"
+            " that grew in at least 4 checks in a row by at least one element per step are named. Typical"
+            " causes are lists of losses or outputs with their graphs, self.total += loss, unlimited caches,"
+            " and loggers, metrics or callbacks that keep every value"
         ),
         levels="16 MiB (also per epoch) and 1% of the level; critical if full within 24 h",
     )
@@ -101,8 +97,8 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(use.reason)
         if not use.growth:
             return self.not_evaluated(
-                f"memory was measured fewer than {2 * LEAST_POINTS} times"
-                " (inspect={'sampling': True} measures it every 100 ms)"
+                f"memory was measured fewer than {2 * LEAST_POINTS} times (inspect={{'sampling': True}}"
+                " measures it every 100 ms)"
             )
         step_ns = None if isinstance(analysis.step_costs, Absent) else analysis.step_costs.steady.wall_ns
         found = []
@@ -240,9 +236,8 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Reserved GPU memory is unused"
     healthy: ClassVar[str] = "Reserved memory is used"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "peak reserved minus peak allocated memory (a lower bound, since the peaks may differ in"
-        " time), or the"
-        " allocator had to free its cache, which waits for the GPU",
+        "peak reserved minus peak allocated memory (a lower bound, since the peaks may differ in time), or"
+        " the allocator had to free its cache, which waits for the GPU",
         levels="30% and 1 GiB",
     )
     rests_on_time: ClassVar[bool] = False

@@ -49,9 +49,8 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "Optimization is above the threshold and an optimizer with at least 32 parameters could be"
-            " fused. On"
-            " the CPU, fusing could save three quarters of the phase; a hint below 10%, critical from 20%. On"
-            " other devices the saving is unknown"
+            " fused. On the CPU, fusing could save three quarters of the phase; a hint below 10%, critical"
+            " from 20%. On other devices the saving is unknown"
         ),
         where="`configure_optimizers`",
     )
@@ -141,9 +140,8 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Slow custom optimizer code"
     healthy: ClassVar[str] = "Custom optimizer code is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "samples of your code in Optimization, without torch's own optimizers, at least 10; the share"
-        " minus two"
-        " standard errors counts",
+        "samples of your code in Optimization, without torch's own optimizers, at least 10; the share minus"
+        " two standard errors counts",
         of="of the loop",
         where="the statement",
     )

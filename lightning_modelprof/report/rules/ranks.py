@@ -59,11 +59,9 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Ranks keep pace"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "how much shorter a step gets if the late ranks keep pace with the others (Ranks), at most"
-            " the extra"
-            " time that those spend waiting. Based on CPU times, so a late CPU may cost nothing if its"
-            " GPU lags"
-            " behind"
+            "how much shorter a step gets if the late ranks keep pace with the others (Ranks), at most the"
+            " extra time that those spend waiting. Based on CPU times, so a late CPU may cost nothing if its"
+            " GPU lags behind"
         ),
         of="of the mean step of all ranks",
         where="data set, if the phase is Dataloader",
@@ -192,9 +190,8 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Communication isn't overlapped with compute"
     healthy: ClassVar[str] = "Communication overlaps with compute"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "communication that overlaps with no kernel, over all ranks. A collective lasts from its first"
-        " rank to"
-        " its last, so it includes waiting for slower ranks"
+        "communication that overlaps with no kernel, over all ranks. A collective lasts from its first rank"
+        " to its last, so it includes waiting for slower ranks"
     )
     bound: ClassVar[str | None] = "communication_bound"
     slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="communication"),)
@@ -395,8 +392,7 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"Other ranks wait {COST} for rank {late.rank}, which comes last in {late.last} of"
-                f" {late.calls}"
-                f" calls.{longer}",
+                f" {late.calls} calls.{longer}",
                 f"Check why rank {late.rank} is slower{where}.",
                 self.severity(late.share),
                 title=f"Straggler: other ranks wait for rank {late.rank}{where}",

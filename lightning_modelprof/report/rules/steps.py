@@ -76,9 +76,8 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Steps take similar times"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "time that slow clean steps (Slow steps) take above the median, spread over all clean"
-            " steps. A hint"
-            " unless the garbage collector is the main cause, or every Nth step is slow in Forward"
+            "time that slow clean steps (Slow steps) take above the median, spread over all clean steps. A"
+            " hint unless the garbage collector is the main cause, or every Nth step is slow in Forward"
         ),
         levels="3% of the step time",
     )
@@ -134,10 +133,8 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{record.count} of {costs.num_steps} clean steps took over {record.factor:g} times the"
-                " median,"
-                f" which costs {per_step(cost_ns, costs.batch_cost_ns.avg)}. Main cause: {said}. The"
-                " slowest is"
-                f" step {worst.slow.step} ({milliseconds(worst.slow.duration_ns)}).",
+                f" median, which costs {per_step(cost_ns, costs.batch_cost_ns.avg)}. Main cause: {said}. The"
+                f" slowest is step {worst.slow.step} ({milliseconds(worst.slow.duration_ns)}).",
                 _advice(analysis, cause),
                 Severity.WARNING if is_ours_alone else Severity.INFO,
                 saving_ns=cost_ns if is_ours_alone else None,
@@ -169,10 +166,9 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "one phase grows steadily over the clean steps (Theil-Sen slope over medians of 20 groups, lower"
-            " bound at least 15% of an early step) and the other phases grow by at most a quarter of that. It"
-            " could save the phase's mean above its first quarter. Batches that get larger in the"
-            " loader, as in"
-            " a curriculum, look the same"
+            " bound at least 15% of an early step) and the other phases grow by at most a quarter of that."
+            " It could save the phase's mean above its first quarter. Batches that get larger in the loader,"
+            " as in a curriculum, look the same"
         ),
         of="of the loop",
         where="the slowest line of the phase; in Forward, outside modules",
@@ -206,9 +202,8 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
             replace(
                 self.found(
                     f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
-                    f" {milliseconds(seen.late_ns)} in the last, while other phases don't grow. So far"
-                    " this cost"
-                    f" {COST}.",
+                    f" {milliseconds(seen.late_ns)} in the last, while other phases don't grow. So far this"
+                    f" cost {COST}.",
                     "Replace a growing list or cache with a running sum or a fixed-size window.",
                     self.severity(share),
                     saving_ns=seen.excess_ns,

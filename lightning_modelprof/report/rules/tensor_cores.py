@@ -40,9 +40,8 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Operators use tensor cores"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "kernels of convolutions, matmuls and attention whose names show that they don't use"
-            " tensor cores; a"
-            " hint. In a run, only checked if mixed precision or TF32 is on"
+            "kernels of convolutions, matmuls and attention whose names show that they don't use tensor"
+            " cores; a hint. In a run, only checked if mixed precision or TF32 is on"
         ),
         levels="10% of kernel time",
     )

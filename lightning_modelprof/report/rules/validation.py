@@ -41,9 +41,8 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "the phase Validation. A part that takes at least 40% of it (table Validation) is named with its"
-            " fix. On a GPU, its times on the GPU count; for Dataloader, at most those on the CPU."
-            " With workers,"
-            " the extra wait for first batches counts as Dataloader init"
+            " fix. On a GPU, its times on the GPU count; for Dataloader, at most those on the CPU. With"
+            " workers, the extra wait for first batches counts as Dataloader init"
         ),
         of="of the loop",
         where="the slowest line of that part, else its functions; `validation_step`",
@@ -114,9 +113,8 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Sanity check is short"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "time of the validation batches before training (Around the loop), estimated from"
-            " validation during"
-            " training if it wasn't measured"
+            "time of the validation batches before training (Around the loop), estimated from validation"
+            " during training if it wasn't measured"
         ),
         of="of the loop",
         where="the `Trainer(...)` call",
@@ -178,8 +176,7 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Epoch changes are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         "the phase Epoch turn with more than one epoch. Fewer callbacks and fewer metrics with"
-        " `on_epoch=True`"
-        " help too. Smaller batches and samplers that repeat data change the training",
+        " `on_epoch=True` help too. Smaller batches and samplers that repeat data change the training",
         of="of the loop",
     )
     bound: ClassVar[str | None] = "overhead_bound"

@@ -43,11 +43,9 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Modules compute each output once"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "in the inspected step, a module without dropout is called again with the same tensors,"
-            " and neither"
-            " they nor its parameters and buffers changed; by that part of its forward and backward."
-            " BatchNorm"
-            " updates its statistics in each call"
+            "in the inspected step, a module without dropout is called again with the same tensors, and"
+            " neither they nor its parameters and buffers changed; by that part of its forward and backward."
+            " BatchNorm updates its statistics in each call"
         ),
         of="of the loop",
         where="the calling lines",
@@ -87,9 +85,8 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
             )
             found.append(
                 self.found(
-                    f"{call.path} is called {call.calls} times per step, {call.repeated} of them with"
-                    " the same"
-                    f" tensors, which costs {COST}.",
+                    f"{call.path} is called {call.calls} times per step, {call.repeated} of them with the"
+                    f" same tensors, which costs {COST}.",
                     action,
                     self.severity(share),
                     title=f"Output of {call.path} is computed twice",
@@ -325,10 +322,9 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "No repeated frozen forward"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "forward time of the outermost modules without trainable parameters, if at least 12"
-            " sampled indices"
-            " returned identical data every time. Cached outputs are the same only without dropout and with"
-            " BatchNorm in eval mode"
+            "forward time of the outermost modules without trainable parameters, if at least 12 sampled"
+            " indices returned identical data every time. Cached outputs are the same only without dropout"
+            " and with BatchNorm in eval mode"
         ),
         of="of the step time",
         where="`training_step`",
@@ -402,11 +398,9 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Module outputs are used"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "forward and backward of the innermost modules, times the share of their rows (feature"
-            " vectors, or"
-            " samples) with zero gradient in the inspected step, without samples that got no gradient"
-            " anywhere;"
-            " from 30% of a module's rows. Gradients that are zero by chance count too"
+            "forward and backward of the innermost modules, times the share of their rows (feature vectors,"
+            " or samples) with zero gradient in the inspected step, without samples that got no gradient"
+            " anywhere; from 30% of a module's rows. Gradients that are zero by chance count too"
         ),
         of="of the step time",
         where="the calling lines",
@@ -460,9 +454,8 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
             )
         return (
             self.found(
-                f"{percent(part)} of {called}'s output rows have zero gradient in the inspected step,"
-                " which costs"
-                f" {COST}.",
+                f"{percent(part)} of {called}'s output rows have zero gradient in the inspected step, which"
+                f" costs {COST}.",
                 action,
                 self.severity(share),
                 title=f"{percent(part)} of {called}'s output is unused",
@@ -779,10 +772,9 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "CPU training: embeddings with dense gradients where the inspected step looks up at most a"
-            " quarter"
-            " of the rows, by the unused rows' share of all trainable parameters, of Optimization and"
-            " Zero grad."
-            " With sparse gradients, Adam's averages of other rows don't decay, which changes numerics"
+            " quarter of the rows, by the unused rows' share of all trainable parameters, of Optimization"
+            " and Zero grad. With sparse gradients, Adam's averages of other rows don't decay, which changes"
+            " numerics"
         ),
         where="`Embedding(...)` calls",
     )
