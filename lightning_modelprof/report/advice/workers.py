@@ -158,7 +158,8 @@ def cause_advice(
         fixes = [own, *fixes] if is_first else [*fixes, own]
     saving_ns = max(one.saving_ns for one in fixes)
     action = in_words(fixes)
-    action += " The other DataLoaders allow no more." * is_held
+    if is_held:
+        told += " Other DataLoaders limit the saving."
     if facts.why is Why.START_UP and cause.why is not Why.START_UP:
         told += " Worker startup costs more (see worker_startup)."
     if owner is not None and cause.why is not Why.TOO_FEW_WORKERS:
