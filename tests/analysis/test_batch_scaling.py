@@ -59,9 +59,9 @@ def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_trai
     assert finding.severity is Severity.INFO
     assert finding.saving_ns_per_step is None
     assert "6 ms (75% of the median step)" in finding.summary
-    assert "about 0.62 of their time, and at most 0.79" in finding.summary
+    assert "about 62% of its time (at most 79%)" in finding.summary
     assert "128 samples" in finding.action
-    assert "changes the training" in finding.action
+    assert "changes training" in finding.action
     assert "learning rate" in finding.action
 
 
@@ -174,7 +174,7 @@ def test_the_optimizer_counts_only_where_it_always_steps():
 def test_accumulated_batches_can_be_doubled_without_another_training():
     finding = evaluate(experiment(6, 0.03125, LAST), accumulate_grad_batches=4)
     assert "accumulate_grad_batches=2" in finding.action
-    assert "changes the training" not in finding.action
+    assert "changes training" not in finding.action
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def test_a_fit_with_smaller_last_batches(tmp_path, has_validation):
     finding = next(one for one in callback.report.findings if one.kind == "small_batches")
     assert finding.status is Status.FOUND
     evidence = {one.label: one.value for one in finding.evidence}
-    assert evidence["fixed part of a step"] == pytest.approx(4 * MS, abs=1)
-    assert evidence["each further sample"] == pytest.approx(MS / 20, abs=1)
+    assert evidence["fixed time per step"] == pytest.approx(4 * MS, abs=1)
+    assert evidence["time per additional sample"] == pytest.approx(MS / 20, abs=1)
     # Two batches of 16 take 9.6 ms, one of 32 takes 5.6.
-    assert evidence["an epoch's steps with twice the batch"] == pytest.approx(5.6 / 9.6)
+    assert evidence["epoch time with twice the batch size"] == pytest.approx(5.6 / 9.6)
 
 
 @pytest.mark.parametrize(("samples", "every", "is_found"), [(2, 8, True), (2, 1, False), (64, 8, False)])

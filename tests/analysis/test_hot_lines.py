@@ -237,7 +237,8 @@ def test_of_a_phase_only_what_takes_the_time_is_named():
     assert (place.line, place.is_exact) == (42, True)
     assert hot.share_in("dataloader", "torch.utils.data.dataloader", "_next_index") == 0.9
     advice = sampler_advice(hot, 10.0)
-    assert "sampler cheaper" in advice.action
+    assert "Shuffle the indices" in advice.action
+    assert "The sampler takes 90%" in advice.told
     assert advice.saving_ns == 9.0, "the rest of the wait stays"
     assert sampler_advice(hot_of(("dataloader", "torch.fetch:5 loss:22", 9, 90)), 10.0) is None
 

@@ -380,12 +380,12 @@ def test_what_an_epoch_collects_and_clears_is_found(num_epochs, kind):
     finding = only(in_epochs(500 * MIB + step % 60 * 2 * MIB + noise, 60, kind))
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.WARNING)
     values = {one.label: one.value for one in finding.evidence}
-    assert values["growth a step"] == pytest.approx(2 * MIB, rel=0.05)
+    assert values["growth per step"] == pytest.approx(2 * MIB, rel=0.05)
     # From the first to the last group of neighbours: an epoch without its first step, at most.
     assert 0.75 * 118 * MIB < finding.evidence[0].value < 118 * MIB
-    assert values["fall after it"] == pytest.approx(finding.evidence[0].value, rel=0.1)
+    assert values["freed at the end of an epoch"] == pytest.approx(finding.evidence[0].value, rel=0.1)
     assert values["epochs"] == num_epochs
-    assert "within an epoch and falls by" in finding.summary
+    assert "within each epoch" in finding.summary
     assert "detach" in finding.action
 
 
@@ -450,8 +450,8 @@ def test_a_leak_on_the_device_and_when_it_is_full():
     """1 MiB a step of 100 ms: 36,000 MiB an hour. From 0.7 GiB to 80 GiB takes 2.25 hours."""
     found = only(evaluate(sizes(MIB, noise=0), "allocated_bytes", total_bytes=80 * GIB))
     assert found.severity is Severity.CRITICAL
-    assert "device's allocated memory" in found.summary
-    [full] = [one for one in found.evidence if one.label == "full in"]
+    assert "llocated GPU memory" in found.summary
+    [full] = [one for one in found.evidence if one.label == "time until memory is full"]
     assert full.unit is Unit.DURATION_NS
     assert full.value == pytest.approx((80 * 1024 - 675) * 1e8, rel=0.01)
     slow = only(evaluate(sizes(0.1 * MIB, noise=0, num=1000), host_total_bytes=10_000 * GIB))
@@ -705,7 +705,7 @@ def test_outputs_kept_until_an_epoch_s_end_in_a_fit(tmp_path):
     )
     finding = only([one for one in callback.report.findings if one.kind == "memory_creep"])
     assert finding.status is Status.FOUND
-    assert "within an epoch" in finding.summary
+    assert "within each epoch" in finding.summary
     values = {one.label: one.value for one in finding.evidence}
-    assert values["growth a step"] == pytest.approx(MIB, rel=0.15)
+    assert values["growth per step"] == pytest.approx(MIB, rel=0.15)
     assert values["epochs"] == 3

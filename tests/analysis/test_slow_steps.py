@@ -578,6 +578,6 @@ def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path, monkeypat
 
     fit_quietly(make_trainer(tmp_path, callback), Net(every_ten), loader(200))
     [found] = [one for one in callback.report.findings if one.kind == "slow_steps"]
-    assert found.title == "Every 10 steps one takes long in the forward"
+    assert found.title == "Slow forward every 10 steps"
     assert found.saving_ns_per_step == pytest.approx(30 * MS * 10 / 99)  # but for the first step
     assert found.locations

@@ -258,9 +258,9 @@ def test_samples_that_know_better():
         (
             [line_of(LOSS, 7, "rows_loss", 5)],
             [site_of(SYNCHRONISATION, LOSS, 7, "rows_loss", 5)],
-            "Check values of tensors where the data is loaded",
+            "Check tensor values in the Dataset",
         ),
-        ([line_of(LOSS, 7, "rows_loss", 5, calls=2, views=2)], [], "runs no operator"),
+        ([line_of(LOSS, 7, "rows_loss", 5, calls=2, views=2)], [], "runs no torch operator"),
         ([line_of(LOSS, 7, "rows_loss", 5)], [], "Look for loops"),
         ([], [], "Look for loops"),
     ],
@@ -496,7 +496,7 @@ def test_a_cell_that_is_stepped_by_hand_is_found():
     """100 calls of 8 operators: 8 of 20 ms, 10 us each."""
     found = stepped()
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
-    assert "Line 13 of Cell.forward in cell runs 800 operators in a step" in found.summary
+    assert "Line 13 of Cell.forward in cell runs 800 operators per step" in found.summary
     assert "nn.LSTM" in found.action
     assert [(one.line, one.module) for one in found.locations] == [(13, "cell")]
 

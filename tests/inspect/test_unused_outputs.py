@@ -175,14 +175,14 @@ def test_whole_samples():
 
 def test_rows_within_samples():
     found = found_with(("moe.0", 80, 40, 0), ("head", 8, 0, 0))
-    assert found.title == "50% of what moe.0 computes is not in the loss"
+    assert found.title == "50% of moe.0's output is unused"
     assert found.saving_ns_per_step == pytest.approx(3 * MS)
-    assert "pad to the longest sample" in found.action
+    assert "For padding, batch samples of similar length" in found.action
 
 
 def test_all_of_it():
     found = found_with(("moe.0", 8, 8, 8), ("head", 8, 0, 0))
-    assert "do not call it" in found.action
+    assert "Don't call moe" in found.action
 
 
 def test_samples_that_are_in_no_layer_are_not_wasted():

@@ -228,7 +228,7 @@ def test_lightning_s_own_wait_is_named():
     [
         (ITEM, "torch._assert_async"),
         (("aten::nonzero", "aten::index"), "torch.where"),
-        (("aten::_unique2",), "fixed shape"),
+        (("aten::_unique2",), "fixed-shape"),
         (TO, "pinned memory"),
         ((), "torch.cuda.synchronize"),
     ],
@@ -241,7 +241,7 @@ def test_printing_a_tensor():
     """Torch hides the operators of that from the watch, not from the trace."""
     finding = only(run(HostDeviceSync(), trace(wait(20)), sites=sites_of(site(41, PRINT))))
     assert finding.locations[0].line == 41
-    assert "Print every n steps" in finding.action
+    assert "Print tensors only every N steps" in finding.action
 
 
 def test_copies_to_the_device_are_the_other_rule_s():
@@ -295,7 +295,7 @@ def test_in_traces_alone_nobody_knows_what_is_the_batch():
     facts = trace(wait(20, TO, kind="host_to_device", function="bench.py(44): <module>"))
     finding = only(HostToDeviceCopy().judge((facts,), Circumstances()))
     assert finding.saving_ns_per_step == 20 * MS  # of the recorded step
-    assert "If this is the batch: DataLoader(pin_memory=True)" in finding.action
+    assert "Set pin_memory=True and use .to(device, non_blocking=True) for batches." in finding.action
     assert finding.locations == (Location(file="bench.py", line=44, function="<module>"),)
 
 
@@ -315,7 +315,7 @@ def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.INFO)
     assert finding.saving_ns_per_step is None
     assert [(one.line, one.is_exact) for one in finding.locations] == [(line, True) for line in lines]
-    assert "record a profiler window" in finding.summary
+    assert "Record a profiler window" in finding.summary
 
 
 @pytest.mark.parametrize("rule", [HostDeviceSync(), HostToDeviceCopy()])
@@ -350,7 +350,7 @@ def test_windows_are_taken_together():
 def test_bands_of_late_launches(late, status, severity):
     finding = only(run(LaunchBound(), trace(wait(50), launch=late)))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["idle per step, host late"] == pytest.approx(late * MS)
+    assert evidence(finding)["GPU idle per step, CPU late"] == pytest.approx(late * MS)
     assert evidence(finding)["kernels per step"] == 1234
 
 
@@ -389,7 +389,7 @@ def test_late_launches_name_the_lines_with_most_operators():
 @pytest.mark.parametrize("rule", [LaunchBound(), CommunicationExposed()])
 def test_nothing_to_say_without_windows(rule):
     assert only(run(rule)).summary.startswith("no profiler window")
-    assert only(run(rule, device="cpu")).summary == "the run used no device beside the CPU"
+    assert only(run(rule, device="cpu")).summary == "only checked on a GPU"
     absent = only(run(rule, trace(host_waits=NO_DEVICE, distributed=NO_DEVICE)))
     assert (absent.status, absent.summary) == (Status.NOT_EVALUATED, NO_DEVICE.reason)
 
@@ -429,7 +429,7 @@ def communication(exposed, total=50, steps_ms=100, **changes):
 def test_bands_of_communication(exposed, status, severity):
     finding = only(run(CommunicationExposed(), trace(distributed=communication(exposed))))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["share of communication that is exposed"] == pytest.approx(exposed / 50)
+    assert evidence(finding)["exposed share of communication"] == pytest.approx(exposed / 50)
 
 
 def test_communication_of_all_ranks():
@@ -440,7 +440,7 @@ def test_communication_of_all_ranks():
         trace(distributed=Absent("none")),
     )
     finding = only(CommunicationExposed().judge(ranks, Circumstances()))
-    assert evidence(finding)["least share of any rank"] == pytest.approx(0.1)
+    assert evidence(finding)["exposed share of the step, best rank"] == pytest.approx(0.1)
     assert finding.saving_ns_per_step == 30 * MS  # 60 ms in two steps
 
 

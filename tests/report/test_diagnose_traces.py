@@ -79,7 +79,9 @@ def test_input_bound_without_workers():
     assert found(findings) == {"input_bound": Severity.CRITICAL}
     assert share_of(finding) == pytest.approx(share_of_the_plugin("v100_resnet50_workers0"), abs=1e-3)
     assert "num_workers=1 or more" in finding.action  # 59 ms of fetch beside 118 ms
-    assert findings["host_to_device_copy"].summary.startswith("4 times a step")  # two tensors, copy and sync
+    assert findings["host_to_device_copy"].summary.startswith(
+        "The CPU waits 4 times per step"
+    )  # two tensors, copy and sync
     assert findings["launch_bound"].status is Status.CLEAN
 
 
@@ -102,12 +104,12 @@ def test_late_launches_beside_hidden_communication():
     """DDP on one node: the device is idle for three quarters of a step, in gaps of up to 16 ms."""
     verdict, findings = diagnosed("a100_nccl")
     assert verdict.kind == "host_bound"
-    assert verdict.summary.startswith("75% of each step is lost: the GPU waits for the CPU")
+    assert verdict.summary.startswith("75% of each step is lost because the GPU waits for the CPU")
     assert found(findings) == {"launch_bound": Severity.CRITICAL}
     # By hand: 39.559468 ms of three steps of 667.225958 ms together.
     evidence = {one.label: one.value for one in findings["communication_exposed"].evidence}
     step_ns = findings["launch_bound"].whole_ns
-    share = evidence["exposed per step"] / step_ns
+    share = evidence["exposed communication per step"] / step_ns
     assert share == pytest.approx(39559468 / 667225958)
 
 
@@ -203,14 +205,14 @@ def test_what_is_said_of_the_rest_is_true(given, waits, said):
     verdict = verdict_of_traces(shares(**given), known)
     assert verdict.kind == "balanced"
     _, _, rest = verdict.summary.partition(" of the recorded steps")
-    assert rest == (f"; nothing else takes {said} of them." if said else ".")
+    assert rest == (f"; everything else takes less than {said} of them." if said else ".")
 
 
 def test_idle_time_without_a_cause_is_not_balanced():
     waits = WaitShares(late=0.1, around_model=0.0, forward_stake=0.0, unexplained=0.5)
     verdict = verdict_of_traces(shares(computing=0.40, host=0.60), waits)
     assert verdict.kind == "cannot_tell"
-    assert "cause of 50% idle time" in verdict.summary
+    assert "50% is idle time with unknown cause" in verdict.summary
 
 
 def test_without_device_events():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ MAKERS = {"LoaderAdvice": 0, "Fix": 0, "fix_up_to": 0, "found": 1, "_idiom": 1}
 """What is given the advice, and as which argument."""
 ADVISING = ("action", "advice_for", "_action", "_cheaper", "_own_workers", "_line_advice", "_growing_in")
 """Functions that return it."""
+TABLES = (
+    *("_ADVICE", "_ACTION", "_EPOCH_ACTION", "_DO", "_HELP", "_USUAL_ADVICE", "_EQUAL_WORK", "_CHEAPER"),
+    *("_FOR_LIGHTNING", "_FOR_VALUES", "_FOR_SIZES", "_FOR_COPIES", "_FOR_PRINTS", "_FOR_CALLS"),
+    *("_FOR_OTHERS", "_FOR_EITHER", "IN_GENERAL", "FEWER_ITEMS"),
+)
+"""Names of constants that have it."""
+MOST_WORDS = 12
 NO_CHANGE = {
     *("a", "an", "the", "that", "this", "it", "its", "they", "there", "line", "lines", "each", "some", "few"),
     *("more", "most", "such", "in", "of", "at", "on", "by", "to", "if", "where", "when", "as", "what", "no"),
@@ -40,16 +48,48 @@ def heads(node):
     return []
 
 
-def advice_in(tree):
+def texts(node):
+    """The texts that an expression may be, with a word for each thing filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(one.value if isinstance(one, ast.Constant) else "X" for one in node.values)]
+    if isinstance(node, ast.IfExp):
+        return [*texts(node.body), *texts(node.orelse)]
+    if isinstance(node, ast.BoolOp):
+        return [text for one in node.values for text in texts(one)]
+    if isinstance(node, ast.BinOp):
+        return texts(node.left)
+    if isinstance(node, ast.Dict):
+        return [text for one in node.values for text in texts(one)]
+    return []
+
+
+def advice_in(tree, parts_of=heads):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in MAKERS and len(node.args) > MAKERS[name]:
-                yield from heads(node.args[MAKERS[name]])
+                yield from parts_of(node.args[MAKERS[name]])
         if isinstance(node, ast.FunctionDef) and node.name in ADVISING:
             for one in ast.walk(node):
                 if isinstance(one, ast.Return) and one.value is not None:
-                    yield from heads(one.value)
+                    yield from parts_of(one.value)
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") in TABLES and node.value:
+            yield from parts_of(node.value)
+
+
+def first_sentence(text):
+    """Without what stands in parentheses: code to paste, and the present value."""
+    while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
+        text = shorter
+    return re.split(r"(?<=[.;])\s", text.strip())[0]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_advice_is_at_most_twelve_words_first(file):
+    advice = map(first_sentence, advice_in(ast.parse(file.read_text()), texts))
+    assert [text for text in advice if len(text.split()) > MOST_WORDS] == []
 
 
 def is_change(text):

@@ -21,8 +21,8 @@ NOON = "2026-05-01T12:00:00+00:00"
         ("for _, row in frame.iterrows():", "whole columns"),
         ("frame = pd.read_csv(self.paths[index])", "Read the file once"),
         ("data = np.load(path)", "mmap_mode"),
-        ("index = rng.choice(self.n, p=self.p)", "Draw many at once"),
-        ("auc = roc_auc_score(target, score)", "once an epoch"),
+        ("index = rng.choice(self.n, p=self.p)", "Draw many values per call"),
+        ("auc = roc_auc_score(target, score)", "once per epoch"),
         ("norms = torch.linalg.svdvals(weight)", "Decompose"),
         ("self.best = copy.deepcopy(model.state_dict())", "Copy only"),
         ("frame.to_csv(self.path)", "Write once"),
@@ -35,9 +35,9 @@ NOON = "2026-05-01T12:00:00+00:00"
         ("x = torch.tensor([row.x for row in rows])", "from_numpy"),
         ("x = torch.tensor(self.tokenizer(text).ids)", ""),
         ("x = torch.tensor([self.tokenizer.encode(text)])", ""),
-        ("row = self.df.iloc[index]", "Take the columns out"),
-        ('text = self.frame.loc[int(index), "text"]', "Take the columns out"),
-        ("one = self.table.at[index, 'x']", "Take the columns out"),
+        ("row = self.df.iloc[index]", "Convert the columns once"),
+        ('text = self.frame.loc[int(index), "text"]', "Convert the columns once"),
+        ("one = self.table.at[index, 'x']", "Convert the columns once"),
         ("part = self.df.loc[self.df.user == user]", "Group the rows"),
         ("gc.collect()", "Call gc.collect()"),
         ("torch.cuda.empty_cache()", "Call gc.collect()"),
@@ -126,7 +126,7 @@ def test_a_place_in_a_library_leads_to_the_line_that_calls_it(tmp_path):
     file = file_of(tmp_path, "row = self.df.iloc[i]")
     inside = Location(file="/lib/pandas/x.py", line=1, function="fast_xs", is_exact=True, package="pandas")
     hot = samples((8, (file, 2), "pandas"))
-    assert with_idiom(finding(file, inner=inside), NOON, hot).action.startswith("Take the columns out")
+    assert with_idiom(finding(file, inner=inside), NOON, hot).action.startswith("Convert the columns once")
 
 
 @pytest.mark.parametrize(

@@ -66,36 +66,32 @@ def test_workers_that_hide_a_batch():
     one = advice(30, 8)
     assert one.num_workers == 4
     assert one.saving_ns == 30 * MS, "the wait is what it costs, whatever workers gain"
-    assert one.action == (
-        "DataLoader(num_workers=4, persistent_workers=True) (currently num_workers=0)."
-        " Measure it, as workers need CPUs that are free."
-    )
+    assert one.action == "Set num_workers=4, persistent_workers=True (currently 0)."
+    assert one.told == " Workers only help if CPUs are free."
 
 
 def test_workers_that_are_behind():
     """2 workers deliver every 15 ms, so one needs 30 ms for a batch; the rest takes 8 ms: again 4."""
     one = advice(7, 8, workers=2)
-    assert evidence(one)["one worker's time for a batch at most"] == 30 * MS
+    assert evidence(one)["max batch time, one worker"] == 30 * MS
     assert (one.num_workers, one.saving_ns) == (4, 7 * MS)
-    assert one.action.startswith(
-        "DataLoader(num_workers=4, persistent_workers=True) (currently num_workers=2)."
-    )
+    assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently 2).")
 
 
 def test_no_more_workers_than_cpus():
     """100 ms a batch beside 5 ms of work: 3 workers on 4 CPUs deliver one every 33 ms. One number is said."""
     one = advice(100, 5, cpus=4)
     assert one.num_workers == 3
-    assert evidence(one)["a step with these workers, at best"] == pytest.approx((100 / 3 + 0.5) * MS)
+    assert evidence(one)["step time with these workers, at best"] == pytest.approx((100 / 3 + 0.5) * MS)
     assert one.saving_ns == 100 * MS
-    assert one.action.startswith("Make a batch cheaper"), "the bigger one comes first"
-    assert "That saves up to 100 ms per step. Or DataLoader(num_workers=3, persistent" in one.action
-    assert one.action.endswith("That saves at most 71.2 ms per step, as this process may use 4 CPUs.")
-    assert one.action.count("num_workers=") == 2  # the new number and the old
+    assert one.action.startswith("Pre-decode or pre-transform the data"), "the bigger one comes first"
+    assert "Saves up to 100 ms per step. Or set num_workers=3, persistent" in one.action
+    assert one.action.endswith("(currently 0). Saves at most 71.2 ms per step.")
+    assert one.action.count("num_workers=") == 1
     # All of them are taken: nothing is left to advise but cheaper batches.
     one = advice(100, 5, workers=3, cpus=4)
     assert (one.num_workers, one.saving_ns) == (None, 100 * MS)
-    assert one.action.startswith("Make a batch cheaper")
+    assert one.action.startswith("Pre-decode or pre-transform the data")
 
 
 # By what computes
@@ -106,8 +102,8 @@ def test_batches_that_compute_share_the_cpus_with_the_step():
     one = advice(10, 10, cpus=2, cpu=cpu(batch_ms=10, rest_ms=20))
     assert one.num_workers == 1
     assert one.saving_ns == 10 * MS
-    assert "A batch takes 10 ms of CPU time, and CPUs are free for it." in one.action
-    assert "That saves at most 4.5 ms per step, as the workers share the CPUs." in one.action
+    assert "A batch takes 10 ms of CPU time, and CPUs are free for it." in one.told
+    assert "Saves at most 4.5 ms per step." in one.action
 
 
 def test_no_worker_where_batches_compute_and_no_cpu_is_free():
@@ -115,7 +111,7 @@ def test_no_worker_where_batches_compute_and_no_cpu_is_free():
     one = advice(10, 10, cpus=2, cpu=cpu(free=1.0))
     assert (one.num_workers, one.saving_ns) == (None, 10 * MS)
     assert "num_workers" not in one.action
-    assert "Workers would not help: a batch takes 10 ms of CPU time, and no CPU is free for it." in one.action
+    assert "Workers wouldn't help, since a batch takes 10 ms of CPU time and no CPU is free." in one.told
 
 
 def test_workers_where_batches_wait_also_on_a_busy_machine():
@@ -123,13 +119,13 @@ def test_workers_where_batches_wait_also_on_a_busy_machine():
     one = advice(100, 5, cpus=2, cpu=cpu(computing=0.1, batch_ms=10, free=0.5))
     assert one.num_workers == 20
     assert one.saving_ns == 100 * MS
-    assert "mostly waits" in one.action
+    assert "mostly waits" in one.told
 
 
 def test_no_worker_for_less_than_handing_a_batch_over_takes():
     one = advice(0.6, 5, cpu=cpu(computing=0.2, batch_ms=0.1))
     assert (one.num_workers, one.saving_ns) == (None, 0.6 * MS)
-    assert "A worker would take about as long to hand a batch over." in one.action
+    assert "Handing a batch over from a worker would take about as long." in one.told
     # Any DataLoader takes so long: a hint where it is a tenth of the step.
     analysis = analysis_of(steps_of(forward=5.4, dataloader=0.6))
     assert only(InputBound().evaluate(analysis)).severity is Severity.INFO
@@ -181,7 +177,7 @@ def test_what_workers_save_against_a_simulated_machine(seed):
         assert gain < 0.3 * batch + 1
         return
     simulated = batch + rest - simulated_step(batch, rest, rest_cpus, one.num_workers, cpus)
-    said = batch + rest - evidence(one)["a step with these workers, at best"] / MS
+    said = batch + rest - evidence(one)["step time with these workers, at best"] / MS
     assert said >= simulated - 0.6
     assert said <= simulated + 0.3 * (batch + rest)
     assert one.saving_ns == batch * MS
@@ -290,10 +286,11 @@ def test_workers_that_keep_up_are_not_to_be_more():
     finding = of(40, 38)
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, 3.5 * MS)
     assert finding.action == (
-        "Make a batch of fewer, larger tensors, or of fewer bytes: 95% of the batches were ready when they"
-        " were fetched, and taking one from its worker lasts 4 ms. More workers would not help. Or try"
-        " num_workers=0, if making one lasts less than 4 ms."
+        "Build each batch from fewer, larger tensors, or fewer bytes. Or try num_workers=0 if loading a batch"
+        " takes less than 4 ms."
     )
+    assert "95% of batches were ready when fetched" in finding.summary
+    assert "More workers wouldn't help." in finding.summary
     assert finding.locations == ()
     assert evidence(finding)["batches ready when fetched"] == 0.95
     for asked, ready in [(40, 35), (6, 6), (0, 0)]:

@@ -401,7 +401,7 @@ def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
 def test_somebody_else_s_loader():
     setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], kind="Stream", num_workers=None),))
     finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))
-    assert finding.action == "Make batches faster, or beside the training: Stream is not torch's DataLoader."
+    assert finding.action == "Make Stream faster, or load batches in the background."
 
 
 def test_on_a_device_the_wait_is_what_no_work_hides():
@@ -445,7 +445,7 @@ def test_worker_startup_spread_over_the_steps():
     """3 x (40 + 62 - 2) ms in 20 steps: 15 ms each."""
     finding = only(WorkerStartup().evaluate(boundaries()))
     assert finding.saving_ns_per_step == pytest.approx(15 * MS)
-    assert evidence(finding)["epochs begun"] == 3
+    assert evidence(finding)["restarts"] == 3
     assert "persistent_workers=True" in finding.action
 
 
@@ -697,7 +697,7 @@ def test_a_module_that_is_called_for_each_sample(calls, kind, status):
     found = only(ManyCalls().evaluate(analysis_of(steps_of(forward=10, backward=10), cost=cost)))
     assert found.status is status
     if status is Status.FOUND:  # the outermost, with all that is in it: 13 of 20 ms
-        assert found.title == "enc is called 40 times in a step"
+        assert found.title == "enc called 40 times per step"
         assert "takes 13 ms per step (65%)" in found.summary
         assert found.saving_ns_per_step is None
 
@@ -747,7 +747,7 @@ def test_oversubscribed_threads_on_8_cpus(threads, workers, severity):
 def test_threads_of_all_processes_count():
     setup = replace(SETUP, num_threads=4, local_world_size=4)
     finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
-    assert evidence(finding)["threads of torch"] == 16
+    assert evidence(finding)["torch threads"] == 16
     assert "torch.set_num_threads(2)" in finding.action
 
 
@@ -819,7 +819,7 @@ def test_a_cpu_that_others_take_is_free_for_neither_workers_nor_threads(taken_ms
 )
 def test_no_gpu_no_gpu_findings(rule):
     finding = only(rule.evaluate(analysis_of(steps_of(forward=10))))
-    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the run used no CUDA device")
+    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the run didn't use a CUDA device")
 
 
 @pytest.mark.parametrize(
@@ -903,8 +903,8 @@ def around_of(setup_ms, gap_ms):
 @pytest.mark.parametrize(
     ("setup_ms", "gap_ms", "summary"),
     [
-        (6000, 2000, "8000 ms pass (25% of all that was seen); most of it, 6000 ms, in Data.setup."),
-        (2000, 6000, "8000 ms pass (25% of all that was seen); most of it, 6000 ms, after Data.setup."),
+        (6000, 2000, "8000 ms (25% of the total time), of which 6000 ms are in Data.setup."),
+        (2000, 6000, "8000 ms (25% of the total time), of which 6000 ms follow Data.setup."),
         (4000, 1000, None),  # 5 s, and not more
         (5001, 0, None),  # 17%
     ],
@@ -917,8 +917,8 @@ def test_a_slow_setup(setup_ms, gap_ms, summary):
     assert found.status is (Status.FOUND if summary else Status.CLEAN)
     if summary:
         assert found.severity is Severity.INFO
-        assert found.summary == f"Before the first step {summary}"
-        assert [one.line for one in found.locations] == ([] if "after" in summary else [PLACE.line])
+        assert found.summary == f"Startup takes {summary}"
+        assert [one.line for one in found.locations] == ([] if "follow" in summary else [PLACE.line])
 
 
 def test_nobody_looked_around_the_loop():

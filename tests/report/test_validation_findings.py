@@ -31,7 +31,7 @@ from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
 from tests.support.fits import Net, Numbers, report_of, run_fit
 
 HERE = str(Path(__file__))
-LESS_OFTEN = "to validate less often"
+LESS_OFTEN = "validate less"
 SLOW_S = 0.02
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -163,23 +163,23 @@ def finding_of(callback: Any) -> Any:
 CASES = {
     "dataset": (
         lambda: {"val": validation(SlowNumbers(5))},
-        *("dataloader", "Dataloader", "dataset", None, "num_workers is 0 now"),
+        *("dataloader", "Dataloader", "dataset", None, "(currently 0)"),
     ),
     "second dataset": (
         lambda: {"module": Two(), "val": [validation(Numbers(2)), validation(SlowNumbers(5))]},
-        *("dataloader", "Dataloader", "dataset", None, "num_workers is 0 now"),
+        *("dataloader", "Dataloader", "dataset", None, "(currently 0)"),
     ),
     "transfer": (
         lambda: {"module": SlowTransfer()},
-        *("transfer", "Transfer", "transfer", None, "Do less in SlowTransfer.on_after_batch_transfer"),
+        *("transfer", "Transfer", "transfer", None, "Move work from SlowTransfer.on_after_batch_transfer"),
     ),
     "step": (
         lambda: {"module": SlowStep()},
-        *("forward", "Forward", "step", None, "a batch_size of more than 1 for validation"),
+        *("forward", "Forward", "step", None, "a batch_size above 1"),
     ),
     "update of a metric": (
         lambda: {"module": Metered(update_s=SLOW_S)},
-        *("forward", "Forward", "metered", "update", "Update fewer or cheaper metrics in each batch"),
+        *("forward", "Forward", "metered", "update", "Update fewer or cheaper metrics per batch"),
     ),
     "hook": (
         lambda: {"module": SlowHook()},
@@ -214,7 +214,7 @@ def test_the_part_its_line_and_its_fix(tmp_path, case):
     assert max(times.parts, key=lambda one: one.total_ns).key == part
     finding = finding_of(callback)
     assert finding.status is Status.FOUND
-    assert finding.title.endswith(f"most of it in {label}")
+    assert finding.title.endswith(f"mostly {label}")
     assert fix in finding.action
     assert finding.action.index(fix) < finding.action.index(LESS_OFTEN)
     place = finding.locations[0]
@@ -233,8 +233,10 @@ def test_workers_that_start_anew(tmp_path):
     """Each start takes 0.15 s in the workers, which is seen as a longer wait for the first batch."""
     loader = validation(num_workers=1, worker_init_fn=slow_start)
     finding = finding_of(fit(tmp_path, val=loader))
-    assert finding.title.endswith("most of it in Dataloader init")
-    assert finding.action.startswith("persistent_workers=True for the validation dataloader, False now")
+    assert finding.title.endswith("mostly Dataloader init")
+    assert finding.action.startswith(
+        "Set persistent_workers=True for the validation dataloader (currently False)"
+    )
     assert finding.locations[0].function == "slow_start"
 
 
@@ -252,7 +254,7 @@ def test_a_dataloader_that_is_made_anew(tmp_path):
         "reload_dataloaders_every_n_epochs": 1,
     }
     finding = finding_of(fit(tmp_path, SlowLoaders(), own_loaders=True, trainer=trainer))
-    assert finding.title.endswith("most of it in Dataloader init")
+    assert finding.title.endswith("mostly Dataloader init")
     assert finding.action.startswith("Do less in SlowLoaders.val_dataloader")
     assert (finding.locations[0].line, finding.locations[0].is_exact) == (line_of("loaders"), True)
 
@@ -312,8 +314,8 @@ def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
     rest = {"forward": 110, "epoch_end": 80, "transfer": 50}
     rest["transfer"] += 400 - fetch_ms - sum(rest.values())
     finding = found(times_of(dataloader=fetch_ms, **rest))
-    assert finding.title.endswith("in Dataloader") == is_named
-    assert ("This is the validation dataloader." in finding.action) == is_named
+    assert finding.title.endswith("mostly Dataloader") == is_named
+    assert ("This applies to the validation dataloader." in finding.action) == is_named
     assert finding.locations[0].function == ("V.__getitem__" if is_named else "Net.validation_step")
     assert finding.saving_ns_per_step == 20 * MS
 
@@ -321,8 +323,8 @@ def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
 def test_spread_evenly_less_of_it_is_all_that_helps():
     finding = found(times_of(dataloader=100, forward=100, epoch_end=100, logging=100))
     assert finding.title == ValidationShare.title
-    assert finding.summary.endswith("No part of it stands out: see the table Validation.")
-    assert finding.action.startswith("Validate less often")
+    assert finding.summary.endswith("No part of it stands out (see the table Validation).")
+    assert finding.action.startswith("Validate less")
 
 
 def test_a_run_that_did_not_split_says_what_it_always_said():
@@ -335,12 +337,12 @@ def test_a_run_that_did_not_split_says_what_it_always_said():
 def test_numbers_behind_it():
     finding = found(times_of(dataloader=300, forward=100))
     evidence = {one.label: one.value for one in finding.evidence}
-    assert evidence["Dataloader of validation"] == pytest.approx(0.75)
-    assert evidence["Dataloader per validation"] == 150 * MS
+    assert evidence["Dataloader, share of validation"] == pytest.approx(0.75)
+    assert evidence["Dataloader, per validation"] == 150 * MS
     assert evidence["validations"] == 2
     # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
     assert evidence["num_workers advised"] == 3
-    assert "DataLoader(num_workers=3, persistent_workers=True)" in finding.action
+    assert "Set num_workers=3, persistent_workers=True" in finding.action
 
 
 def test_what_the_first_fetches_wait_longer_is_the_workers_start():
@@ -349,12 +351,12 @@ def test_what_the_first_fetches_wait_longer_is_the_workers_start():
         times_of(dataloader=260, forward=80, dataloader_init=60), num_first_fetches=2, first_fetch_ns=200 * MS
     )
     started = found(times, num_workers=2)
-    assert started.title.endswith("in Dataloader init")
-    assert {one.label: one.value for one in started.evidence}["Dataloader init per validation"] == 120 * MS
-    assert "persistent_workers=True for the validation dataloader, False now: 2 workers" in started.action
+    assert started.title.endswith("mostly Dataloader init")
+    assert {one.label: one.value for one in started.evidence}["Dataloader init, per validation"] == 120 * MS
+    assert "persistent_workers=True for the validation dataloader (currently False)" in started.action
     kept = found(times, num_workers=2, persistent_workers=True)
     assert "persistent_workers=True," not in kept.action
-    assert found(times, num_workers=0).title.endswith("in Dataloader")
+    assert found(times, num_workers=0).title.endswith("mostly Dataloader")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -373,7 +375,7 @@ def test_what_the_training_thread_does_at_the_start_is_not_the_workers():
         parts = times_of(dataloader=first_ms, dataloader_init=200)
         times = replace(parts, num_first_fetches=2, first_fetch_ns=first_ms * MS)
         finding = found(times, stacks=stacks, num_workers=2)
-        assert finding.title.endswith("in Dataloader init")
+        assert finding.title.endswith("mostly Dataloader init")
         assert finding.action.startswith("Do less in Net.val_dataloader") == is_own
         assert ("persistent_workers=True" in finding.action) != is_own
 
@@ -386,16 +388,19 @@ def test_on_a_device_its_own_time_says_which_part_it_is():
         dataloader=60,
         device_ms={"forward": 320, "epoch_end": 20, "dataloader": 60},
     )
-    assert found(times).title.endswith("in Forward")
+    assert found(times).title.endswith("mostly Forward")
     # A fetch while the device works on costs no more than the device waits for it.
     hidden = times_of(dataloader=350, forward=50, device_ms={"dataloader": 10, "forward": 390})
-    assert found(hidden).title.endswith("in Forward")
+    assert found(hidden).title.endswith("mostly Forward")
 
 
 def test_pinning_where_it_helps():
     times = times_of(transfer=300, forward=100)
     on_device = replace(SETUP, cuda=DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50))
-    assert "pin_memory=True for the validation dataloader, False now" in found(times, setup=on_device).action
+    assert (
+        "pin_memory=True for the validation dataloader (currently False)"
+        in found(times, setup=on_device).action
+    )
     assert "pin_memory" not in found(times, setup=on_device, pin_memory=True).action
 
 
@@ -436,7 +441,7 @@ def test_several_ranks_wait_for_each_other_where_metrics_are_put_together():
     for num_ranks in (1, 2):
         analysis = analysis_of(steps, validation=times_of(epoch_end=400), world_size=num_ranks)
         action = only(ValidationShare().evaluate(analysis)).action
-        assert ("ranks wait for each other" in action) == (num_ranks > 1)
+        assert ("Ranks also wait for each other" in action) == (num_ranks > 1)
 
 
 @pytest.mark.parametrize("part", [part.key for part in PARTS])
@@ -490,7 +495,7 @@ def test_a_sanity_check_over_all_of_it(batches, status):
     )
     assert finding.status is status
     if status is Status.FOUND:
-        assert "about 400 ms, 67% of the time" in finding.summary
+        assert "about 400 ms (67% of the loop)" in finding.summary
         assert finding.saving_ns_per_step is None
 
 
@@ -506,4 +511,4 @@ def test_a_sanity_check_that_was_measured(validation):
     )
     finding = only(LongSanityCheck().evaluate(analysis))
     assert finding.status is Status.FOUND
-    assert ": 90 ms, 15% of the time of all steps." in finding.summary
+    assert "take 90 ms (15% of the loop)." in finding.summary

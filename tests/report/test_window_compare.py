@@ -238,7 +238,7 @@ def test_the_tables_of_workers(resnets):
         for side, whole in zip(("before", "after"), sums, strict=True):
             assert sum(row[at[side]] or 0 for row in changes.rows) == pytest.approx(whole / 6)
     states = {row[0]: row[1] for row in table(report, "comparison_findings").rows}
-    assert states["The loop waits for its batches"] == "gone"
+    assert states["Training waits for data"] == "gone"
     assert render_text(report).startswith(report.title)
 
 

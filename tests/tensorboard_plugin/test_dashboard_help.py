@@ -224,7 +224,7 @@ def test_rules_and_verdicts(show):
     browser = show(verdict_html(report), findings_html(report))
     assert labels(browser) == ["What is HOST-BOUND?", "What is The host is late?"]
     browser.execute_script("document.querySelector('article .help').click()")
-    assert "the host is late with its launches" in card(browser)[1]
+    assert "GPU idle time while the CPU hasn't launched work" in card(browser)[1]
 
 
 def test_hostile_labels_and_tables_nobody_defined(show):

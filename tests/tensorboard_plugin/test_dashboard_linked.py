@@ -48,7 +48,7 @@ def test_two_clicks_lead_from_the_idle_device_to_the_cause_and_the_line(page):
     """The overview says that the loop waits; one click shows the longest wait, its cause and its line."""
     page.open(run=NAME, view="overview")
     finding = page.run("return document.querySelector('.finding h2').firstChild.textContent")
-    assert finding == "The loop waits for its batches"
+    assert finding == "Training waits for data"
     page.run("document.querySelector('.finding .goto').click()")
     shows(page, "Trace")
     assert json.loads(page.link()["find"]) == {"kind": "idle: data loading"}

@@ -108,7 +108,7 @@ def test_ranks_that_are_alike_have_no_straggler(tmp_path):
     assert report.verdict.kind == "communication_bound"
     assert finding_of(report, "straggler_rank").status.name == "CLEAN"
     finding = finding_of(report, "communication_exposed")
-    assert "Communicate less often" in finding.action
+    assert "accumulate_grad_batches" in finding.action
     assert percent(finding.share) in report.verdict.summary
     assert percent(finding.share) in finding.summary
 

@@ -100,7 +100,7 @@ IDIOMS: Final = (
     ),
     _idiom(
         r"\.(index|count)\(|\bnot in self\.\w+|\bif \w+ in self\.\w+",
-        "Look it up in a dict or a set instead of a list.",
+        "Look it up in a dict or a set, not a list.",
         below="",
     ),
     _idiom(

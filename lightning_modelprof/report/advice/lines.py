@@ -56,7 +56,7 @@ def advice_for(
         )
     if source.own_tensors:
         return (
-            "Create the tensor once with register_buffer, or build it with torch.arange or torch.full."
+            "Create the tensor once with register_buffer, or use torch.arange or torch.full."
             f" {place} creates or copies a tensor of Python numbers every step."
         )
     if source.waits:
@@ -68,7 +68,7 @@ def advice_for(
         return IN_GENERAL.format(where=f"the code called by {_small(place)}")
     if source.operators == 0:
         return (
-            "Run it every N steps, batch it with tensor operations, or move it into the Dataset."
+            "Run it every N steps, or move it into the Dataset."
             f" {place} runs no torch operator; Python or a library takes its time."
         )
     return IN_GENERAL.format(where=where)

@@ -232,7 +232,7 @@ def _action(
             "Use one thread per worker, such as cv2.setNumThreads(0) in worker_init_fn or OMP_NUM_THREADS=1."
         )
     if cause.why is Why.PICKLING:
-        return "Return a few tensors from the collate function, not Python lists or NumPy arrays."
+        return "Return few tensors from the collate function, not lists or arrays."
     if cause.why is Why.COLLATE:
         return "Collate whole arrays (torch.stack, np.stack, pad_sequence), or use samples of one size."
     return "Make slow samples cheaper, or drop them."

@@ -70,12 +70,10 @@ _FOR_VALUES: Final = (
 )
 
 
-_FOR_SIZES: Final = (
-    "Use torch.where or fixed-shape masks instead of nonzero, boolean indexing, masked_select or unique."
-)
+_FOR_SIZES: Final = "Use torch.where or fixed-shape masks instead of nonzero, masked_select or unique."
 
 
-_FOR_COPIES: Final = "Copy to the CPU every N steps, or with non_blocking=True into pinned memory."
+_FOR_COPIES: Final = "Copy to the CPU every N steps, or non-blocking into pinned memory."
 
 
 _FOR_PRINTS: Final = "Print tensors only every N steps."

@@ -161,9 +161,7 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
 
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
         """Whole tensors at once."""
-        return (
-            "Update lists of whole tensors with torch._foreach_* functions, or use torch's fused optimizers."
-        )
+        return "Update whole tensors with torch._foreach_* functions, or use a fused optimizer."
 
 
 def _own_code(path: Sequence[StackFrame]) -> int | None:

@@ -27,11 +27,11 @@ from lightning_modelprof.units import milliseconds
 _ADVICE: Final = {
     "dataloader": "Check the data, storage and CPUs of {rank}. Give all ranks equal shares.",
     "dataloader_init": "{persistent}.",
-    "callbacks": "Do less in the callback, run it less often, or on all ranks.",
+    "callbacks": "Do less in the callback, or run it on all ranks.",
     "logging": "Log less often; all ranks wait for the one that writes.",
     "checkpoint": "Save less often, or asynchronously; all ranks wait for the one that writes.",
     "forward": "Check for extra work of {rank} in training_step. Give all ranks equally large batches.",
-    "optimizer": "Check for extra parameters, state on the CPU or a slower CPU on {rank}.",
+    "optimizer": "Check {rank} for extra parameters, CPU state, or a slower CPU.",
 }
 
 

@@ -30,7 +30,7 @@ from lightning_modelprof.run.steps import SPECIAL
 from lightning_modelprof.units import milliseconds
 
 _ADVICE: Final = {
-    COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, or disable gc within epochs.",
+    COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, or gc.disable().",
     MACHINE: "Reserve CPUs, or move other jobs off this machine.",
     "dataloader": "Check what slow batches read. With workers, a larger prefetch_factor helps.",
     "checkpoint": "Save less often, or asynchronously.",
@@ -204,7 +204,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
                     f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
                     f" {milliseconds(seen.late_ns)} in the last, while other phases don't grow. So far this"
                     f" cost {COST}.",
-                    "Replace a growing list or cache with a running sum or a fixed-size window.",
+                    "Replace a growing list with a running sum or fixed-size window.",
                     self.severity(share),
                     saving_ns=seen.excess_ns,
                     places=[*_growing_line(analysis, seen.phase), *_growing_attributes(analysis)],

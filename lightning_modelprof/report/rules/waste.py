@@ -362,7 +362,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
             self.found(
                 f"{names} is frozen, yet takes {COST} to recompute its outputs for the same samples"
                 " every epoch.",
-                f"Compute the outputs of {names} once and return them from the data set. Results are the same"
+                f"Compute the outputs of {names} once, in the data set. Results are the same"
                 " without dropout and with BatchNorm in eval mode.",
                 self.severity(share),
                 title=f"Frozen {names} recomputes outputs every epoch",

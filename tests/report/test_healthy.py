@@ -1,0 +1,100 @@
+"""A passed check carries the name of the healthy state, and a finding shows its four telling figures."""
+
+import re
+
+import pytest
+
+from lightning_modelprof.report.model import Evidence, Finding, Report, Status, Unit
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.ranks import StragglerInTraces
+from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, told_figures
+from lightning_modelprof.show.html.head import found_views, other_rules
+from lightning_modelprof.show.html.parts import findings_html
+from lightning_modelprof.show.text import render_text
+from tests.support.diagnosed import analysis_of, steps_of
+
+ALL = (*RULES, StragglerInTraces())
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: type(rule).__name__)
+def test_each_rule_has_a_name_for_its_healthy_state(rule):
+    words = rule.healthy.split()
+    assert 1 <= len(words) <= 5
+    assert rule.healthy != rule.title
+    assert not rule.healthy.endswith(".")
+    assert re.match(r"[A-Z]|training_step|torch\.", rule.healthy)
+
+
+def test_no_two_rules_share_it():
+    names = [rule.healthy for rule in RULES]
+    assert len(set(names)) == len(names)
+
+
+def test_a_rule_that_passed_or_does_not_apply_never_shows_its_problem():
+    analysis = analysis_of(steps_of(forward=20))
+    seen = set()
+    for rule in RULES:
+        for finding in rule.evaluate(analysis):
+            seen.add(finding.status)
+            if finding.status is not Status.FOUND:
+                assert finding.title == rule.healthy
+    assert seen >= {Status.CLEAN, Status.NOT_EVALUATED}
+
+
+def report_of(*findings):
+    return Report(title="a run", facts=(), tables=(), notes=(), sections={}, findings=findings, verdict=None)
+
+
+def details(page, name):
+    """Opening tag and content of the folded parts of a class."""
+    return re.findall(rf'(<details class="[^"]*\b{name}\b[^>]*>)(.*?)</details>', page, re.DOTALL)
+
+
+def figures(number):
+    return tuple(Evidence(label=f"figure {n}", value=n, unit=Unit.COUNT) for n in range(1, number + 1))
+
+
+def slow(evidence):
+    return Finding(
+        kind="slow_callback", status=Status.FOUND, title="Slow callback", summary="It is.", evidence=evidence
+    )
+
+
+PASSED = (
+    Finding(kind="memory_near_capacity", status=Status.CLEAN, title="Memory fits", summary="40% is used."),
+    Finding(kind="input_bound", status=Status.CLEAN, title="Data keeps up", summary="Nothing waits."),
+    Finding(kind="amp_off", status=Status.NOT_EVALUATED, title="Mixed precision is on", summary="no GPU"),
+)
+
+
+def test_four_figures_are_shown_and_the_rest_is_folded():
+    unknown = Evidence(label="unknown", value=None, unit=Unit.COUNT)
+    finding = slow((unknown, *figures(6)))
+    assert [one.label for one in told_figures(finding)] == [f"figure {n}" for n in range(1, 5)]
+    assert evidence_text(finding) == "figure 1 1 · figure 2 2 · figure 3 3 · figure 4 4"
+    [text] = found_texts([finding])
+    assert "Evidence: figure 1 1 · figure 2 2 · figure 3 3 · figure 4 4" in text.lines
+    assert "figure 5" not in render_text(report_of(finding))
+    [view] = found_views([finding])
+    assert [label for label, _ in view["evidence"]] == [f"figure {n}" for n in range(1, 5)]
+    assert [label for label, _ in view["more_evidence"]] == ["unknown", "figure 5", "figure 6"]
+    [(_, more)] = details(findings_html(report_of(finding)), "more")
+    assert "<summary>3 more figures</summary>" in more
+    assert "figure 6" in more
+    assert len(finding.as_plain()["evidence"]) == 7, "report.json has all"
+
+
+def test_few_figures_leave_nothing_to_fold():
+    assert details(findings_html(report_of(slow(figures(4)))), "more") == []
+
+
+def test_passed_checks_take_one_line_of_their_names():
+    assert passed_line(PASSED) == "Passed: Memory fits, Data keeps up."
+    assert passed_line(PASSED[2:]) == ""
+    text = " ".join(render_text(report_of(*PASSED)).split())
+    assert "Passed: Memory fits, Data keeps up. 0 found, 2 passed, 1 not applicable" in text
+    groups = other_rules(PASSED)
+    assert [one["label"] for one in groups] == ["Passed", "Not applicable"]
+    [(passed, names), (other, _)] = details(findings_html(report_of(*PASSED)), "checks")
+    assert "open" not in passed + other
+    assert "Memory fits, Data keeps up</span></summary>" in names
