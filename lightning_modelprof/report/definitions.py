@@ -149,12 +149,12 @@ def _verdicts() -> Section:
 
 
 def _rules() -> Section:
-    head = ("rule", "found if", "warning, critical", "where")
+    head = ("rule", "criterion", "warning, critical", "where")
     rows = [(f"`{rule.kind}`", rule.help.found, rule.levels, rule.help.where) for rule in RULES]
     terms = (
         Term(
             f"rule:{rule.kind}",
-            "Found if",
+            "Criterion",
             "\n\n".join(
                 (
                     found,

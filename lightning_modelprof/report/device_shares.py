@@ -170,11 +170,11 @@ def unaccounted(shares: DeviceShares, waits: WaitShares | None) -> float:
 
 
 def lost_work(counts: Iterable[KernelLaunchCount]) -> str:
-    """Why the windows or ranks with these launches tell nothing of the device; ``""`` where they do."""
+    """Why windows or ranks with these launches don't show what the GPU does; ``""`` where they do."""
     known = pool_kernel_launches(counts)
     if not known.tells_nothing:
         return ""
     return (
-        f"{known.lost:,} of {known.launches:,} kernel launches have no kernel in the trace: they were"
-        " captured into a CUDA graph and did not run, or the profiler lost the device's events"
+        f"{known.lost:,} of {known.launches:,} kernel launches have no kernel in the trace, because"
+        " they were captured into a CUDA graph, or the profiler lost GPU events"
     )

@@ -36,7 +36,7 @@ class RuleHelp(NamedTuple):
     """The definition of a rule, in Markdown.
 
     Attributes:
-        found: what it looks at, as an answer to *found if*.
+        found: its criterion.
         of: what the shares are of, where they need a word.
         levels: from where on a finding is a warning and critical, where fields do not say it.
         where: what its findings point at.

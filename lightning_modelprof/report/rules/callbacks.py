@@ -220,7 +220,7 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "profiler_left_on"
     title: ClassVar[str] = "Lightning's AdvancedProfiler is on"
-    healthy: ClassVar[str] = "No slow profiler is on"
+    healthy: ClassVar[str] = "No profiler slows Python"
     help: ClassVar[RuleHelp] = RuleHelp(
         'the Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown',
         where="the `Trainer(...)` call",

@@ -174,7 +174,7 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "busy_cpus"
     title: ClassVar[str] = "CPU contention"
-    healthy: ClassVar[str] = "Training has its CPU"
+    healthy: ClassVar[str] = "CPUs are free for training"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "share of the loop in which the training thread was ready to run but had no CPU"

@@ -407,7 +407,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "repeated_work"
     title: ClassVar[str] = "Samples are recomputed every epoch"
-    healthy: ClassVar[str] = "No repeated sample work"
+    healthy: ClassVar[str] = "No costly repeated samples"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "training waits for more than indexing rows, and at least 12 sampled indices returned identical"

@@ -319,7 +319,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "frozen_forward"
     title: ClassVar[str] = "Frozen module recomputes outputs every epoch"
-    healthy: ClassVar[str] = "No repeated frozen forward"
+    healthy: ClassVar[str] = "Frozen modules cost little"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward time of the outermost modules without trainable parameters, if at least 12 sampled"
@@ -602,7 +602,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_torch_module"
     title: ClassVar[str] = "Costly arguments of a torch module"
-    healthy: ClassVar[str] = "Torch modules are cheap"
+    healthy: ClassVar[str] = "Torch module arguments are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
