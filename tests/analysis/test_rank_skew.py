@@ -277,7 +277,7 @@ def test_where_ranks_meet_in_a_hook_both_readings_are_named():
         steps_of(50, backward=5, optimizer=9 + noise(50, 2, 0.1), callbacks=1),
     )
     assert is_hint(report)
-    assert "Or, if ranks meet in Callbacks: the others are late in Optimization" in finding_of(report).summary
+    assert "waits for them in Callbacks" in finding_of(report).summary
 
 
 # What a step would be shorter by

@@ -178,7 +178,7 @@ def test_what_it_costs():
     found = judged(constant=3)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert found.severity is Severity.CRITICAL
-    assert found.title == "knn computes the same in every step"
+    assert found.title == "Constant result of knn is recomputed every step"
     assert [(one.line, one.module) for one in found.locations] == [(7, "graph")]
 
 

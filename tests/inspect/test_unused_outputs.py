@@ -168,7 +168,7 @@ def test_whole_samples():
     found = found_with(("moe.0", 8, 4, 4), ("moe.1", 8, 6, 6), ("head", 8, 0, 0))
     assert found.saving_ns_per_step == pytest.approx(7.5 * MS)
     assert found.severity is Severity.CRITICAL
-    assert found.title == "62% of what moe computes is not in the loss"
+    assert found.title == "62% of moe's output is unused"
     assert "only with the samples that need it" in found.action
     assert [(one.line, one.module) for one in found.locations] == [(40, "moe")]
 

@@ -115,7 +115,7 @@ def test_it_is_said_where_nothing_better_is_known():
         owner="Net", name="seen", first_step=1, last_step=99, first_size=1, last_size=99, lines=(line,)
     )
     analysis = replace(analysis_of(steps_of(forward=10)), memory=memory_use(MemoryRecord(growing=(one,))))
-    assert "self.seen becomes longer in each step (line 40; 99 elements" in advice_for(
+    assert "self.seen. It grows every step (line 40; 99 elements" in advice_for(
         analysis, "net.py", 30, "training_step"
     )
     assert "self.seen" not in advice_for(analysis, "other.py", 30, "training_step")

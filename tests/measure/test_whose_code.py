@@ -332,24 +332,24 @@ WAITS = {"dataloader": 20, "forward": 10, "backward": 10}
 
 def test_the_argument_that_a_library_has():
     said = action(InputBound(), setup_of("darts"), **WAITS)
-    assert said.startswith("model.fit(..., dataloader_kwargs={'num_workers': ")
+    assert said.startswith("Call model.fit(..., dataloader_kwargs={'num_workers': ")
     assert "'persistent_workers': True}) (darts makes the DataLoader in Data.train_dataloader" in said
     said = action(OptimizerNotFused(), setup_of("neuralforecast"), optimizer=10, forward=10, backward=10)
     assert said.startswith(
-        "optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} where the model is made"
+        "Pass optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} to the model"
     )
 
 
 def test_settings_one_by_one():
     said = action(InputBound(), setup_of("scvi"), **WAITS)
-    assert said.startswith("scvi.settings.dl_num_workers = ")
-    assert " and scvi.settings.dl_persistent_workers = True (scvi makes" in said
+    assert said.startswith("Set scvi.settings.dl_num_workers = ")
+    assert " and set scvi.settings.dl_persistent_workers = True (scvi makes" in said
 
 
 def test_arguments_by_two_ways():
     said = action(InputBound(), setup_of("pytorch_tabular"), **WAITS)
-    assert said.startswith("DataConfig(num_workers=")
-    assert " and DataConfig(dataloader_kwargs={'persistent_workers': True}) (pytorch_tabular makes" in said
+    assert said.startswith("Use DataConfig(num_workers=")
+    assert " and use DataConfig(dataloader_kwargs={'persistent_workers': True}) (pytorch_tabular makes" in said
 
 
 def test_an_argument_that_a_library_lacks_is_said():

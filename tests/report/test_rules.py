@@ -478,8 +478,8 @@ def test_slow_callbacks_by_name_and_hook():
     steps = steps_of(forward=6, callbacks=4)
     findings = SlowCallback().evaluate(analysis_of(steps, setup=setup, callbacks=callbacks))
     assert [one.title for one in findings] == [
-        "The callback Slow takes long",
-        "The callback Other takes long",
+        "Slow callback Slow",
+        "Slow callback Other",
     ]
     slow, other = findings
     assert (slow.saving_ns_per_step, other.saving_ns_per_step) == (3 * MS, 1 * MS)
@@ -677,7 +677,7 @@ def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
     if status is Status.FOUND:
         assert finding.saving_ns_per_step == pytest.approx(5 * MS)
         assert finding.severity is Severity.WARNING  # 5 of 20
-        assert "Run teacher over the data set once" in finding.action
+        assert "Compute the outputs of teacher once" in finding.action
 
 
 @pytest.mark.parametrize(
@@ -764,7 +764,7 @@ def test_one_thread_of_several():
     one = replace(SETUP, num_threads=1)
     finding = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(9))))
     assert finding.severity is Severity.INFO
-    assert evidence(finding)["the training thread's CPU time, without batches"] == 0.9
+    assert evidence(finding)["training thread's CPU time, share of step"] == 0.9
     unknown = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one)))
     assert unknown.status is Status.NOT_EVALUATED
     assert "no step's CPU time" in unknown.summary

@@ -242,13 +242,13 @@ def verdict_of_waits(waits, steps=None, **shares):
             waits_of(("forward", 0.3)),
             {"kernel": 0.7, "runtime": 0.3},
             "sync_bound",
-            "30% of each step is lost: the GPU idles after the CPU waited",
+            "30% of each step is lost because the GPU idles after the CPU waited",
         ),
         (
             waits_of(late=0.6),
             {"kernel": 0.4, "cpu_exec": 0.6},
             "host_bound",
-            "60% of each step is lost: the GPU waits for the CPU to launch",
+            "60% of each step is lost because the GPU waits for the CPU to launch",
         ),
         (
             waits_of(("forward", 0.0), wait_of=0.9),

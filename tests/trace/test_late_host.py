@@ -75,7 +75,7 @@ WORK = {
     "Python code in augment": lambda begin: [
         event("user_annotation", "augment", begin + 200, begin + 9900, pid=50)
     ],
-    "Python code outside of operators": nothing,
+    "Python code outside operators": nothing,
     "<built-in method acquire of _thread.lock object> (a lock)": lambda begin: [
         event(
             "python_function",
