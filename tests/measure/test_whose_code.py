@@ -335,9 +335,7 @@ def test_the_argument_that_a_library_has():
     assert said.startswith("Call model.fit(..., dataloader_kwargs={'num_workers': ")
     assert "'persistent_workers': True}) (darts makes the DataLoader in Data.train_dataloader" in said
     said = action(OptimizerNotFused(), setup_of("neuralforecast"), optimizer=10, forward=10, backward=10)
-    assert said.startswith(
-        "Pass optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} to the model"
-    )
+    assert said.startswith("Pass optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} to the model")
 
 
 def test_settings_one_by_one():
@@ -349,7 +347,9 @@ def test_settings_one_by_one():
 def test_arguments_by_two_ways():
     said = action(InputBound(), setup_of("pytorch_tabular"), **WAITS)
     assert said.startswith("Use DataConfig(num_workers=")
-    assert " and use DataConfig(dataloader_kwargs={'persistent_workers': True}) (pytorch_tabular makes" in said
+    assert (
+        " and use DataConfig(dataloader_kwargs={'persistent_workers': True}) (pytorch_tabular makes" in said
+    )
 
 
 def test_an_argument_that_a_library_lacks_is_said():
