@@ -28,7 +28,8 @@ from lightning_modelprof.lightning.rank_wait import StandIn, stand_in, time_broa
 from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
-from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files
+from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files, convolution_biases
+from lightning_modelprof.measure.setup.statements import Statements, outside_optimizers
 from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import is_trained, parameters_of
@@ -283,11 +284,12 @@ class LiveTrainer(Live):
             self.val_loaders,
             self.optimizers,
             self.layers,
+            self.statements,
         )
 
     def at_end(self) -> tuple[Part, ...]:
         """As of Live."""
-        return (self.loaders, self.val_loaders, self.trainer, self.device)
+        return (self.loaders, self.val_loaders, self.trainer, self.device, self.untrained)
 
     def trainer(self) -> dict[str, Any]:
         """What the Trainer was told."""
@@ -332,6 +334,35 @@ class LiveTrainer(Live):
                 call.files | class_files(self._module, getattr(self._trainer, "datamodule", None))
             ),
         }
+
+    def statements(self) -> dict[str, Any]:
+        """The user's statements that findings may want changed."""
+        call, module = trainer_call(), self._module
+        hooks = own_methods(module, ("LightningModule",))
+        loaders = self.loaders()["loaders"]
+        kinds = [type(getattr(one, "optimizer", one)).__name__ for one in self._host.optimizers]
+        found = Statements(call, module, (module, getattr(self._trainer, "datamodule", None)))
+        is_fit = self._loop.is_fit
+        statements = [
+            *found.loader(loaders, position=1),
+            *found.trainer(type(self._trainer).__name__),
+            *found.logs(),
+        ]
+        if is_fit:
+            biases = convolution_biases(module)
+            untrained = outside_optimizers(module, self._host.optimizers)
+            statements += [
+                *found.optimizer(hooks.get("configure_optimizers"), kinds),
+                *found.copies(hooks),
+                *found.convolutions(biases),
+                *found.untrained(untrained),
+            ]
+        return {"statements": tuple(statements), "configured_by": call.configured_by}
+
+    def untrained(self) -> dict[str, Any]:
+        """Modules that no optimizer trains."""
+        optimizers = self._host.optimizers if self._loop.is_fit else ()
+        return {"untrained": outside_optimizers(self._module, optimizers)}
 
     def callbacks(self) -> dict[str, Any]:
         """Callbacks, and how often checkpoints are saved."""

@@ -173,6 +173,30 @@ class CompileSetup(Record, frozen=True, kw_only=True):
     failed_guards: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+class Statement(Record, frozen=True, kw_only=True):
+    """A statement in the user's code that a finding may want changed, as it was when the loop started.
+
+    Attributes:
+        about: the class or function that it calls, such as ``DataLoader``, or what it holds: one of the
+            names in ``measure.setup.statements``.
+        file: absolute path.
+        digest: SHA-256 of the file, in hex.
+        line, end_line: its first and last line, from 1.
+        text: its source, from its first character.
+        calls: the calls in it that would change: first line, column, last line, end column, as of ``ast``.
+        module: path of the module that it makes; ``""`` for other statements.
+    """
+
+    about: str
+    file: str
+    digest: str
+    line: Count
+    end_line: Count
+    text: str
+    calls: tuple[tuple[Count, Count, Count, Count], ...] = ()
+    module: str = ""
+
+
 class TrainingSetup(Record, frozen=True, kw_only=True):
     """How a loop is set up; everything is read from the live objects when it begins and when it ends.
 
@@ -210,6 +234,9 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
         compiled: ``None`` if torch.compile was not used.
         calls: lines of the user's files that call one of the names that findings ask for, such as
             ``DataLoader``, by that name.
+        statements: of the user's that findings may want changed; empty in runs of older versions.
+        configured_by: ``LightningCLI`` or ``Hydra`` where it calls the Trainer; ``""`` otherwise.
+        untrained: outermost modules whose parameters no optimizer has when the loop ends.
         notes: what could not be read, and why.
     """
 
@@ -246,4 +273,7 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
     convolution_biases: tuple[ConvolutionBias, ...] = ()
     compiled: CompileSetup | None = None
     calls: dict[str, tuple[CodePlace, ...]] = field(default_factory=dict)
+    statements: tuple[Statement, ...] = ()
+    configured_by: str = ""
+    untrained: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

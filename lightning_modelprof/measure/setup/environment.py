@@ -157,25 +157,45 @@ class TrainerCall(NamedTuple):
         from_library: its function that did; ``None`` where the user's own code did.
         user: the user's line that led there; ``None`` without a library between, or where there is none.
         files: of the user, with the functions that led there.
+        lines: of the user, that led there, innermost first.
+        configured_by: as of TrainingSetup.
     """
 
     from_library: CodePlace | None
     user: CodePlace | None
     files: frozenset[str] = frozenset()
+    lines: tuple[CodePlace, ...] = ()
+    configured_by: str = ""
+
+
+_CONFIGURATORS: Final = {
+    "lightning.pytorch.cli": "LightningCLI",
+    "pytorch_lightning.cli": "LightningCLI",
+    "hydra": "Hydra",
+}
+"""Modules that call functions with what they read from YAML files."""
 
 
 def trainer_call() -> TrainerCall:
     """Who called the Trainer that runs now. To be called from a hook."""
     user_code, library, user = UserCode(), None, None
-    files = set()
+    lines: list[CodePlace] = []
+    configured_by = ""
     for frame in _callers(sys._getframe(1)):
         module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
         if user_code.is_users(frame):
-            files.add(absolute_file(file))
-            user = user or _line(frame)
+            lines.append(_line(frame))
+            user = user or lines[0]
         elif user is None and library is None and (package := library_of(module, absolute_file(file))):
             library = _line(frame, package)
-    return TrainerCall(library, None if library is None else user, frozenset(files))
+        configured_by = configured_by or _configurator(module)
+    files = frozenset(line.file for line in lines if line.file is not None)
+    return TrainerCall(library, None if library is None else user, files, tuple(lines), configured_by)
+
+
+def _configurator(module: str) -> str:
+    names = (name for start, name in _CONFIGURATORS.items() if f"{module}.".startswith(f"{start}."))
+    return next(names, "")
 
 
 def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Library, ...]:
