@@ -17,6 +17,7 @@ from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.advice.idioms import with_idiom
 from lightning_modelprof.report.advice.owners import with_owners
+from lightning_modelprof.report.changes.all_changes import with_change
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
 from lightning_modelprof.report.model import NOT_DONE, Finding, Report, Severity, Status, Verdict
 from lightning_modelprof.report.one_step import of_run
@@ -46,6 +47,7 @@ def build_report(analysis: Analysis, options: TableOptions = DEFAULT_OPTIONS) ->
         options: how the tables of traces are cut and sorted.
     """
     verdict, findings = diagnose(analysis)
+    findings = tuple(with_change(one, analysis) for one in findings)
     return Report(
         title=_title(analysis),
         facts=_facts(analysis),

@@ -193,6 +193,35 @@ class Slices(Record, frozen=True, kw_only=True):
     kind: str = ""
 
 
+SAME_RESULTS: Final = "same results"
+CHANGES_NUMERICS: Final = "changes numerics"
+
+
+class CodeChange(Record, frozen=True, kw_only=True):
+    """What to write to fix a finding.
+
+    Attributes:
+        text: the line to write, with ``...`` for what stays as it is, or the key of the YAML file.
+        label: ``SAME_RESULTS`` if training computes the same numbers with it, else ``CHANGES_NUMERICS``.
+        diff: for ``git apply``; ``""`` where several statements may be meant, or the file has changed.
+        file, line: that the diff changes; ``None`` without a diff.
+        is_yaml: whether ``text`` goes into the YAML file of LightningCLI or Hydra.
+    """
+
+    text: str
+    label: str
+    diff: str = ""
+    file: str | None = None
+    line: int | None = None
+    is_yaml: bool = False
+
+    @property
+    def changed_lines(self) -> tuple[str, ...]:
+        """The lines of the diff that are removed or added, with their signs."""
+        lines = self.diff.split("\n")[2:]
+        return tuple(line.rstrip("\r") for line in lines if line.startswith(("-", "+")))
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """What one rule says of one thing.
 
@@ -211,6 +240,9 @@ class Finding(Record, frozen=True, kw_only=True):
         locations: most expensive first.
         evidence: the numbers behind it.
         slices: where it is seen in a timeline; the first that there are.
+        wants: what the action sets: argument → value, or module → ``False`` for
+            ``requires_grad_``.
+        change: what to write; ``None`` where that isn't known.
     """
 
     kind: str
@@ -226,6 +258,8 @@ class Finding(Record, frozen=True, kw_only=True):
     locations: tuple[Location, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     slices: tuple[Slices, ...] = ()
+    wants: Mapping[str, Any] = {}  # msgspec copies it
+    change: CodeChange | None = None
 
     @property
     def share(self) -> float | None:
@@ -250,6 +284,7 @@ class Finding(Record, frozen=True, kw_only=True):
             "evidence": [
                 {"label": one.label, "value": one.value, "unit": one.unit.value} for one in self.evidence
             ],
+            "change": None if self.change is None else asdict(self.change),
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
@@ -55,18 +55,23 @@ def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
 
 
 class Fix(NamedTuple):
-    """One change against the wait, and the most that it saves in a step."""
+    """One change against the wait, the most that it saves in a step, and the loader's arguments it sets."""
 
     action: str
     saving_ns: float
+    arguments: Mapping[str, Any] = {}
+
+
+def best_first(fixes: Sequence[Fix]) -> list[Fix]:
+    """The one that saves most first; of those that save about as much the first one."""
+    most_ns = max(one.saving_ns for one in fixes)
+    first = next(one for one in fixes if one.saving_ns >= _MOST_OF_IT * most_ns)
+    return sorted(fixes, key=lambda one: (one is not first, -one.saving_ns))
 
 
 def in_words(fixes: Sequence[Fix]) -> str:
-    """All fixes, the one that saves most first; of those that save about as much the first one."""
-    ranked = list(fixes)
-    most_ns = max(one.saving_ns for one in ranked)
-    first = next(one for one in ranked if one.saving_ns >= _MOST_OF_IT * most_ns)
-    ranked.sort(key=lambda one: (one is not first, -one.saving_ns))
+    """All fixes, in the order of :func:`best_first`."""
+    ranked = best_first(fixes)
     return " Or ".join([ranked[0].action, *(_after_or(one.action) for one in ranked[1:])])
 
 
@@ -90,6 +95,7 @@ class LoaderAdvice(NamedTuple):
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
         told: the reason, for the full report; sentences that start with a space, or ``""``.
+        arguments: of the DataLoader that the action starts with; empty where it starts with something else.
     """
 
     action: str
@@ -98,6 +104,7 @@ class LoaderAdvice(NamedTuple):
     num_workers: int | None = None
     is_minor: bool = False
     told: str = ""
+    arguments: Mapping[str, Any] = {}
 
 
 def loader_advice(
@@ -232,11 +239,13 @@ def workers_advice(
         return LoaderAdvice(cheaper, evidence, wait_ns, is_minor=is_short, told=why)
     fixes = []
     if queue is not None:
+        arguments = predicted_arguments(queue, bool(loader.persistent_workers))
         action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns)
         number, told = queue.advised.workers, _UNSEEN
         evidence[1:1] = predicted_evidence(queue)
     else:
-        action = f"{_call(loader, advised, owner)} (currently {workers})."
+        arguments = _arguments(loader, advised)
+        action = f"{written_call(loader.kind, arguments, owner)} (currently {workers})."
         if gain_ns < _MOST_OF_IT * wait_ns:
             action += f" Saves at most {milliseconds(gain_ns)} per step."
         number, told = advised, _whose_cpu(cpu)
@@ -244,10 +253,11 @@ def workers_advice(
             count("num_workers advised", advised),
             duration("step time with these workers, at best", step_ns),
         ]
-    fixes.append(Fix(action, gain_ns))
+    fixes.append(Fix(action, gain_ns, arguments))
     if gain_ns < _MOST_OF_IT * wait_ns:
         fixes.append(fix_up_to(cheaper, wait_ns))
-    return LoaderAdvice(in_words(fixes), evidence, wait_ns, number, told=told)
+    first = best_first(fixes)[0]
+    return LoaderAdvice(in_words(fixes), evidence, wait_ns, number, told=told, arguments=first.arguments)
 
 
 def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
@@ -255,21 +265,28 @@ def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
     return min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
 
 
+def predicted_arguments(queue: LoaderQueue, is_persistent: bool) -> dict[str, Any]:
+    """The arguments of a DataLoader with the number of workers that is advised."""
+    present, advised = queue.present, queue.advised
+    arguments: dict[str, Any] = {"num_workers": advised.workers}
+    if advised.workers and advised.prefetch_factor != present.prefetch_factor:
+        arguments["prefetch_factor"] = advised.prefetch_factor
+    if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
+        arguments["persistent_workers"] = bool(advised.workers)
+    if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
+        arguments["prefetch_factor"] = None
+    return arguments
+
+
 def predicted_call(
     queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None, wait_ns: float
 ) -> str:
     """What to write for the number of workers that is advised, what it is now, and what to expect."""
     present, advised = queue.present, queue.advised
-    arguments: dict[str, Any] = {"num_workers": advised.workers}
+    arguments = predicted_arguments(queue, is_persistent)
     now = str(present.workers)
-    if advised.workers and advised.prefetch_factor != present.prefetch_factor:
-        arguments["prefetch_factor"] = advised.prefetch_factor
-        if present.workers:
-            now = f"num_workers={present.workers}, prefetch_factor={present.prefetch_factor}"
-    if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
-        arguments["persistent_workers"] = bool(advised.workers)
-    if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
-        arguments["prefetch_factor"] = None
+    if advised.workers and advised.prefetch_factor != present.prefetch_factor and present.workers:
+        now = f"num_workers={present.workers}, prefetch_factor={present.prefetch_factor}"
     before_ns = queue.step_ns
     after_ns = before_ns - saved_by_workers(queue, wait_ns)
     # How workers and the training get along on the CPUs is not known before they have run together.
@@ -312,6 +329,7 @@ def _handover_advice(
             saved_by_workers(queue, wait_ns),
             0,
             told=f"{told} Loading a batch takes only {milliseconds(queue.service_ns)}.",
+            arguments=predicted_arguments(queue, bool(loader.persistent_workers)),
         )
     unseen = f" Or try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
     return LoaderAdvice(
@@ -364,9 +382,9 @@ def _why_no_worker(workers: int, cpu: BatchCpu | None, wall_ns: float, *, is_sho
     return ""
 
 
-def _call(loader: LoaderSetup, workers: int, owner: Owner | None) -> str:
-    """The arguments to set, or how the library sets them."""
+def _arguments(loader: LoaderSetup, workers: int) -> dict[str, Any]:
+    """The constructor's."""
     arguments: dict[str, Any] = {"num_workers": workers}
     if not loader.persistent_workers:
         arguments["persistent_workers"] = True
-    return written_call(loader.kind, arguments, owner)
+    return arguments

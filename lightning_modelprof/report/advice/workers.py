@@ -15,8 +15,10 @@ from lightning_modelprof.report.advice.loader import (
     CPU_BOUND,
     Fix,
     LoaderAdvice,
+    best_first,
     fix_up_to,
     in_words,
+    predicted_arguments,
     predicted_call,
     predicted_evidence,
     saved_by_workers,
@@ -140,7 +142,8 @@ def cause_advice(
     if queue is None or cause.why is Why.START_UP:
         pass
     elif is_worth_it:
-        fixes = [Fix(_more_workers(facts, queue, loader, owner, wait_ns), gain_ns)]
+        arguments = predicted_arguments(queue, facts.record.is_persistent)
+        fixes = [Fix(_more_workers(facts, queue, loader, owner, wait_ns), gain_ns, arguments)]
         advised = queue.advised
     else:
         told += f" {_no_number(queue)}"
@@ -170,6 +173,7 @@ def cause_advice(
         saving_ns,
         None if advised is None else advised.workers,
         told=f"{told}{_reason(facts, cause)}",
+        arguments=best_first(fixes)[0].arguments,
     )
 
 

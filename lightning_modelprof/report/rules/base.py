@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
@@ -148,6 +148,7 @@ class Rule(Record, frozen=True, kw_only=True):
         places: Iterable[Location | CodePlace | None] = (),
         evidence: Iterable[Evidence] = (),
         slices: Iterable[Slices] = (),
+        wants: Mapping[str, Any] | None = None,
     ) -> Finding:
         """One thing that costs time; ``slices`` are its own, before those of the rule."""
         phases = self.phases or self.sampled_phases
@@ -165,6 +166,7 @@ class Rule(Record, frozen=True, kw_only=True):
             ),
             evidence=tuple(evidence),
             slices=(*slices, *self.slices, *(Slices(name=RANGE_PREFIX + phase) for phase in phases)),
+            wants=wants or {},
         )
 
 

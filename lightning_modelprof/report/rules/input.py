@@ -177,6 +177,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
                 saving_ns=advice.saving_ns,
                 places=() if is_ready else _places(setup, loaders),
                 evidence=[*evidence, *advice.evidence],
+                wants=advice.arguments,
             ),
         )
 
@@ -261,6 +262,7 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
                     duration(_WAIT, wait_ns),
                     *advice.evidence,
                 ],
+                wants=advice.arguments,
             ),
         )
 

@@ -213,6 +213,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
                     duration("unused backward per step", beyond_ns),
                     duration("unused weight gradients per step", within_ns),
                 ],
+                wants=dict.fromkeys(most, False) if is_alone else {},
             ),
         )
 

@@ -1,0 +1,51 @@
+"""Which finding has which change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.changes.layers import frozen, without_bias
+from lightning_modelprof.report.changes.loaders import with_kept_workers, with_pinned_memory, with_workers
+from lightning_modelprof.report.changes.logs import with_logging_by_epoch, without_item
+from lightning_modelprof.report.changes.trainers import (
+    with_fused_step,
+    with_mixed_precision,
+    with_rarer_logging,
+    without_anomaly_detection,
+    without_profiler,
+)
+from lightning_modelprof.report.model import CodeChange, Finding, Status
+
+_Make: TypeAlias = Callable[[Finding, Analysis], CodeChange | None]
+
+CHANGES: Final[Mapping[str, _Make]] = {
+    "input_bound": with_workers,
+    "synchronous_loader": with_workers,
+    "worker_startup": with_kept_workers,
+    "slow_transfer": with_pinned_memory,
+    "host_to_device_copy": with_pinned_memory,
+    "amp_off": with_mixed_precision,
+    "slow_logger": with_rarer_logging,
+    "profiler_left_on": without_profiler,
+    "anomaly_detection": without_anomaly_detection,
+    "optimizer_not_fused": with_fused_step,
+    "slow_logging_calls": with_logging_by_epoch,
+    "host_device_sync": without_item,
+    "conv_bias_before_batchnorm": without_bias,
+    "unused_gradients": frozen,
+}
+"""By the finding's code."""
+
+
+def with_change(finding: Finding, analysis: Analysis) -> Finding:
+    """The same finding with what to write, if that is known; a change that fails costs nothing else."""
+    make = CHANGES.get(finding.kind)
+    if make is None or finding.status is not Status.FOUND:
+        return finding
+    try:
+        return replace(finding, change=make(finding, analysis))
+    except Exception:  # anybody's source
+        return finding

@@ -1,0 +1,115 @@
+"""Changes of the statements that make the Trainer and the optimizer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.report.advice.owners import owner_of_optimizer
+from lightning_modelprof.report.changes.edits import Refused, SourceEdit
+from lightning_modelprof.report.changes.offers import (
+    line_to_write,
+    offer_arguments,
+    only_statement,
+    statements_about,
+    yaml_key,
+)
+from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange, Finding
+from lightning_modelprof.report.rules.tensor_cores import AMPERE
+from lightning_modelprof.run.setup import TrainingSetup
+
+_TRAINER: Final = "Trainer"
+_ANOMALY: Final = "set_detect_anomaly"
+_FEWEST_STEPS: Final = 50
+_DEFAULTS: Final = {"detect_anomaly": False, "profiler": None, "foreach": None}
+
+
+def with_mixed_precision(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+    """16-bit numbers where the tensor cores take them."""
+    setup = analysis.setup
+    if setup is None or setup.cuda is None:
+        return None
+    wanted = "bf16-mixed" if setup.cuda.capability >= AMPERE else "16-mixed"
+    if wanted == "16-mixed" and setup.gradient_clip_val and any(one.fused for one in setup.optimizers):
+        return None  # Lightning refuses that
+    return _trainer_change(setup, {"precision": wanted}, CHANGES_NUMERICS)
+
+
+def with_rarer_logging(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+    """A larger ``log_every_n_steps``, as the finding advises it."""
+    setup = analysis.setup
+    if setup is None or not setup.loggers:
+        return None
+    every = max(_FEWEST_STEPS, 10 * (setup.log_every_n_steps or 1))
+    return _trainer_change(setup, {"log_every_n_steps": every}, SAME_RESULTS)
+
+
+def without_profiler(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+    """No profiler of Lightning's."""
+    return (
+        None if analysis.setup is None else _trainer_change(analysis.setup, {"profiler": None}, SAME_RESULTS)
+    )
+
+
+def without_anomaly_detection(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+    """Anomaly detection off, where the one place is that turns it on."""
+    setup = analysis.setup
+    if setup is None:
+        return None
+    of_trainer = _trainer_change(setup, {"detect_anomaly": False}, SAME_RESULTS)
+    switches = statements_about(setup, _ANOMALY)
+    if not switches or "detect_anomaly=True" in getattr(only_statement(setup, _TRAINER), "text", ""):
+        return of_trainer if not switches else CodeChange(text=of_trainer.text, label=SAME_RESULTS)
+    statement = switches[0] if len(switches) == 1 else None
+    change = offer_arguments(statement, _ANOMALY, {"mode": False}, SAME_RESULTS, positions=("mode",))
+    return CodeChange(
+        text="torch.autograd.set_detect_anomaly(False)",
+        label=SAME_RESULTS,
+        diff=change.diff,
+        file=change.file,
+        line=change.line,
+    )
+
+
+def _trainer_change(setup: TrainingSetup, wanted: Mapping[str, Any], label: str) -> CodeChange:
+    statement = only_statement(setup, _TRAINER)
+    ((name, value),) = wanted.items()
+    if setup.configured_by and statement is None:
+        return yaml_key(f"trainer.{name}", value, label)
+    return offer_arguments(statement, _TRAINER, wanted, label, defaults=_DEFAULTS, replaced=("profiler",))
+
+
+def with_fused_step(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+    """An optimizer that steps all parameters at once."""
+    setup = analysis.setup
+    if setup is None or len(setup.optimizers) != 1 or owner_of_optimizer(setup) is not None:
+        return None
+    optimizer = setup.optimizers[0]
+    name = "fused" if optimizer.has_fused else "foreach"
+    if name == "fused" and setup.gradient_clip_val and analysis.info.precision == "16-mixed":
+        return None  # Lightning refuses to clip for a fused optimizer that unscales gradients
+    place = setup.module_hooks.get("configure_optimizers")
+    if setup.configured_by and (place is None or place.is_library):
+        path = "optimizer.init_args" if setup.configured_by == "LightningCLI" else "optimizer"
+        return yaml_key(f"{path}.{name}", True, CHANGES_NUMERICS)
+    wanted: dict[str, Any] = {name: True}
+    if name == "fused" and optimizer.foreach:
+        wanted["foreach"] = None  # torch refuses both
+    statement = only_statement(setup, "optimizer")
+    change = offer_arguments(
+        statement, optimizer.kind, wanted, CHANGES_NUMERICS, defaults=_DEFAULTS, check=_can_be_fused
+    )
+    return (
+        change
+        if change.diff
+        else CodeChange(text=line_to_write(optimizer.kind, {name: True}), label=CHANGES_NUMERICS)
+    )
+
+
+def _can_be_fused(source: SourceEdit) -> None:
+    """Refuse sparse gradients and differentiable steps, which fused optimizers don't take."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.keyword) and node.arg in ("sparse", "differentiable"):
+            raise Refused(f"{node.arg} gradients")
