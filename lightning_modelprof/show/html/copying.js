@@ -23,6 +23,22 @@ export function connectCopying(table) {
 }
 
 /**
+ * Make the buttons that copy a change work.
+ * @param {ParentNode} root
+ */
+export function connectChanges(root) {
+  /** @type {NodeListOf<HTMLButtonElement>} */
+  const buttons = root.querySelectorAll("[data-do=change]");
+  for (const button of buttons) {
+    button.addEventListener("click", async () => {
+      const isDone = await copyText(button.dataset.copied ?? "");
+      const said = button.parentElement?.querySelector("output");
+      if (said) said.textContent = isDone ? "Copied" : "The browser does not let this page copy";
+    });
+  }
+}
+
+/**
  * Without navigator.clipboard, as in frames and on pages without TLS, the selection is copied.
  * @param {string} text
  * @returns {Promise<boolean>} whether it is in the clipboard

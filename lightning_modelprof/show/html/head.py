@@ -9,6 +9,7 @@ from typing import Any, Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
+    CodeChange,
     Evidence,
     Finding,
     Location,
@@ -101,6 +102,7 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
         "title": one_line(finding.title),
         "summary": one_line(finding.summary),
         "action": one_line(finding.action),
+        "change": None if finding.change is None else _change(finding.change),
         "saving": saving_text(finding),
         "goto": next((_goto(slices) for slices in finding.slices if has_slices(slices)), None),
         "locations": [_location(location) for location in finding.locations],
@@ -111,6 +113,21 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
 
 def _figure(one: Evidence) -> tuple[str, str]:
     return one_line(one.label), format_amount(one.value, one.unit)
+
+
+def _change(change: CodeChange) -> dict[str, Any]:
+    """What to paste: the lines that a reader sees, and the text that the button copies."""
+    lines = [
+        {"sign": line[0], "text": one_line(line[1:].expandtabs(4))} for line in change.changed_lines
+    ] or [{"sign": "", "text": one_line(change.text)}]
+    where = "YAML file" if change.is_yaml else ""
+    is_text = all(char.isprintable() or char in "\r\n\t" for char in change.diff)
+    return {
+        "where": place_of(Location(file=change.file, line=change.line)).file or where,
+        "label": change.label,
+        "lines": lines,
+        "copied": change.diff if change.diff and is_text else one_line(change.text),
+    }
 
 
 def _goto(slices: Slices) -> dict[str, str]:

@@ -1,7 +1,7 @@
 // Parts of a report as they stand in a page: everything in them that can be pressed is made to work.
 
 import { connectChart } from "./charts.js";
-import { connectCopying } from "./copying.js";
+import { connectChanges, connectCopying } from "./copying.js";
 import { FlameGraph } from "./flame.js";
 import { connectPlaces } from "./places.js";
 import { connectRowLinks } from "./rows.js";
@@ -52,6 +52,7 @@ export function connectParts(root, { state = {}, onState = () => {} } = {}) {
     connectRowLinks(table);
   }
   connectPlaces(root);
+  connectChanges(root);
   /** @type {NodeListOf<HTMLElement>} */
   const charts = root.querySelectorAll("figure.chart");
   charts.forEach(connectChart);

@@ -11,6 +11,7 @@ from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import (
     NOT_DONE,
     OTHER_TRACES,
+    CodeChange,
     Finding,
     Location,
     Report,
@@ -216,10 +217,12 @@ class _Short:
         places = [text for text in map(self._place, finding.locations) if text[0]]
         texts = [one_line(finding.action or finding.summary)]
         texts += [_first_sentence(texts[0])]
-        for text in texts:
-            body = self._body(places, text)
-            if len(lines) + len(body) <= room:
-                return [*lines, *body]
+        change = self._change(finding.change) if number == 1 else []
+        for added in [change, []] if change else [[]]:
+            for text in texts:
+                body = self._body(places, text) + added
+                if len(lines) + len(body) <= room:
+                    return [*lines, *body]
         body = self._body(places, texts[-1])
         if len(lines) + len(body) > room >= len(lines) + 1:
             kept = body[: room - len(lines)]
@@ -234,6 +237,24 @@ class _Short:
         if target and lines[0].startswith(name := place.split(" ")[0]):
             lines[0] = self._screen.link(name, target) + lines[0][len(name) :]
         return [_INDENT + line for line in lines]
+
+    def _change(self, change: CodeChange | None) -> list[str]:
+        """The lines that a diff removes and adds, below where they are; empty without a diff."""
+        if change is None or not change.diff:
+            return []
+        where = _near(f"{change.file}:{change.line}")
+        lines = [line.expandtabs(4) for line in change.changed_lines]
+        inward = min(len(line[1:]) - len(line[1:].lstrip()) for line in lines)
+        shown = [f"{line[0]} {one_line(line[1 + inward :])}" for line in lines]
+        return [
+            f"{_INDENT}Change in {one_line(where)} ({change.label}):",
+            *(
+                self._screen.paint(
+                    _INDENT + shorten(line, self._width - len(_INDENT)), "green" if line[0] == "+" else "dim"
+                )
+                for line in shown
+            ),
+        ]
 
     def _place(self, location: Location) -> tuple[str, str]:
         """Where it is, and what a link to it points at, ``""`` if nothing can."""

@@ -1,0 +1,123 @@
+"""A change to paste in the terminal, the page and report.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange
+from lightning_modelprof.show.html.parts import findings_html
+from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.terminal.short import MAX_LINES, short_lines
+from tests.show.test_html_browser import show
+from tests.show.test_html_copying import REFUSE, TAKE
+from tests.show.test_html_places import copied
+from tests.show.test_show_findings import HOSTILE, SLOW, report
+
+DIFF = """\
+--- a/train.py
++++ b/train.py
+@@ -1,3 +1,4 @@
+ def main():
+\twith x:
+-\t\tloader = DataLoader(ds)  # <b>
++\t\tloader = DataLoader(ds, num_workers=2)  # <b>
++\t\t\ty
+"""
+CHANGE = CodeChange(
+    text="DataLoader(..., num_workers=2)",
+    label=CHANGES_NUMERICS,
+    diff=DIFF,
+    file="/home/me/train.py",
+    line=3,
+)
+LINE = CodeChange(text="trainer.precision: bf16-mixed", label=SAME_RESULTS, is_yaml=True)
+
+
+def lines_of(*findings):
+    return short_lines(report(*findings), None, "utf-8")
+
+
+def test_the_terminal_shows_the_first_findings_diff():
+    shown = lines_of(replace(SLOW, change=CHANGE), replace(SLOW, change=CHANGE))
+    at = next(number for number, line in enumerate(shown) if "Change in" in line)
+    assert shown[at : at + 4] == [
+        f"    Change in /home/me/train.py:3 ({CHANGES_NUMERICS}):",
+        "    - loader = DataLoader(ds)  # <b>",
+        "    + loader = DataLoader(ds, num_workers=2)  # <b>",
+        "    +     y",
+    ]
+    assert sum("Change in" in line for line in shown) == 1
+    assert len(shown) < MAX_LINES
+
+
+def test_the_terminal_leaves_a_long_diff_out_before_what_to_do():
+    many = "".join(f"+    line {number}\n" for number in range(30))
+    long = replace(CHANGE, diff=f"--- a/x\n+++ b/x\n@@ -1 +1,30 @@\n{many}")
+    shown = lines_of(replace(SLOW, change=long))
+    assert shown == lines_of(SLOW)
+
+
+def test_a_line_to_write_is_not_said_twice_in_the_terminal():
+    assert lines_of(replace(SLOW, change=LINE)) == lines_of(SLOW)
+
+
+def test_escapes_stay_escaped():
+    bad = replace(
+        CHANGE, file=HOSTILE, diff=f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n+\x1b[31m{HOSTILE}\n", text=HOSTILE
+    )
+    shown = "\n".join(lines_of(replace(SLOW, change=bad)))
+    assert "\x1b" not in shown
+    page = findings_html(report(replace(SLOW, change=bad)))
+    assert "<img" not in page
+    assert "\x1b" not in page
+
+
+def test_the_page_shows_changed_lines_and_copies_the_diff():
+    page = findings_html(report(replace(SLOW, change=CHANGE)))
+    assert '<code class="removed">-        loader = DataLoader(ds)  # &lt;b&gt;</code>' in page
+    assert '<code class="added">+        loader = DataLoader(ds, num_workers=2)  # &lt;b&gt;</code>' in page
+    assert "Copy change" in page
+    assert CHANGES_NUMERICS in page
+    assert "/home/me/train.py:3" in page
+
+
+def test_the_page_shows_a_line_to_write():
+    page = findings_html(report(replace(SLOW, change=LINE)))
+    assert "<code>trainer.precision: bf16-mixed</code>" in page
+    assert "YAML file" in page
+    assert "Copy change" not in findings_html(report(SLOW))
+
+
+def test_report_json_has_the_change():
+    findings = [one.as_plain() for one in (replace(SLOW, change=CHANGE), SLOW)]
+    document = json.loads(render_json(replace(report(), sections={"findings": findings})))
+    assert [one["change"] for one in document["findings"]] == [
+        {
+            "text": CHANGE.text,
+            "label": "changes numerics",
+            "diff": DIFF,
+            "file": "/home/me/train.py",
+            "line": 3,
+            "is_yaml": False,
+        },
+        None,
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clipboard", [TAKE, REFUSE], ids=["clipboard", "selection"])
+def test_the_button_copies_the_diff(browser, tmp_path, clipboard):
+    show(browser, tmp_path, report(replace(SLOW, change=CHANGE)))
+    browser.execute_script(clipboard)
+    browser.find_element("css selector", "[data-do=change]").click()
+    browser.implicitly_wait(1)
+    assert (
+        browser.execute_async_script(
+            "setTimeout(() => arguments[0](document.querySelector('.change output').textContent), 100)"
+        )
+        == "Copied"
+    )
+    assert copied(browser) == DIFF
