@@ -221,6 +221,13 @@ class CodeChange(Record, frozen=True, kw_only=True):
         lines = self.diff.split("\n")[2:]
         return tuple(line.rstrip("\r") for line in lines if line.startswith(("-", "+")))
 
+    @property
+    def shown_lines(self) -> tuple[tuple[str, str], ...]:
+        """The same as pairs of sign and text, without the indentation that all of them have."""
+        lines = [(line[0], line[1:].expandtabs(4)) for line in self.changed_lines]
+        inward = min((len(text) - len(text.lstrip()) for _, text in lines if text.strip()), default=0)
+        return tuple((sign, text[inward:]) for sign, text in lines)
+
 
 class Finding(Record, frozen=True, kw_only=True):
     """What one rule says of one thing.

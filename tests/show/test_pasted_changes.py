@@ -77,8 +77,8 @@ def test_escapes_stay_escaped():
 
 def test_the_page_shows_changed_lines_and_copies_the_diff():
     page = findings_html(report(replace(SLOW, change=CHANGE)))
-    assert '<code class="removed">-        loader = DataLoader(ds)  # &lt;b&gt;</code>' in page
-    assert '<code class="added">+        loader = DataLoader(ds, num_workers=2)  # &lt;b&gt;</code>' in page
+    assert '<code class="removed">- loader = DataLoader(ds)  # &lt;b&gt;</code>' in page
+    assert '<code class="added">+ loader = DataLoader(ds, num_workers=2)  # &lt;b&gt;</code>' in page
     assert "Copy change" in page
     assert CHANGES_NUMERICS in page
     assert "/home/me/train.py:3" in page

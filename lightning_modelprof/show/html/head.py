@@ -117,15 +117,13 @@ def _figure(one: Evidence) -> tuple[str, str]:
 
 def _change(change: CodeChange) -> dict[str, Any]:
     """What to paste: the lines that a reader sees, and the text that the button copies."""
-    lines = [
-        {"sign": line[0], "text": one_line(line[1:].expandtabs(4))} for line in change.changed_lines
-    ] or [{"sign": "", "text": one_line(change.text)}]
-    where = "YAML file" if change.is_yaml else ""
+    lines = change.shown_lines or (("", change.text),)
+    label = f"YAML file · {change.label}" if change.is_yaml else change.label
     is_text = all(char.isprintable() or char in "\r\n\t" for char in change.diff)
     return {
-        "where": place_of(Location(file=change.file, line=change.line)).file or where,
-        "label": change.label,
-        "lines": lines,
+        "where": place_of(Location(file=change.file, line=change.line)).file,
+        "label": label,
+        "lines": [{"sign": sign, "text": one_line(text)} for sign, text in lines],
         "copied": change.diff if change.diff and is_text else one_line(change.text),
     }
 

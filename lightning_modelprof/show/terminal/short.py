@@ -243,9 +243,7 @@ class _Short:
         if change is None or not change.diff:
             return []
         where = _near(f"{change.file}:{change.line}")
-        lines = [line.expandtabs(4) for line in change.changed_lines]
-        inward = min(len(line[1:]) - len(line[1:].lstrip()) for line in lines)
-        shown = [f"{line[0]} {one_line(line[1 + inward :])}" for line in lines]
+        shown = [f"{sign} {one_line(text)}" for sign, text in change.shown_lines]
         return [
             f"{_INDENT}Change in {one_line(where)} ({change.label}):",
             *(
