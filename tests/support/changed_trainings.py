@@ -14,6 +14,7 @@ from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.run.setup import DeviceSetup
 from lightning_modelprof.run.sites import HOST_TO_DEVICE, SYNCHRONISATION, SourceSite, StepSites
+from lightning_modelprof.run.stacks import LogCall, SampledStack, StackFrame, StackSamples
 
 ANYTHING = {"warning": 0, "critical": 0, "floor_ns": 0}
 CUDA = DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50)
@@ -158,6 +159,36 @@ def with_site(kind, mark):
         return replace(run, ranks=(replace(run.ranks[0], model_cost=cost),))
 
     return doctored
+
+
+def with_samples(run, source):
+    """As if half of the time were in the line that logs: seen in 50 samples of 100."""
+    file = run.ranks[0].setup.statements[0].file
+    line = next(at for at, text in enumerate(source.split("\n"), 1) if "self.log(" in text)
+    frames = (
+        StackFrame(
+            file=file,
+            line=line,
+            function="Net.training_step",
+            function_line=line - 3,
+            module="train",
+            is_users=True,
+        ),
+        StackFrame(
+            file="module.py",
+            line=9,
+            function="LightningModule.log",
+            function_line=1,
+            module="lightning.pytorch.core.module",
+            is_users=False,
+        ),
+    )
+    stacks = tuple(
+        SampledStack(phase="forward", frames=found, samples=50, time_ns=10**9) for found in ((0, 1), ())
+    )
+    call = LogCall(file=file, line=line, names=("loss",), options=("sync_dist",))
+    samples = StackSamples(frames=frames, stacks=stacks, samples=100, log_calls=(call,))
+    return replace(run, ranks=(replace(run.ranks[0], stacks=samples),))
 
 
 def rebuilt(run):
@@ -364,6 +395,13 @@ TRAININGS = [
         rules=ANYTHING | {"least_tensors": 1},
     ),
     Training(
+        "a value that ranks agree on in each step",
+        "slow_logging_calls",
+        net(step='self.log("loss", loss, sync_dist=True)\n') + MAIN,
+        ('self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)',),
+        doctor=with_samples,
+    ),
+    Training(
         "a value that is logged",
         "host_device_sync",
         net(step='self.log("loss", loss.item(), prog_bar=True)\n') + MAIN,
@@ -467,6 +505,12 @@ REFUSED = [
         + MAIN,
         label=CHANGES_NUMERICS,
         rules={},
+    ),
+    Training(
+        "a value that a callback may watch",
+        "slow_logging_calls",
+        net(step='self.log("loss", loss, sync_dist=True)\nmonitor = "loss_epoch"\n') + MAIN,
+        doctor=with_samples,
     ),
     Training(
         "arguments in a dict",
