@@ -106,7 +106,7 @@ def test_without_one_statement_at_fault_there_is_a_line_to_write(training, repos
     assert finding.status is Status.FOUND, finding.summary
     assert finding.change is not None
     assert (finding.change.diff, finding.change.file, finding.change.changed_lines) == ("", None, ())
-    assert "=" in finding.change.text
+    assert "=" in finding.change.text, finding.change.text
     assert finding.change.label == training.label
 
 

@@ -25,7 +25,7 @@ import time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import AdvancedProfiler
 
@@ -349,10 +349,9 @@ TRAININGS = [
     Training(
         "anomaly detection of torch",
         "anomaly_detection",
-        NET
-        + MAIN.replace(
-            "    model = Net()\n", "    torch.autograd.set_detect_anomaly(True)\n    model = Net()\n"
-        ),
+        NET + "\nclass Search(Callback):\n    def on_train_start(self, trainer, pl_module):\n"
+        "        torch.autograd.set_detect_anomaly(True)\n"
+        + MAIN.replace("[callback]", "[Search(), callback]"),
         ("set_detect_anomaly(False)",),
     ),
     Training(

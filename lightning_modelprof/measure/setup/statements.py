@@ -134,7 +134,8 @@ class Statements:
             found = [(source, one) for one in made]
         found = found or self._calls_anywhere(kind)
         yield from _only("Trainer", list(dict.fromkeys(found)))
-        yield from _only(ANOMALY, self._calls_anywhere(ANOMALY))
+        switches = [(one, call) for one, call in self._calls_anywhere(ANOMALY) if _turns_on(call)]
+        yield from _only(ANOMALY, switches)
 
     def optimizer(self, hook: CodePlace | None, kinds: Sequence[str]) -> Iterator[Statement]:
         """The statement in ``configure_optimizers`` that makes the only optimizer."""
@@ -288,6 +289,11 @@ def _argument(call: ast.Call, position: int, *names: str) -> ast.expr | None:
     if named is not None:
         return named
     return call.args[position] if len(call.args) > position else None
+
+
+def _turns_on(call: ast.Call) -> bool:
+    mode = _argument(call, 0, "mode")
+    return not (isinstance(mode, ast.Constant) and mode.value is False)
 
 
 _CHECKED: Final = ("num_workers", "batch_size", "pin_memory", "persistent_workers")

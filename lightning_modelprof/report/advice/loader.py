@@ -69,6 +69,11 @@ def best_first(fixes: Sequence[Fix]) -> list[Fix]:
     return sorted(fixes, key=lambda one: (one is not first, -one.saving_ns))
 
 
+def arguments_of(fixes: Sequence[Fix]) -> Mapping[str, Any]:
+    """Those of the best fix that sets any."""
+    return next((one.arguments for one in best_first(fixes) if one.arguments), {})
+
+
 def in_words(fixes: Sequence[Fix]) -> str:
     """All fixes, in the order of :func:`best_first`."""
     ranked = best_first(fixes)
@@ -95,7 +100,7 @@ class LoaderAdvice(NamedTuple):
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
         told: the reason, for the full report; sentences that start with a space, or ``""``.
-        arguments: of the DataLoader that the action starts with; empty where it starts with something else.
+        arguments: of the DataLoader in the action; empty where there is none.
     """
 
     action: str
@@ -256,8 +261,7 @@ def workers_advice(
     fixes.append(Fix(action, gain_ns, arguments))
     if gain_ns < _MOST_OF_IT * wait_ns:
         fixes.append(fix_up_to(cheaper, wait_ns))
-    first = best_first(fixes)[0]
-    return LoaderAdvice(in_words(fixes), evidence, wait_ns, number, told=told, arguments=first.arguments)
+    return LoaderAdvice(in_words(fixes), evidence, wait_ns, number, told=told, arguments=arguments_of(fixes))
 
 
 def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:

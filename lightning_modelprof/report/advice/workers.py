@@ -15,7 +15,7 @@ from lightning_modelprof.report.advice.loader import (
     CPU_BOUND,
     Fix,
     LoaderAdvice,
-    best_first,
+    arguments_of,
     fix_up_to,
     in_words,
     predicted_arguments,
@@ -173,7 +173,7 @@ def cause_advice(
         saving_ns,
         None if advised is None else advised.workers,
         told=f"{told}{_reason(facts, cause)}",
-        arguments=best_first(fixes)[0].arguments,
+        arguments=arguments_of(fixes),
     )
 
 
