@@ -247,8 +247,8 @@ class Finding(Record, frozen=True, kw_only=True):
         locations: most expensive first.
         evidence: the numbers behind it.
         slices: where it is seen in a timeline; the first that there are.
-        wants: what the action sets: argument → value, or module → ``False`` for
-            ``requires_grad_``.
+        wants: what the action sets: pairs of argument and value, or of module and ``False``
+            for ``requires_grad_``.
         change: what to write; ``None`` where that isn't known.
     """
 
@@ -265,7 +265,7 @@ class Finding(Record, frozen=True, kw_only=True):
     locations: tuple[Location, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     slices: tuple[Slices, ...] = ()
-    wants: Mapping[str, Any] = {}  # msgspec copies it
+    wants: tuple[tuple[str, Any], ...] = ()
     change: CodeChange | None = None
 
     @property

@@ -39,7 +39,7 @@ DROPPED: dict[str, str] = {}
 """Prefix of places that were removed on purpose → the reason."""
 TEXT = (
     *("summary", "action", "title", "notes", "label", "note", "absent_reason", "settings", "errors"),
-    *("reason", "columns", "group", "unit"),
+    *("reason", "columns", "group", "unit", "change"),
 )
 """Keys of sentences and headings, which may change freely."""
 NAMES = ("kind", "phase", "name", "part", "operator", "path", "batch", "label", "callback")

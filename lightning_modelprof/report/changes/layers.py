@@ -32,7 +32,7 @@ def frozen(finding: Finding, analysis: Analysis) -> CodeChange | None:
     setup = analysis.setup
     if setup is None or len(finding.wants) != 1:
         return None
-    path = next(iter(finding.wants))
+    path, _ = finding.wants[0]
     statement = next((one for one in statements_about(setup, _UNTRAINED) if one.module == path), None)
     if path not in setup.untrained or statement is None:
         return None

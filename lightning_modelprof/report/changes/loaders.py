@@ -38,7 +38,7 @@ _NON_BLOCKING: Final = {"non_blocking": True}
 
 def with_workers(finding: Finding, analysis: Analysis) -> CodeChange | None:
     """The number of workers that the finding advises."""
-    return _loader_change(finding.wants, analysis)
+    return _loader_change(dict(finding.wants), analysis)
 
 
 def with_kept_workers(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001

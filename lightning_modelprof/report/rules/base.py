@@ -166,7 +166,7 @@ class Rule(Record, frozen=True, kw_only=True):
             ),
             evidence=tuple(evidence),
             slices=(*slices, *self.slices, *(Slices(name=RANGE_PREFIX + phase) for phase in phases)),
-            wants=wants or {},
+            wants=tuple((wants or {}).items()),
         )
 
 
