@@ -135,7 +135,7 @@ def evidence(finding):
 def test_bands_of_a_sync(stake, status, severity):
     finding = only(run(HostDeviceSync(), trace(wait(stake))))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["at stake per step"] == pytest.approx(stake * MS)
+    assert evidence(finding)["could save, per step"] == pytest.approx(stake * MS)
 
 
 def test_what_is_short_is_clean():

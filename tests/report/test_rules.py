@@ -255,7 +255,7 @@ def test_waiting_for_a_cpu(share, status, severity):
     assert (finding.status, finding.severity) == (status, severity)
     assert finding.saving_ns_per_step is None, "it is nobody's fault"
     assert share is not None or finding.summary == "no counts"
-    assert severity is None or f"In {share:.0%}" in finding.summary
+    assert severity is None or f"no CPU {share:.0%} of the time" in finding.summary
 
 
 def waited(share):
@@ -309,7 +309,9 @@ def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, statu
     analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
     finding = only(InputBound().evaluate(analysis))
     assert finding.status is status
-    assert evidence(finding)["wait per step"] == pytest.approx(STOPPED.mean() * MS)  # however it is judged
+    assert evidence(finding)["waiting for data, per step"] == pytest.approx(
+        STOPPED.mean() * MS
+    )  # however it is judged
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
@@ -320,7 +322,7 @@ def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
     analysis = analysis_of(steps_of(100, forward=10, dataloader=fetches), setup=setup, slow=waited(share))
     finding = only(InputBound().evaluate(analysis))
     assert finding.severity is Severity.CRITICAL
-    assert evidence(finding)["wait per step"] == pytest.approx(10 * MS)
+    assert evidence(finding)["waiting for data, per step"] == pytest.approx(10 * MS)
     assert finding.saving_ns_per_step == pytest.approx(10 * MS)
 
 
@@ -413,7 +415,7 @@ def test_on_a_device_the_wait_is_what_no_work_hides():
 
 def test_unseen_fetches_are_not_evaluated():
     finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=None))))
-    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the fetches of batches were not seen")
+    assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "fetches weren't recorded")
 
 
 def test_synchronous_loader_counts_nothing_twice():

@@ -62,7 +62,7 @@ def test_an_optimizer_of_one_s_own():
         ("forward", (OTHER,), 50),
     )
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 8 * MS)
-    assert finding.summary == f"Rowwise.step takes {COST} in the optimizer's step."
+    assert finding.summary == f"Rowwise.step takes {COST} in the optimizer step."
     [place] = finding.locations
     assert (place.file, place.line, place.inner.line) == ("train.py", 7, 40)
 

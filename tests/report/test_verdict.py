@@ -106,7 +106,7 @@ def test_a_rule_that_speaks_for_a_verdict():
         (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "No step after the first ones"),
         (steps_of(4, forward=5), "Only 4 steps"),
         (steps_of(forward=5, other=1.5), "1.5 ms per step (23%) isn't attributed to any phase."),
-        (steps_of(forward=5, dataloader=None), "The phases were read from hooks"),
+        (steps_of(forward=5, dataloader=None), "Phases were read from hooks"),
     ],
 )
 def test_cannot_tell(steps, reason):

@@ -55,7 +55,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
             " have one size, it is the time of forward, backward and optimizer above the counted step's"
             " FLOPs and bytes at 4 GFLOP/s and 2 GB/s, at most 30 µs per operator, without a promise. A"
             " hint, since larger batches change the training: learning rate, its schedule and max_steps need"
-            " retuning, and BatchNorm sees larger batches. Compare the time to the same validation loss"
+            " retuning"
         ),
         levels="50% of the median step",
         where="`DataLoader(...)` calls",

@@ -300,7 +300,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
             " `self.logger.experiment`) and torchmetrics (update, compute, forward, sync) that your code"
             " makes anywhere, at least 10; the share minus two standard errors counts. `self.log` takes as"
             " long when no logger writes the value, and direct logger calls write every time, whatever"
-            " `log_every_n_steps` is. Values with `sync_dist=True` make ranks wait for each other"
+            " `log_every_n_steps` is"
         ),
         of="of the loop",
         where="the slowest lines",

@@ -224,8 +224,7 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "CPU waits for GPU values or a synchronization, by the GPU idle time they cause (Host Wait"
-            " Summary); a hint without a profiler window. Sizes that depend on values (nonzero, boolean"
-            " indexing), printed tensors and .item() all need values"
+            " Summary); a hint without a profiler window"
         ),
         where="the waiting lines",
     )

@@ -358,9 +358,7 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
     kind: ClassVar[str] = "slow_transfer"
     title: ClassVar[str] = "Slow batch transfer"
     healthy: ClassVar[str] = "Batch transfer is fast"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        "the phase Transfer; copies from pageable memory block the CPU", where="your transfer hooks"
-    )
+    help: ClassVar[RuleHelp] = RuleHelp("the phase Transfer", where="your transfer hooks")
     phase: ClassVar[str] = "transfer"
     what: ClassVar[str] = "Moving the batch to the GPU"
     less: ClassVar[str] = "Move work from {names} into the DataLoader's workers."

@@ -73,9 +73,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             " above 0, at least 4 MiB of growth and no levelling off; for private process memory, critical"
             " only after 30 s. Or growth within epochs of which at least half is freed at their end (doesn't"
             " show if the process keeps memory that CPU tensors free). Attributes of the model and callbacks"
-            " that grew in at least 4 checks in a row by at least one element per step are named. Typical"
-            " causes are lists of losses or outputs with their graphs, self.total += loss, unlimited caches,"
-            " and loggers, metrics or callbacks that keep every value"
+            " that grew in at least 4 checks in a row by at least one element per step are named"
         ),
         levels="16 MiB (also per epoch) and 1% of the level; critical if full within 24 h",
     )
@@ -293,10 +291,7 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
     kind: ClassVar[str] = "memory_near_capacity"
     title: ClassVar[str] = "GPU memory is nearly full"
     healthy: ClassVar[str] = "Memory fits"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        "peak memory reserved by torch, as a share of GPU memory. Longer batches may not fit, and the"
-        " allocator may have to free its cache, which waits for the GPU"
-    )
+    help: ClassVar[RuleHelp] = RuleHelp("peak memory reserved by torch, as a share of GPU memory")
     rests_on_time: ClassVar[bool] = False
 
     warning: float = 0.92

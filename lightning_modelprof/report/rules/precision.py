@@ -187,7 +187,7 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "most trainable parameters are float64. float32 could save half of Forward, Backward and"
-            " Optimization, because it needs half the bytes and vectors hold twice as many numbers; a"
+            " Optimization; a"
             " hint with"
             ' `precision="64-true"`. NumPy arrays are float64 by default'
         ),

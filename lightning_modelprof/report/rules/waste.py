@@ -44,8 +44,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "in the inspected step, a module without dropout is called again with the same tensors, and"
-            " neither they nor its parameters and buffers changed; by that part of its forward and backward."
-            " BatchNorm updates its statistics in each call"
+            " neither they nor its parameters and buffers changed; by that part of its forward and backward"
         ),
         of="of the loop",
         where="the calling lines",
@@ -324,8 +323,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward time of the outermost modules without trainable parameters, if at least 12 sampled"
-            " indices returned identical data every time. Cached outputs are the same only without dropout"
-            " and with BatchNorm in eval mode"
+            " indices returned identical data every time"
         ),
         of="of the step time",
         where="`training_step`",
