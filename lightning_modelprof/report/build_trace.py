@@ -30,7 +30,7 @@ from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.base import count, duration
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, LaunchBound, pooled_waits
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
-from lightning_modelprof.report.rules.input import InputBound
+from lightning_modelprof.report.rules.input import WAIT, InputBound
 from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerInTraces
 from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
 from lightning_modelprof.report.step_card import step_card_of_traces
@@ -326,7 +326,7 @@ def _input_bound(
     if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
         return _RULE.not_evaluated(f"{percent(unknown)} of the steps has no events")
     wait_ns = shares.fetch * step_ns
-    evidence = [duration("wait per step", wait_ns)]
+    evidence = [duration(WAIT, wait_ns)]
     if not _RULE.is_found(shares.fetch, wait_ns):
         return _RULE.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
     rest_ns = max(step_ns - wait_ns, 1.0)
@@ -334,9 +334,7 @@ def _input_bound(
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
         evidence.append(count("num_workers advised", needed))
-        action = (
-            f"DataLoader(num_workers={needed} or more): the training thread makes its batches itself now."
-        )
+        action = f"Set num_workers={needed} or more (currently 0)."
     return (
         _RULE.found(
             f"{'The GPU' if shares.computing else 'Training'} waits {COST} for data.",

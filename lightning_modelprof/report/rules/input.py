@@ -45,7 +45,8 @@ from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds
 
-_WAIT: Final = "waiting for data, per step"
+WAIT: Final = "waiting for data, per step"
+"""Label."""
 
 
 class WaitForData(ShareRule, frozen=True, kw_only=True):
@@ -109,7 +110,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
 
     def stake_ns(self, finding: Finding) -> float:
         """All of the wait: the loop is bound by it, whatever there is to gain."""
-        waits = [one.value for one in finding.evidence if one.label == _WAIT]
+        waits = [one.value for one in finding.evidence if one.label == WAIT]
         return float(waits[0]) if waits and isinstance(waits[0], int | float) else super().stake_ns(finding)
 
     def at_lines(self, finding: Finding, analysis: Analysis, hot: HotLines | Absent | None = None) -> Finding:
@@ -140,7 +141,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
         share = self.share_of_wait(costs)
         if wait_ns is None or share is None:
             return self.not_evaluated("fetches weren't recorded")
-        evidence = [duration(_WAIT, wait_ns)]
+        evidence = [duration(WAIT, wait_ns)]
         if not self.is_wait_found(costs, share):
             return self.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
         setup = analysis.setup
@@ -259,7 +260,7 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
                 Severity.INFO,
                 places=[loader.dataset],
                 evidence=[
-                    duration(_WAIT, wait_ns),
+                    duration(WAIT, wait_ns),
                     *advice.evidence,
                 ],
                 wants=advice.arguments,
@@ -451,7 +452,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
             return self.not_evaluated(
                 seen.note or f"only {seen.num_compared} samples were fetched twice while being compared"
             )
-        evidence = [duration(_WAIT, wait_ns), *compared]
+        evidence = [duration(WAIT, wait_ns), *compared]
         memory = f"A sample takes {seen.sample_bytes:,} bytes"
         if seen.num_samples:
             total = seen.sample_bytes * seen.num_samples

@@ -175,8 +175,8 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Slow epoch changes"
     healthy: ClassVar[str] = "Epoch changes are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "the phase Epoch turn with more than one epoch. Smaller batches and samplers that repeat data change the"
-        " training",
+        "the phase Epoch turn with more than one epoch. Smaller batches and samplers that repeat data"
+        " change the training",
         of="of the loop",
     )
     bound: ClassVar[str | None] = "overhead_bound"
