@@ -32,12 +32,12 @@ SLOW = Finding(
     kind="slow_callback",
     status=Status.FOUND,
     severity=Severity.CRITICAL,
-    title="A callback takes long",
-    summary="Slow takes 10 ms a step.",
+    title="Slow callback",
+    summary="Slow takes 10 ms per step.",
     action="Do less in Slow.",
     saving_ns_per_step=10_000_000.0,
     locations=tuple(Location(file=f"/home/me/{n}.py", line=n, function="Slow.hook") for n in range(1, 6)),
-    evidence=(Evidence(label="per step", value=10_000_000, unit=Unit.DURATION_NS),),
+    evidence=(Evidence(label="time per step", value=10_000_000, unit=Unit.DURATION_NS),),
 )
 HINT = Finding(
     kind="conv_bias_before_batchnorm",
@@ -77,14 +77,16 @@ def test_findings_in_text():
     text = render_text(report(SLOW, CLEAN, SILENT))
     assert (
         "Findings:\n"
-        "- [CRITICAL] A callback takes long (slow_callback): 10.00 ms a step at stake\n"
-        "  Slow takes 10 ms a step.\n"
+        "- [CRITICAL] Slow callback (slow_callback): −10 ms/step\n"
+        "  Slow takes 10 ms per step.\n"
         "  Do: Do less in Slow.\n"
+        "  Evidence: time per step 10.0 ms\n"
         "  At: /home/me/1.py:1 (def Slow.hook)\n"
         "  At: /home/me/2.py:2 (def Slow.hook)\n"
         "  At: /home/me/3.py:3 (def Slow.hook)\n"
         "  At: 2 more places\n"
-        "1 found, 1 clean, 1 not evaluated; the JSON has all of them.\n"
+        "Passed: Logging.\n"
+        "1 found, 1 passed, 1 not applicable; report.json lists all checks.\n"
     ) in text
     assert "All is well" not in text
 
@@ -96,7 +98,7 @@ STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        (STEP, "train.py:40 in Net.training_step → losses.py:5 in weighted_nll (most of its time)"),
+        (STEP, "train.py:40 in Net.training_step → losses.py:5 in weighted_nll (most of the time)"),
         (LOSS, "losses.py:5 in weighted_nll"),
         (replace(LOSS, is_exact=False), "losses.py:5 (def weighted_nll)"),
         (replace(LOSS, module="net.loss"), "losses.py:5 in weighted_nll, module net.loss"),
@@ -114,7 +116,11 @@ def test_places_in_words(location, words):
 
 def test_a_place_that_is_not_known_is_not_there():
     (text,) = found_texts((replace(SLOW, locations=(Location(),)),))
-    assert text.lines == ("Slow takes 10 ms a step.", "Do: Do less in Slow.")
+    assert text.lines == (
+        "Slow takes 10 ms per step.",
+        "Do: Do less in Slow.",
+        "Evidence: time per step 10.0 ms",
+    )
 
 
 def test_json_has_the_inner_line():
@@ -154,7 +160,7 @@ def test_json_has_all_of_them():
     document = json.loads(render_json(report(SLOW, HINT, CLEAN, SILENT)))
     assert [one["status"] for one in document["findings"]] == ["found", "found", "clean", "not_evaluated"]
     first = document["findings"][0]
-    assert first["evidence"] == [{"label": "per step", "value": 10_000_000, "unit": "ns"}]
+    assert first["evidence"] == [{"label": "time per step", "value": 10_000_000, "unit": "ns"}]
     assert first["locations"][0] == {
         "file": "/home/me/1.py",
         "line": 1,

@@ -307,12 +307,12 @@ def test_a_finding_says_all_that_it_knows():
     )
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
-    assert page.one("span", class_="stake")["text"] == "17.5 ms per step at stake"
+    assert page.one("span", class_="stake")["text"] == "−17.5 ms/step"
     assert [one["text"] for one in page.within(article, "code")] == ["train.py:42", "losses.py:5"]
     assert [one["text"] for one in page.within(page.one("ul", class_="places"), "li")] == [
         "train.py:42 in make, module net.a → losses.py:5 (def nll) (most of its time)"
     ]
-    assert [one["text"] for one in page.within(article, "dd")] == ["40.22%", "17.5 ms", "0", DASH]
+    assert [one["text"] for one in page.within(article, "dd")] == ["40%", "17.5 ms", "0", DASH]
 
 
 def test_a_finding_that_nobody_judged_is_no_hint():
@@ -324,7 +324,7 @@ def test_a_finding_that_knows_little():
     page = page_of(
         report_of(findings=(finding(severity=Severity.INFO, locations=(Location(module="net"),)),))
     )
-    assert page.one("span", class_="stake")["text"] == "saving not known"
+    assert page.one("span", class_="stake")["text"] == "savings unknown"
     assert page.all("code") == []
     assert page.all("p", class_="verdict") == []
 
