@@ -182,9 +182,9 @@ def test_where_a_library_is_installed_is_left_out():
 def test_a_cell_of_a_notebook_is_called_by_its_number(monkeypatch):
     """As its traceback calls it; where the notebook is over, its number is not known any more."""
     place = Location(file="/tmp/ipykernel_12/3456.py", line=7, function="noise", is_exact=True)
-    assert str(place_of(place)) == "a notebook's cell:7 in noise"
+    assert str(place_of(place)) == "a notebook cell:7 in noise"
     shell = SimpleNamespace(compile=SimpleNamespace(format_code_name={place.file: ("Cell", "In[3]")}.get))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert str(place_of(place)) == "In[3]:7 in noise"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert str(place_of(place)) == "a notebook's cell:7 in noise"
+    assert str(place_of(place)) == "a notebook cell:7 in noise"
