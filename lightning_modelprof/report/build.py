@@ -135,8 +135,8 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
     notes = list(analysis.notes)
     if analysis.info.status == "running":
         notes.append(
-            "This was saved while the loop ran: it still runs, or its process was killed. Later steps are in"
-            " no figure."
+            "This was saved while the loop ran: it still runs, or its process was killed. Later steps aren't"
+            " counted."
         )
     for facts in analysis.windows:
         window = facts.window
@@ -149,12 +149,12 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
             notes += [f"Trace of window {window.index}: {check}" for check in facts.facts.checks]
     unfinished = analysis.unfinished_steps
     if unfinished:
-        batches, are = ("batch", "is") if unfinished == 1 else ("batches", "are")
+        batches, are = ("batch", "isn't") if unfinished == 1 else ("batches", "aren't")
         loop = loop_of(analysis.info.loop)
         skipped = "an epoch was skipped, or " if loop.is_fit else ""
         notes.append(
-            f"{unfinished} {batches} began and did not end, and {are} in no figure. That is normal once per"
-            f" epoch where {loop.step_hook} takes a dataloader_iter, which runs out inside it; otherwise"
+            f"{unfinished} {batches} started but didn't finish, and {are} counted. This is normal once"
+            f" per epoch where {loop.step_hook} takes a dataloader_iter. Otherwise"
             f" {skipped}an exception ended {loop.subject}."
         )
     return tuple(notes)

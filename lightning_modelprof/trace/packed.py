@@ -73,7 +73,7 @@ class Forward(io.RawIOBase):
             TarError: when it asks for more than is ever needed at once.
         """
         if not 0 <= count <= _MOST_READ:
-            raise tarfile.ReadError(f"{count:,} bytes at once")
+            raise tarfile.ReadError(f"{count:,} bytes in one read")
         found = self.peek(count)
         self._left = self._left[len(found) :]
         self._position += len(found)

@@ -146,7 +146,7 @@ def test_a_window_that_is_not_reached(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(1, "1 batch began and did not end, and is"), (3, "3 batches began")]
+    ("count", "words"), [(1, "1 batch started but didn't finish, and isn't"), (3, "3 batches started")]
 )
 def test_unfinished_batches(count, words):
     saved_while_running, note = report_of([0], unfinished_steps=count).notes

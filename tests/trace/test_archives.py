@@ -107,7 +107,7 @@ def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path, capsys, kind)
     (tmp_path / "t.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     assert main(["analyze", str(tmp_path / "t.tar")]) == 1
     error = capsys.readouterr().err
-    assert "bytes at once" in error
+    assert "bytes in one read" in error
     assert error.count("\n") == 1
 
 

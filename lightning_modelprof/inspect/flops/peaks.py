@@ -159,7 +159,7 @@ def _why_unknown(identity: _Identity, candidates: tuple[DevicePeaks, ...]) -> st
     if " MIG " in identity.name:
         return " (a MIG slice is only part of a device)"
     if "Laptop" in identity.name or "Max-Q" in identity.name:
-        return " (a laptop's clocks can't be told from its name)"
+        return " (a laptop's clocks aren't in its name)"
     if candidates:
         expected = " or ".join(str(peaks.units) for peaks in candidates)
         return f" with {identity.units} multiprocessors (the known one has {expected})"

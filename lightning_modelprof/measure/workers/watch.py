@@ -167,7 +167,7 @@ class WatchedLoaders:
         records = [*self._closed, *(watched.record() for watched in self._watched.values())]
         if self._num_closed > len(self._closed):
             gone = self._num_closed - len(self._closed)
-            note = f"{gone} earlier loaders had other settings and are in no table."
+            note = f"{gone} earlier loaders had other settings and aren't in any table."
             records[0] = msgspec.structs.replace(records[0], notes=(*records[0].notes, note))
         for shape, note in self._notes.items():
             if shape not in self._watched:
@@ -294,7 +294,7 @@ class _Watched:
         notes = []
         dropped = sum(int(slot.head[Head.DROPPED]) for slot in slots)
         if dropped:
-            notes.append(f"{dropped:,} batches have no times of their own, because too many came at once.")
+            notes.append(f"{dropped:,} batches have no times of their own, because too many came together.")
         if not slots:
             notes.append("No worker has started to measure.")
         if self._rings.num_unclaimed:

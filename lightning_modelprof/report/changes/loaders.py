@@ -76,7 +76,7 @@ def _to_device(source: SourceEdit, statement: Statement | None) -> None:
             if isinstance(node, ast.Constant) and (
                 isinstance(node.value, bool) or str(node.value).startswith("cpu")
             ):
-                raise Refused("a copy to the host, or a flag without a name")
+                raise Refused("a copy to the CPU, or a flag without a name")
 
 
 def _loader_change(wanted: Mapping[str, Any], analysis: Analysis) -> CodeChange | None:
