@@ -152,7 +152,7 @@ def test_unfinished_batches(count, words):
     saved_while_running, note = report_of([0], unfinished_steps=count).notes
     assert saved_while_running.startswith("This was saved while the loop ran")
     assert note.startswith(words)
-    assert "That is normal once per epoch where training_step takes a dataloader_iter" in note
+    assert "This is normal once per epoch where training_step takes a dataloader_iter" in note
 
 
 # Extras

@@ -299,8 +299,8 @@ class _Watched:
             notes.append("No worker has started to measure.")
         if self._rings.num_unclaimed:
             notes.append(
-                f"{self._rings.num_unclaimed} worker processes weren't measured, because too many ran at"
-                " once."
+                f"{self._rings.num_unclaimed} worker processes weren't measured, because too many ran"
+                " together."
             )
         if self.is_shared:
             notes.append("Includes batches that validation takes from the same DataLoader.")
