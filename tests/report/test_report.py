@@ -75,7 +75,7 @@ def test_why_no_step_is_clean_is_shown_with_the_reason():
     lines = text.split("\n")
     at = next(index for index, line in enumerate(lines) if line.startswith("Perf Summary: none of"))
     assert lines[at + 1] == "Note:"
-    assert lines[at + 2].startswith("Steps left out: skip_first 10, first of an epoch 1; a step with several")
+    assert lines[at + 2].startswith("Excluded steps: skip_first 10, first of an epoch 1; a step with several")
 
 
 def test_an_absent_table_explains_no_figures():
