@@ -1,6 +1,6 @@
 // What is said of the steps of a range: figures, histogram and tables.
 
-import { DASH, formatCount, formatDuration, formatRate, formatRatio } from "../units.js";
+import { formatCount, formatDuration, formatRate, formatRatio } from "../units.js";
 import { make } from "../dom.js";
 import { Histogram } from "./histogram.js";
 import { causesOfSlowness, rangeFigures, slowestSteps } from "./statistics.js";
