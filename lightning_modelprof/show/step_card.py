@@ -85,7 +85,8 @@ class _Drawing:
         gain = card.saved_ns / card.wall_ns
         title = f"Step time {self._numbers.step} ms"
         if gain >= _LEAST_GAIN:
-            title += f" → {self._numbers.best} ms if all findings are fixed"
+            title = f"Step time {self._numbers.step} → {self._numbers.best} ms"
+            title += " if all findings are fixed" * (not self._is_narrow)
         self._text(0, 18, title, 'font-size="16" font-weight="600"')
         if self._is_narrow:
             self._text(0, 36, card.step, 'opacity=".7"')
@@ -100,7 +101,11 @@ class _Drawing:
             rest = [part for part in card.better if part.key not in kept]
             better = [part for part in card.better if part.key in kept]
             rest_ns = sum(part.ns for part in rest)
-            self._lane("best case", [*better, StepPart(key=REST, label="other", ns=rest_ns)], is_best=True)
+            self._lane(
+                "best" if self._is_narrow else "best case",
+                [*better, StepPart(key=REST, label="other", ns=rest_ns)],
+                is_best=True,
+            )
         self._axis()
         self._legend()
         for part, line in self._idle_lines():
