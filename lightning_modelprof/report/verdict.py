@@ -244,7 +244,7 @@ def _what_limits(
         unexplained = 0.0 if waits is None else waits.unexplained
         return _no_bound_of_device(device, parts, unexplained, accounting)
     are_unlike = any(one.kind == "straggler_rank" and one.status is Status.FOUND for one in findings)
-    return _largest_part(costs, accounting, are_unlike=are_unlike)
+    return _largest_part(costs, findings, accounting, are_unlike=are_unlike)
 
 
 def _which_rank(analysis: Analysis) -> str:
@@ -283,7 +283,10 @@ def _host_shares(
         ]
         is_of_loop = any(one.share_of == "loop" for _, one in some if one.whole_ns)
         whole_ns = costs.loop.wall_ns if is_of_loop else costs.step_ns
-        share = sum(rule.stake_ns(one) for rule, one in some) / whole_ns if whole_ns else 0.0
+        # A finding that says another one's time as well counts at least for what it could save itself.
+        stakes_ns = [rule.stake_ns(one) for rule, one in some]
+        largest_ns = max((one.saving_ns_per_step or 0.0 for _, one in some), default=0.0)
+        share = max(sum(stakes_ns), largest_ns) / whole_ns if whole_ns else 0.0
         if waits is not None and bound in ("overhead_bound", "host_bound"):
             share -= waits.around_model if bound == "overhead_bound" else waits.forward_stake
         shares[bound] = min(max(share, 0.0), 1.0), _THE_LOOP if is_of_loop else _EACH_STEP
@@ -465,7 +468,9 @@ _NO_BOUND: Final[Mapping[str, str]] = {
 """Largest part of a step in which nothing else stands out → the verdict; all other parts are overhead."""
 
 
-def _largest_part(costs: StepCosts, accounting: Accounting, *, are_unlike: bool) -> Verdict:
+def _largest_part(
+    costs: StepCosts, findings: Sequence[Finding], accounting: Accounting, *, are_unlike: bool
+) -> Verdict:
     """Where no bound is reached: BALANCED if that is mostly the model, else the largest part of the step."""
     step_ns, phases = costs.step_ns, costs.typical.phases_ns
     labels = {phase.key: phase.label.lower() for phase in PHASES}
@@ -482,6 +487,9 @@ def _largest_part(costs: StepCosts, accounting: Accounting, *, are_unlike: bool)
     if other > 1 - _LEAST_BALANCED:
         named.append(f"{percent(other)} isn't attributed to any phase")
     summary = "; ".join([summary, ", ".join(named)] if named else [summary])
+    saved = [one.share or 0.0 for one in findings if one.status is Status.FOUND and one.share_of == "step"]
+    if sum(saved) > 1 - _LEAST_BALANCED:
+        summary += f". Findings could save up to {percent(min(1.0, sum(saved)))}"
     if are_unlike:
         summary += ". Ranks differ (see straggler_rank)"
     return _verdict(kind, f"{summary}.", accounting)

@@ -314,7 +314,7 @@ def test_a_table_for_other_programs():
 def test_the_step_card_as_a_file():
     svg = found(None).step_card_svg()
     assert svg.startswith("<svg")
-    assert "50.8 ms" in svg
+    assert "50.8 →" in svg
     assert 'xmlns="http://www.w3.org/2000/svg"' in svg
     with pytest.raises(ValueError, match="no step was measured"):
         no_steps(None).step_card_svg()

@@ -110,9 +110,9 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             f" {milliseconds(worst[0].total_ns / worst[0].calls)} each).",
             "Use RichProgressBar(refresh_rate=20) or Trainer(enable_progress_bar=False)."
             if is_bar
-            else f"Run {name} in fewer steps, or remove it."
+            else f"Run {name} less often, or remove it."
             if worst[0].hook in places and places[worst[0].hook].is_library
-            else f"Do less in {name}.{worst[0].hook}, or run it in fewer steps.",
+            else f"Do less in {name}.{worst[0].hook}, or run it less often.",
             Severity.INFO if is_bar else self.severity(share),
             title=f"Slow callback {name}",
             saving_ns=per_step_ns,

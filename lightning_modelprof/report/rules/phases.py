@@ -237,12 +237,12 @@ class SlowModuleHook(PhaseShareRule, frozen=True, kw_only=True):
     phase: ClassVar[str] = "module_hooks"
     what: ClassVar[str] = "Running module hooks"
     is_in_every_step: ClassVar[bool] = False
-    less: ClassVar[str] = "Do less in {names}, or run it in fewer steps."
+    less: ClassVar[str] = "Do less in {names}, or run it less often."
 
     def action(self, setup: TrainingSetup) -> str:
         """Do less there."""
         names = ", ".join(one.name for one in self.places(setup)) or "the DataModule's or Strategy's hooks"
-        return f"Do less in {names}, or run it in fewer steps."
+        return f"Do less in {names}, or run it less often."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The module's own hooks that run in a step, and those that it has from a library."""

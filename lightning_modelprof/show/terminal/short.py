@@ -183,7 +183,11 @@ class _Short:
         if is_below:  # the names have a line of their own
             free = self._width - 2 * len(parts)
         # In both bars a cell is as long, so that they can be compared.
+        label = f" best case if all findings are fixed: {numbers.best} ms"
         scale = max(free, len(parts)) / card.wall_ns
+        has_gain = card.saved_ns >= _LEAST_GAIN * card.wall_ns
+        if has_gain and card.better_ns > 0:
+            scale = min(scale, (self._width - display_width(label) - 1) / card.better_ns)
         bars = [
             self._screen.paint(self._blocks(part.ns * scale), _STYLES.get(part.key, "dim")) for part in parts
         ]
@@ -194,10 +198,8 @@ class _Short:
             yield from (line.replace(_NO_BREAK, " ") for line in lines)
         else:
             yield " │".join(f"{bar} {text}" for bar, text in zip(bars, texts, strict=True)) + total
-        if card.saved_ns >= _LEAST_GAIN * card.wall_ns:
-            label = f" best case if all findings are fixed: {numbers.best} ms"
-            room = self._width - display_width(label) - 1
-            yield self._screen.paint(self._blocks(min(room, card.better_ns * scale)) + label, "dim")
+        if has_gain:
+            yield self._screen.paint(self._blocks(card.better_ns * scale) + label, "dim")
 
     def _blocks(self, cells: float) -> str:
         """A bar of so many cells, the last of which may be a part of one."""
