@@ -38,7 +38,7 @@ def test_a_batch_of_each_of_two_loaders(tmp_path, samples_fn, expected):
     data = [loader(80, batch_size=4), loader(80, batch_size=4)]
     callback = run_fit(tmp_path, module=OfTwo(), data=data, active=0, samples_fn=samples_fn)
     assert set(callback.run.ranks[0].steps.samples.tolist()) == {expected}
-    assert ("a batch of each of 2 dataloaders" in notes(callback)) is (samples_fn is None)
+    assert ("one batch from each of 2 dataloaders" in notes(callback)) is (samples_fn is None)
 
 
 def test_one_loader_is_not_spoken_of(tmp_path):

@@ -87,11 +87,9 @@ def test_an_absent_table_explains_no_figures():
 def test_skip_first_counts_as_many_as_were_asked_for():
     notes = perf_summary_of([SKIP | FIRST, *[SKIP] * 9, *[0] * 20, FIRST]).notes
     assert "20 clean steps out of 31." in notes
-    expected = (
-        "skip_first 10, first of an epoch 1; a step with several reasons counts once, at the first of them"
-    )
-    assert f"Steps left out: {expected}." in notes
-    assert "Steps left out: first of an epoch 1." in perf_summary_of([FIRST, *[0] * 20]).notes
+    expected = "skip_first 10, first of an epoch 1; a step with several reasons counts once, at the first"
+    assert f"Excluded steps: {expected}." in notes
+    assert "Excluded steps: first of an epoch 1." in perf_summary_of([FIRST, *[0] * 20]).notes
 
 
 @pytest.mark.parametrize("num_clean", [1, 2, 9, 10])

@@ -140,7 +140,7 @@ def test_layers_and_colours_are_those_of_the_report(steps):
 def test_only_the_newest_steps_are_packed_and_a_note_says_so(monkeypatch):
     monkeypatch.setattr("lightning_modelprof.show.tensorboard.profile_blob.MAX_STEPS", 1_000)
     meta, packed = unpack_columns(pack_steps(step_columns(make_run(1_005))))
-    assert meta["notes"] == ["The newest 1,000 steps; 5 older ones are left out."]
+    assert meta["notes"] == ["Newest 1,000 steps; 5 older ones are left out."]
     assert packed["step"][0] == 5
     assert {len(column) for column in packed.values()} == {1_000}
     assert unpack_columns(pack_steps(step_columns(make_run(3))))[0]["notes"] == []

@@ -78,7 +78,7 @@ def test_operators_by_their_own_time_on_the_host():
         "rest": (1.5,),
     }
     assert layers_us(operator_shares({0: facts, 1: facts}))["operator aten::linear"] == (40,)
-    assert "on the host" in chart.notes[0]
+    assert "CPU self time" in chart.notes[0]
 
 
 def test_one_operator_is_no_chart():

@@ -339,7 +339,7 @@ def test_numbers_behind_it():
     evidence = {one.label: one.value for one in finding.evidence}
     assert evidence["Dataloader, share of validation"] == pytest.approx(0.75)
     assert evidence["Dataloader, per validation"] == 150 * MS
-    assert evidence["validations"] == 2
+    assert evidence["validation runs"] == 2
     # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
     assert evidence["num_workers advised"] == 3
     assert "Set num_workers=3, persistent_workers=True" in finding.action

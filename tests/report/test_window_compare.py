@@ -74,7 +74,7 @@ def test_what_changed_most_is_said_first():
         breakdown(parts(kernel=50, dataloader=5, cpu_exec=5), parts(kernel=50, dataloader=25, cpu_exec=5))
     )
     report = compare_windows(before, after, NAMES)
-    assert report.title == "step 110 → 70 ms (-36.4 %); largest change: DataLoader -45 ms"
+    assert report.title == "step 110 → 70 ms (-36%); largest change: DataLoader -45 ms"
     assert report.facts == (
         ("Before", "old (2 steps of 100 to 120 ms)"),
         ("After", "new (2 steps of 60 to 80 ms)"),
@@ -95,7 +95,7 @@ def test_one_step_has_no_spread():
     report = compare_windows(
         window(breakdown(parts(kernel=2))), window(breakdown(parts(kernel=3), parts(kernel=5))), NAMES
     )
-    assert report.title == "step 2 → 4 ms (+100.0 %); largest change: Kernel +2 ms"
+    assert report.title == "step 2 → 4 ms (+100%); largest change: Kernel +2 ms"
     assert step_rows(report)["Step"][-4:] == (None, None, 3 * MS, 5 * MS)
     assert dict(report.facts)["Before"] == "old (1 step)"
     assert "isn't known for both sides" in report.notes[0]
@@ -104,7 +104,7 @@ def test_one_step_has_no_spread():
 def test_several_ranks_have_means_and_no_steps():
     one, other = breakdown(parts(kernel=2), parts(kernel=4)), breakdown(parts(kernel=6), parts(kernel=8))
     report = compare_windows(window(one, other), window(one), NAMES)
-    assert report.title == "step 5 → 3 ms (-40.0 %); largest change: Kernel -2 ms"
+    assert report.title == "step 5 → 3 ms (-40%); largest change: Kernel -2 ms"
     assert dict(report.facts)["Before"] == "old (rank means)"
     assert step_rows(report)["Kernel"][-4:] == (None, None, 2 * MS, 4 * MS)
 
@@ -113,7 +113,7 @@ def test_what_a_side_cannot_tell_is_no_difference():
     before = window(breakdown(parts(cpu_exec=7), has_device=False))
     after = window(breakdown(parts(cpu_exec=1, kernel=3)))
     report = compare_windows(before, after, NAMES)
-    assert report.title == "step 7 → 4 ms (-42.9 %); largest change: CPU Exec -6 ms"
+    assert report.title == "step 7 → 4 ms (-43%); largest change: CPU Exec -6 ms"
     assert step_rows(report)["Kernel"][:4] == (None, 3 * MS, None, None)
     note = table(report, "comparison_steps").notes[-1]
     assert note.startswith("One side doesn't record Kernel, Memcpy, Memset,")
@@ -205,7 +205,7 @@ def resnets():
 def test_workers_against_the_removed_plugin(resnets):
     """Every part of the mean step of both is what torch_tb_profiler says."""
     report = compare_windows(*resnets, ("0 workers", "4 workers"))
-    assert report.title == "step 177.6 → 141.1 ms (-20.6 %); largest change: DataLoader -58.1 ms"
+    assert report.title == "step 177.6 → 141.1 ms (-21%); largest change: DataLoader -58.1 ms"
     rows = step_rows(report)
     labels = {"Step": "Total", "CPU Exec": "CpuOp"}
     for side, number in enumerate((0, 4)):

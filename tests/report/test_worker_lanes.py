@@ -110,7 +110,7 @@ def test_an_arrow_leads_from_a_batch_to_the_fetch_of_its_step():
     known = details(found)
     assert known["batch 6"] == ["4 samples", "CPU 1.50 ms of 8.00 ms", "used by step 21"]
     assert known["batch 7"][2:] == ["used by step 22"]
-    assert known["batch 8"][2:] == ["the worker waited 3.00 ms before it"]
+    assert known["batch 8"][2:] == ["the worker waited 3.00 ms before this batch"]
 
 
 def test_the_lanes_stand_below_those_of_a_device_and_the_critical_path():

@@ -180,8 +180,8 @@ def test_a_loader_that_was_made_anew_with_other_settings_has_a_table_for_each():
     report = report_of(LOADER, replace(LOADER, num_workers=1))
     titles = {one.id: one.title for one in report.tables if one.id.startswith("num_workers")}
     assert titles == {
-        "num_workers": "Number of workers of loader 0 as it was with num_workers=2",
-        "num_workers_1": "Number of workers of loader 0 as it was with num_workers=1",
+        "num_workers": "Number of workers for loader 0 with the current num_workers=2",
+        "num_workers_1": "Number of workers for loader 0 with the current num_workers=1",
     }
 
 
@@ -217,7 +217,7 @@ def test_the_workers_functions_as_a_flame_graph():
         ("Crop.__call__", 3, 300 * MS, 300 * MS),
         ("Blur.__call__", 3, 200 * MS, 200 * MS),
     ]
-    assert flame.notes[0].startswith("100 samples of the workers;")
+    assert flame.notes[0].startswith("100 samples of the workers, ")
 
 
 def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
@@ -651,7 +651,7 @@ def inline(fetch_ms=40, rest_ms=10, **setup):
     return analysis_of(steps, cpu=used(fetch_ms, rest_ms), setup=with_loader(**setup))
 
 
-UNSEEN = "There are no workers yet"
+UNSEEN = "num_workers is 0, so this is extrapolated from fetch times"
 EXTRAPOLATED = "extrapolated from fetch times"
 
 

@@ -270,7 +270,7 @@ def test_a_flame_graph_zooms_by_click(browser, tmp_path):
     assert about(browser).startswith("Hover for time")
     box(browser, "weighted_nll").click()
     assert boxes(browser) == IN_LOSS
-    assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40.00 %; self 25.0 ms"
+    assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40%; self 25.0 ms"
     box(browser, "Forward").click()  # what lies around it
     assert boxes(browser)["weighted_nll"] == [18, 80]
     press(browser, "[data-do=reset]")

@@ -359,7 +359,7 @@ def test_the_figures_at_the_top_are_those_of_the_benchmark():
     assert texts == [
         "43.5 msp50 43.4 ms, p99 50.8 ms",
         "22.98 steps/s7,355 images/s",
-        "40.22 %17.5 ms waiting for data",
+        "40%17.5 ms waiting for data",
         "18.9 GFLOP/sMFU 18.33%",
     ]
     assert page_of(report_of(sections={"benchmark": None, "flops": None})).all("dd") == []
