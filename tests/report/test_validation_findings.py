@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchmetrics import Metric
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.measure.setup import training_setup
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.validation import LongSanityCheck, ValidationShare
@@ -207,7 +208,8 @@ class Two(Net):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_part_its_line_and_its_fix(tmp_path, case):
+def test_the_part_its_line_and_its_fix(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(training_setup, "usable_cpus", lambda: 8)  # with few, workers are no fix
     make, part, label, mark, inner, fix = CASES[case]
     callback = fit(tmp_path, **make())
     times = callback.run.ranks[0].validation
@@ -343,6 +345,13 @@ def test_numbers_behind_it():
     # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
     assert evidence["num_workers advised"] == 3
     assert "Set num_workers=3, persistent_workers=True" in finding.action
+    assert "Workers only help if CPUs are free." in finding.summary
+
+
+def test_why_no_workers_are_advised():
+    finding = found(times_of(dataloader=300, forward=20), setup=replace(SETUP, usable_cpus=1))
+    assert "num_workers=" not in finding.action
+    assert "num_workers is 0. More workers than CPUs only help if they wait" in finding.summary
 
 
 def test_what_the_first_fetches_wait_longer_is_the_workers_start():

@@ -282,7 +282,7 @@ def test_groups_are_sorted_by_their_sums_and_rows_within_them(browser, tmp_path)
     assert names(browser)[1 : 1 + len(rows)] == [row[0] for row in sorted(rows, key=lambda row: -row[2])]
     press(browser, "thead button", 0)
     assert [name for name, _, _ in groups(browser)] == sorted(modules, key=lambda one: (one != "–", one))
-    group_by(browser, "nothing")
+    group_by(browser, "none")
     assert groups(browser) == []
     assert len(names(browser)) == 90
     press(browser, "thead button", 0)

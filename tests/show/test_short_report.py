@@ -173,7 +173,7 @@ def test_what_a_found_run_says(monkeypatch):
     assert text.startswith("\nINPUT-BOUND  45% of each step is spent waiting for data.\n")
     assert "data 23" in text
     assert "/home/me/train.py:7" in text
-    assert "DataLoader(num_workers=" in text
+    assert "Set num_workers=" in text
     assert "steps/s" in text
 
 

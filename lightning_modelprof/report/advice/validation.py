@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.steps.validation import ValidationSplit
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import as_arguments
 from lightning_modelprof.report.advice.lines import location_at
-from lightning_modelprof.report.advice.loader import FEWER_ITEMS, loader_advice, places_of_batches
+from lightning_modelprof.report.advice.loader import FEWER_ITEMS, LoaderAdvice, loader_advice, places_of_batches
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Location
 from lightning_modelprof.report.rules.base import count, duration, location_of, ratio
@@ -32,7 +32,7 @@ class PartAdvice(Record, frozen=True, kw_only=True):
 
     Attributes:
         label: of the part that is named.
-        summary: how much of validation it is, and what that is, as a sentence.
+        summary: how much of validation it is, what that is, and the reason for the action.
         action: what to change about it.
         locations: where: the line that takes its time, else the functions that it consists of.
         evidence: the numbers behind it.
@@ -93,9 +93,10 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     what, advise, places = _ADVICE[key]
     label, share = split.labels[key], costs[key] / whole_ns
     action, evidence = advise(part)
+    why = _loader_advice(part).told if key == "dataloader" else ""
     return PartAdvice(
         label=label,
-        summary=f"{percent(share)} of validation time is {what}.",
+        summary=f"{percent(share)} of validation time is {what}.{why}",
         action=action,
         locations=(location_at(line),) if line is not None else tuple(map(location_of, places(part))),
         evidence=(
@@ -125,16 +126,20 @@ def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSe
 # What to change, part by part
 
 
-def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
+def _loader_advice(part: _Part) -> LoaderAdvice:
     split, loader = part.split, part.loader
     each = max(split.num_batches, 1)
-    advice = loader_advice(
+    return loader_advice(
         () if loader is None else (loader,),
         part.setup.usable_cpus,
         part.cost_ns / each,
         part.whole_ns / each,
         owner=owner_of_loader(part.setup, loader),
     )
+
+
+def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
+    advice = _loader_advice(part)
     return (
         f"{advice.action} This applies to the validation dataloader.",
         advice.evidence,
