@@ -12,7 +12,12 @@ from lightning_modelprof.analysis.steps.validation import ValidationSplit
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import as_arguments
 from lightning_modelprof.report.advice.lines import location_at
-from lightning_modelprof.report.advice.loader import FEWER_ITEMS, LoaderAdvice, loader_advice, places_of_batches
+from lightning_modelprof.report.advice.loader import (
+    FEWER_ITEMS,
+    LoaderAdvice,
+    loader_advice,
+    places_of_batches,
+)
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence, Location
 from lightning_modelprof.report.rules.base import count, duration, location_of, ratio
