@@ -58,7 +58,7 @@ def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_trai
     assert finding.status is Status.FOUND
     assert finding.severity is Severity.INFO
     assert finding.saving_ns_per_step is None
-    assert "6 ms (75% of the median step)" in finding.summary
+    assert "75% of a step with 64 samples (6 ms)" in finding.summary
     assert "about 62% of its time (at most 79%)" in finding.summary
     assert "128 samples" in finding.action
     assert "changes training" in finding.action

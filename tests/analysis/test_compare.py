@@ -526,7 +526,7 @@ def test_first_lines():
 
     assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast, 27.")
     assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast, 20.")
-    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0 %: ")
+    assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0%: ")
     assert first_line(noisy(28, 0), noisy(28, 1), tolerance=0.001).startswith("CANNOT TELL: ")
     assert first_line(noisy(28, 0, 10), noisy(27, 1, 10)).endswith("(too few steps for an interval)")
     assert first_line(noisy(28, 0, 0), noisy(28, 1)) == "CANNOT TELL: no clean step before"
@@ -779,9 +779,9 @@ def test_wrong_tolerance(text, capsys):
 def test_errors_are_one_line(saved, tmp_path, capsys):
     fit, validation = saved("a", noisy(5, 0)), saved("b", noisy(5, 1), loop="validate")
     for arguments, message in (
-        ([fit, str(tmp_path / "none")], "expected a run saved by this package"),
-        ([fit, fit], "you gave the same run twice, first as"),
-        ([fit, f"{fit}/modelprof/run.json"], "you gave the same run twice, first as"),
+        ([fit, str(tmp_path / "none")], "no such file or folder: "),
+        ([fit, fit], "the same run is given twice, first as"),
+        ([fit, f"{fit}/modelprof/run.json"], "the same run is given twice, first as"),
         ([fit, validation], "expected a trainer.fit run like"),
     ):
         assert main(["compare", *arguments]) == 1

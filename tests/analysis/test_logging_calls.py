@@ -147,7 +147,7 @@ def test_many_calls_are_found():
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert found.locations == (Location(file=NET, line=33, function="Net.training_step", is_exact=True),)
-    assert "line 33 (loss, acc: 40%)" in found.summary
+    assert "line 33 (loss, acc, 40%)" in found.summary
     for told in ("every 50 steps", "log_dict", "on_step=False", "prog_bar=True", "sync_dist=True"):
         assert told in found.action
 

@@ -248,7 +248,7 @@ def test_the_view_memory_has_it_once_with_its_peak():
     view = next(one for one in VIEWS if one.key == "memory")
     page = render(view, Selection(window=stored, window_tag="modelprof/window_0"))
     assert page.count('data-chart="window_memory"') == 1
-    assert "peak 1.00 MiB" in page
+    assert "peak: 1.00 MiB" in page
     assert len(re.findall('<div class="level" style="bottom:96', page)) == 1  # the axis ends 4% above it
 
 

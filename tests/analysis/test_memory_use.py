@@ -403,7 +403,7 @@ def test_a_leak_is_a_leak_in_epochs_too():
     step = np.arange(600)
     for cleared in (0, 0.5):
         finding = only(in_epochs(500 * MIB + step * MIB + cleared * (step % 60) * MIB, 60))
-        assert "in 1,000 steps" in finding.summary
+        assert "per 1,000 steps" in finding.summary
         assert finding.evidence[0].value == pytest.approx(1000 * MIB, rel=0.5 if cleared else 0.1)
 
 
@@ -470,7 +470,7 @@ def test_not_evaluated():
     assert only(MemoryCreep().evaluate(analysis_with(None))).status is Status.NOT_EVALUATED
     short = only(evaluate(sizes(MIB, num=39)))
     assert short.status is Status.NOT_EVALUATED
-    assert "less than 40 times" in short.summary
+    assert "fewer than 40 times" in short.summary
     assert isinstance(memory_use(None), Absent)
 
 

@@ -101,7 +101,7 @@ def test_the_phase_table():
     text = " ".join(table.notes)
     assert "Counted while step 6 ran" in text
     assert "make these figures too low: mylib::secret (3 calls)" in text
-    assert "are 77 FLOPs more" in text
+    assert "add 77 FLOPs" in text
     assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
 
 

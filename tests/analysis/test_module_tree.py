@@ -141,7 +141,7 @@ def test_what_was_ignored_is_said():
     tree = module_tree(COST, ["head", "haed"])
     assert tree.notes[:2] == (
         "1 of 6 modules are ignored (ignore_modules). FLOPs, Model size and the fvcore tables include them.",
-        "ignore_modules: no module has the class or path haed.",
+        "ignore_modules: no module has this class or path: haed.",
     )
 
 

@@ -206,7 +206,7 @@ def test_who_is_late_in_the_optimizer_is_found_where_the_others_can_only_wait():
     assert late.cost_ns == pytest.approx(10 * MS, rel=0.02)
     report = report_of(*steps)
     assert not is_hint(report)
-    assert report.verdict.summary.endswith("a slower rank: rank 1, in Optimization.")
+    assert report.verdict.summary.endswith("a slower rank (rank 1 in Optimization).")
 
 
 def test_on_a_device_what_follows_backward_may_cost_nothing():
@@ -581,7 +581,7 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
     table = next(table for table in report.tables if table.id == "rank_phases")
     assert table.notes[0].startswith("1 of 4 ranks are missing")
     assert report.verdict.kind == "straggler_bound"
-    assert report.verdict.summary.endswith("a slower rank: rank 2, in Dataloader.")
+    assert report.verdict.summary.endswith("a slower rank (rank 2 in Dataloader).")
     run = with_other_ranks(run_of(0, ranks[0], world_size=1), tmp_path / "run.json")
     assert run.rank_steps == (), "one process is no job of ranks"
 
@@ -754,7 +754,7 @@ def test_the_slow_loader_of_one_rank_is_named(tmp_path, strategy):
     """Two samples of 10 ms a batch: rank 1 is 20 ms later, whatever starts the ranks."""
     report = run_job(tmp_path, strategy, "loader")
     assert report["verdict"]["kind"] == "straggler_bound"
-    assert "rank 1, in Dataloader" in report["verdict"]["summary"]
+    assert "rank 1 in Dataloader" in report["verdict"]["summary"]
     finding = report["findings"][0]
     is_busy = any((one["kind"], one["status"]) == ("busy_cpus", "found") for one in report["findings"])
     severity = "warning" if is_busy else "critical"

@@ -186,7 +186,7 @@ def test_old_torch_wrote_ranges_as_operators():
 
 def test_absent():
     nothing = summarize(step(0, 0, 100), event("cpu_op", "aten::a", 0, 10))
-    assert "no batch fetch" in nothing.reason
+    assert "the trace has no fetches" in nothing.reason
     for elsewhere in (fetch(110, 120), fetch(10, 20, tid=2)):
         found = summarize(step(0, 0, 100), elsewhere)
         assert found == Absent("all batch fetches are outside the recorded steps or on other threads")
@@ -359,4 +359,4 @@ def test_newer_traces(name):
     if truth["n"]:
         assert (found.fetches.calls, found.fetches.total_ns) == (truth["n"], round(truth["dur_us"] * US))
     else:
-        assert "no batch fetch" in found.reason
+        assert "the trace has no fetches" in found.reason

@@ -94,11 +94,11 @@ def test_one_captured_step_of_many_is_no_harm():
         at, correlation = number * STEP, 1000 + number
         events += [step(number), event("cpu_op", "aten::mm", at, at + 990)]
         events += [launch(correlation, at + 10, "cudaGraphLaunch")]
-        events += [kernel(at + 20 + 9 * place, correlation) for place in range(100)]
+        events += [kernel(at + 20 + 9 * place, correlation, 6) for place in range(100)]
     fact = lost(events)
     assert numbers(fact) == (119, 100, 1900)
     assert fact.steps == (0,)
-    assert verdict_of(events)[0].kind == "balanced"  # busy for 5 of 9 us, and not late
+    assert verdict_of(events)[0].kind == "balanced"  # busy for 6 of 9 us, and not late
 
 
 def graph_launches():

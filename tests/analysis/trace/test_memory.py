@@ -210,7 +210,7 @@ def test_table_of_several_ranks():
     names = [row[0] for row, depth in zip(table.rows, table.depths, strict=True) if depth == 0]
     assert names == ["rank 0 CPU", "rank 0 GPU 0", "rank 2 GPU 0"]
     assert "Without rank 1: no memory." in table.notes
-    assert any("unknown for rank 2 GPU 0:" in note for note in table.notes)
+    assert any("unknown for rank 2 GPU 0 because" in note for note in table.notes)
 
 
 # The oracle: replays one thread up to the moment, with a list as its stack.

@@ -210,7 +210,7 @@ def test_ranges_of_other_threads_own_nothing():
     summary, rows = rows_of(made)
     assert (rows["backward"].calls, rows["backward"].host_total_ns) == (0, 0)
     assert summary.step_numbers == (1, 2)
-    assert "1 steps on other threads are left out" in summary.notes[0]
+    assert "Steps on other threads are left out (1)" in summary.notes[0]
 
 
 def test_torch_ranges_with_a_closure():
@@ -434,7 +434,7 @@ def test_pooled_ranks():
     assert rows["unattributed"].host_total_ns == 171 * MS
     assert (summary.num_steps, summary.step_numbers) == (3, (3, 4))
     assert (summary.has_device, summary.device_outside_ns) == (True, 3 * MS)
-    assert ["1 of 2 device events" in note for note in summary.notes] == [True]
+    assert ["1 of 2 GPU events" in note for note in summary.notes] == [True]
 
 
 def test_a_rank_without_device_events_adds_no_zeros():

@@ -69,7 +69,7 @@ def test_damage_and_unusable_times_come_first():
     many[20]["ts"] = "noon"
     first, second = checks(*many)
     assert first.startswith("1 of 214 events can't be read")
-    assert second.startswith("2 events are left out")
+    assert second.startswith("2 events have no usable time")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_profilers_own_work(duration_us, is_said):
         assert notes == ()
         return
     (note,) = notes
-    assert note.startswith(f"The profiler takes {duration_us / 30:.0f} % of the steps")
+    assert note.startswith(f"The profiler takes {duration_us / 30:.0f}% of the steps")
 
 
 def test_own_work_outside_of_the_steps_does_not_count():
