@@ -211,7 +211,8 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
         steps_ns = sum(rank.steps_ns for rank in known)
         exposed = sum(rank.exposed_ns for rank in known)
         share = exposed / steps_ns
-        cost_ns = circumstances.per_step(exposed, steps_ns, sum(rank.num_steps for rank in known))
+        num_steps = sum(rank.num_steps for rank in known)
+        cost_ns = circumstances.per_step(exposed, steps_ns, num_steps)
         evidence: list[Evidence] = [
             duration("exposed communication per step", cost_ns),
             ratio("exposed share of communication", exposed / max(sum(one.all_ns for one in known), 1)),
@@ -221,7 +222,8 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
                 for _ in known[1:2]
             ],
         ]
-        wait_ns = min(_waited_per_step(traces, circumstances) or 0.0, cost_ns)
+        waited = num_steps * (_waited_per_step(traces, circumstances) or 0.0)
+        wait_ns = min(circumstances.per_step(waited, steps_ns, num_steps), cost_ns)
         late = straggler_of(traces, circumstances)
         if wait_ns and late is None:
             evidence[1:1] = [
@@ -289,7 +291,7 @@ def _rank_waits(traces: Sequence[TraceFacts], circumstances: Circumstances) -> W
 
 
 def _waited_per_step(traces: Sequence[TraceFacts], circumstances: Circumstances) -> float | None:
-    """Mean over the ranks."""
+    """Mean over the ranks, per recorded step."""
     waits = _rank_waits(traces, circumstances)
     if waits is None or not waits.ranks:
         return None
@@ -307,17 +309,17 @@ def straggler_of(traces: Sequence[TraceFacts], circumstances: Circumstances) -> 
     if not exposed:
         return None
     num_steps = sum(one.num_steps for one in exposed)
-    step_ns = sum(one.steps_ns for one in exposed) / num_steps
-    exposed_ns = sum(one.exposed_ns for one in exposed) / num_steps
+    steps_ns = sum(one.steps_ns for one in exposed)
+    exposed_ns = sum(one.exposed_ns for one in exposed)
     whole = waits.ranks[rank].whole
-    cost_ns = min(whole.caused_per_step_ns or 0.0, exposed_ns)
+    waited_ns = min(num_steps * (whole.caused_per_step_ns or 0.0), exposed_ns)
     phase, excess_ns = _longer_phase(next(facts for facts in traces if facts.rank == rank), others)
     return LateRankInTraces(
         rank=rank,
         phase=phase,
-        excess_ns=excess_ns,
-        cost_ns=cost_ns,
-        share=cost_ns / step_ns,
+        excess_ns=circumstances.per_step(num_steps * excess_ns, steps_ns, num_steps),
+        cost_ns=circumstances.per_step(waited_ns, steps_ns, num_steps),
+        share=waited_ns / steps_ns,
         last=whole.last,
         calls=whole.calls,
     )
