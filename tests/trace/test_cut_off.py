@@ -49,7 +49,7 @@ def test_what_is_left_of_the_last_step_is_in_no_figure(tmp_path, order):
         kinds.append(verdict.kind)
         assert any("incomplete and left out" in text for text in warnings), num_read
         if verdict.kind == "cannot_tell":
-            assert verdict.summary == "The file is cut off, and no step in it is complete."
+            assert verdict.summary == "The file is cut off and has no complete step."
         else:
             assert (verdict.kind, "90%" in verdict.summary) == ("device_bound", True), num_read
             assert not any("have no kernel" in text for text in warnings), num_read

@@ -230,7 +230,7 @@ def test_one_rank_of_two_records(ddp):
         assert rank.steps.tags[8] & STOP
     assert first.notes[-1] == (
         "Rank 0 records no profiler window (ranks=[1]). Steps in other ranks' windows don't count"
-        " here either, because ranks wait for each other."
+        " as clean here either, because ranks wait for each other."
     )
     assert not [note for note in second.notes if "no profiler window" in note]
 
