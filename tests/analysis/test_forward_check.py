@@ -144,8 +144,7 @@ def test_reason_unsupported_by_fvcore():
     )
     facts = facts_of(MACS | {"head": 4700}, unsupported={"prim::PythonOp.Mine": 2, "other::one": 1})
     assert reason(facts) == (
-        "unknown; fvcore has no formula for autograd function Mine, other::one"
-        " and doesn't say where they ran"
+        "unknown; fvcore has no formula for autograd function Mine, other::one and doesn't say where they ran"
     )
 
 

@@ -551,7 +551,8 @@ def test_a_pause_in_one_step_is_the_worst_step(tmp_path):
     finding = next(one for one in callback.report.findings if one.kind == "slow_steps")
     assert finding.status is Status.FOUND
     share = re.search(r"costs [\d.,]+ \w+ per step \(([\d.]+)%\)", finding.summary)
-    assert share is not None and 0 < float(share[1]) < 100
+    assert share is not None
+    assert 0 < float(share[1]) < 100
 
 
 @pytest.mark.parametrize(
