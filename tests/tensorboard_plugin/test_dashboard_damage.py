@@ -89,7 +89,7 @@ def server(request, tmp_path_factory):
 def test_a_head_that_cannot_be_read_is_a_problem_of_its_own(server):
     runs = {run["name"]: run["profiles"][0] for run in server.ask("profiles")["runs"]}
     assert runs["good"]["problem"] == ""
-    assert "expected a profile" in runs["no head"]["problem"]
+    assert "expected a lightning-modelprof profile" in runs["no head"]["problem"]
     assert "newer lightning-modelprof" in runs["newer head"]["problem"]
     assert "kind" not in runs["no head"]
 
@@ -140,7 +140,7 @@ def test_every_report_comes_back_as_it_was(name):
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_refused(data):
     for read in (unpack_head, unpack_profile, lambda raw: unpack_profile(zlib.compress(raw))):
-        with pytest.raises(ArchiveError, match=r"^expected a profile"):
+        with pytest.raises(ArchiveError, match=r"^expected a lightning-modelprof profile"):
             read(data)
 
 

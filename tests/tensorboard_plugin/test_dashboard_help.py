@@ -141,7 +141,7 @@ def test_by_keyboard(show, report):
     )
     press(browser, Keys.ENTER)
     assert card(browser)[0] == "std. error"
-    assert card(browser)[1].startswith("std. error: the standard error of avg.")
+    assert card(browser)[1].startswith("std. error: standard error of avg.")
     press(browser, Keys.ESCAPE)
     assert card(browser) is None
     assert focused(browser) == "What is Perf Summary?"

@@ -207,7 +207,7 @@ def test_a_profile_with_itself_is_no_comparison(server):
 
 
 WRONG = {
-    "no run": ("view", {"view": "overview"}, "choose one"),
+    "no run": ("view", {"view": "overview"}, "Select one"),
     "unknown run": ("view", RUN | {"run": "../../etc"}, "'modelprof/run' in the run '../../etc'"),
     "unknown tag": ("view", RUN | {"profile": "loss"}, "expected a profile 'loss'"),
     "unknown view": ("view", RUN | {"view": "secrets"}, "expected one of the views overview, steps"),
@@ -216,7 +216,7 @@ WRONG = {
     "an unknown kind": ("columns", STEPS | {"kind": "/etc/passwd"}, "got none"),
     "columns of nothing": ("columns", {}, "expected a profile"),
     "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected a rank number"),
-    "half a comparison": ("compare", RUN, "choose one"),
+    "half a comparison": ("compare", RUN, "Select one"),
 }
 
 
