@@ -210,7 +210,7 @@ def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
     text = memoryview(items)
     if not text:
         first = _FIRST_KEY.match(whole)  # of a file that is too long to be decoded for its keys
-        of_long_file = f"{first[1].decode('utf-8', 'replace')}, ..." if first else "none"
+        of_long_file = f"{first[1].decode('utf-8', 'replace')} and more" if first else "none"
         keys = ", ".join(list(_entries_of(whole))[:5]) or of_long_file
         raise TraceError(
             f"{source}: expected a JSON object with the key traceEvents, got the keys {keys}. Check that"

@@ -37,7 +37,7 @@ def test_the_example_shows_stages_and_counts(example):
     counts = dict(re.findall(r"^ *(\w+) ([\d,]+) multiply-adds", printed, re.MULTILINE))
     assert counts["forward"] == f"{convolution + linear:,}"
     assert counts["backward"] == f"{convolution + 2 * linear:,}"  # images need no gradient
-    rows = re.findall(r"^ *(\w+) +([\d.]+) ms a step +([\d.]+)%$", printed, re.MULTILINE)
+    rows = re.findall(r"^ *(\w+) +([\d.]+) ms per step +([\d.]+)%$", printed, re.MULTILINE)
     assert [name for name, *_ in rows] == ["data", "forward", "backward", "optimizer"]
     assert sum(float(share) for *_, share in rows) == pytest.approx(100, abs=0.3)
     assert all(float(time) > 0 for _, time, _ in rows)

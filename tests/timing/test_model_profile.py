@@ -307,7 +307,7 @@ class Generates(Net):
     [
         (Net(), {"mode": "generat"}, "got 'generat'. Did you mean 'generate'"),
         (Net(), {"mode": "train"}, "expected one of forward, generate, got 'train'"),
-        (Net(), {"mode": "generate"}, "expected a model with a method generate, got Net"),
+        (Net(), {"mode": "generate"}, "Net has no generate method"),
         (Generates(), {"mode": "generate", "loss_fn": square}, "has no backward"),
         (Net(), {"warm_up": -1}, "warm_up.: expected a whole number of at least 0, got -1"),
         (Net(), {"warm_up": True}, "whole number of at least 0, got True"),
@@ -331,7 +331,7 @@ class Generates(Net):
         (Net(), {"loss_fn": lambda output: output.detach().sum()}, "without a gradient"),
         (Net(), {"loss_fn": lambda output: output.loss}, "failed on the model's output"),
         (Net(), {"speed": 3}, "got TypeError: .*unexpected keyword argument 'speed'.*speed=int"),
-        (nn.Linear(5, 2), {}, "a batch that the model can take, got RuntimeError.*16 × 4 float32"),
+        (nn.Linear(5, 2), {}, "the model can't take this batch: RuntimeError.*16 × 4 float32"),
         (Net(fails=True), {}, "got OSError: the disk is on fire"),
         (nn.LazyLinear(3), {}, "lazy weight, bias"),
         (nn.Linear(4, 2, device="meta"), {}, "on the meta device"),
