@@ -177,7 +177,7 @@ def devices_of(module: torch.nn.Module | None, batch: Any) -> tuple[torch.device
     if any(is_lazy(tensor) for tensor in tensors):
         raise ConfigError(
             "benchmark_inference(model): expected initialised parameters, got lazy layers. Run the model on a"
-            " batch first, so that its parameters can be trained."
+            " batch first."
         )
     devices = dict.fromkeys(tensor.device for tensor in [*tensors, *tensors_in(batch)])
     for device in devices:
