@@ -226,8 +226,8 @@ def test_levels_of_a_rule_are_its_fields():
         ("row", "perf_summary", "ips (steps/s)", "ips: steps (batches in evaluation loops) and samples"),
         ("row", "flops", "Recompute", "Recompute: forward work done again"),
         ("row", "model_summary", "Gradient clipping", "Gradient clipping: configure_gradient_clipping"),
-        ("phase", "Dataloader", "", "Dataloader: the loop waits for its next batch"),
-        ("verdict", "input_bound", "", "INPUT-BOUND: from 20% on, the time of"),
+        ("phase", "Dataloader", "", "Dataloader: time waiting for the next batch"),
+        ("verdict", "input_bound", "", "INPUT-BOUND: these findings take at least 20%"),
         ("rule", "clip_cost", "", "Criterion"),
     ],
 )

@@ -578,7 +578,7 @@ def test_clean_batches(bench):
     report = bench.callback.report
     text = text_of(bench)
     assert "9 clean batches out of 12." in text
-    assert "Batches left out: skip_first 2, first of a dataloader 1; a batch with several reasons" in text
+    assert "Excluded batches: skip_first 2, first of a dataloader 1; a batch with several reasons" in text
     assert "gradient accumulation" not in text
     figures = report.sections["benchmark"]
     assert figures["steps"] == 9

@@ -307,7 +307,7 @@ def test_the_reason_stands_where_samples_per_second_would(tmp_path):
     fit_quietly(make_trainer(tmp_path, callback), Two(), batches)
     assert callback.report.sections["benchmark"]["samples_per_s"] is None
     table = next(one for one in callback.report.tables if one.id == "perf_summary")
-    told = [note for note in table.notes if note.startswith("samples/s is not known")]
+    told = [note for note in table.notes if note.startswith("samples/s is unknown")]
     assert len(told) == 1
     assert "batch[0] is (8, 8), batch[1] is (16,)" in told[0]
     assert "samples_fn" in told[0]
