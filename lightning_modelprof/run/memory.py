@@ -132,6 +132,8 @@ class GrowingAttribute(Record, frozen=True, kw_only=True):
         first_step, last_step: steps at whose begin it was looked at, between which it only grew.
         first_size, last_size: elements then: of a tensor, an array, a list, or all lists in a dictionary.
         lines: of the class that add to it; empty where its source does not tell.
+        element_bytes: of its last element, with what Python takes for it; ``None`` where that may hold more
+            than is seen, such as a tensor with its graph, and in runs of older versions.
     """
 
     owner: str
@@ -141,6 +143,7 @@ class GrowingAttribute(Record, frozen=True, kw_only=True):
     first_size: Count
     last_size: Count
     lines: tuple[CodePlace, ...] = ()
+    element_bytes: Whole | None = None
 
 
 class MemoryRecord(Record, frozen=True, kw_only=True):

@@ -446,6 +446,36 @@ def test_a_short_look_at_the_process_s_memory_is_not_critical():
         assert ("Net.losses" in found.action) == bool(growing)
 
 
+@pytest.mark.parametrize(
+    ("element_bytes", "is_named"),
+    [(40, False), (MIB // 2, True), (None, True)],
+    ids=["small", "large", "any"],
+)
+def test_an_attribute_is_the_cause_only_if_its_elements_may_be(element_bytes, is_named):
+    """An element a step, of 1 MiB that memory grows by."""
+    kept = GrowingAttribute(
+        owner="Stopwatch",
+        name="marks",
+        first_step=1,
+        last_step=199,
+        first_size=1,
+        last_size=199,
+        element_bytes=element_bytes,
+    )
+    found = only(evaluate(sizes(MIB, noise=0), host_total_bytes=80 * GIB, growing=(kept,)))
+    assert found.action.startswith("Stopwatch.marks keeps something") == is_named
+    assert ("The cause isn't known: Stopwatch.marks" in found.summary) != is_named
+    assert found.severity is (Severity.WARNING if is_named else Severity.INFO)
+
+
+@pytest.mark.parametrize("at", [150, 185])
+def test_one_jump_is_no_growth(at):
+    """Memory takes 60 MiB more at one step, and keeps 30 of them; with growth beside it that is found."""
+    jump = np.where(np.arange(200) >= at, 30 * MIB, 0) + np.where(np.arange(200) // 2 == at // 2, 30 * MIB, 0)
+    assert only(evaluate(sizes(0, noise=2 * MIB) + jump)).status is Status.CLEAN
+    assert only(evaluate(sizes(0.5 * MIB, noise=2 * MIB) + jump)).status is Status.FOUND
+
+
 def test_a_leak_on_the_device_and_when_it_is_full():
     """1 MiB a step of 100 ms: 36,000 MiB an hour. From 0.7 GiB to 80 GiB takes 2.25 hours."""
     found = only(evaluate(sizes(MIB, noise=0), "allocated_bytes", total_bytes=80 * GIB))

@@ -38,6 +38,8 @@ class Growth(Record, frozen=True, kw_only=True):
         first_step, last_step: between which it was looked at.
         bytes_per_step: Theil-Sen slope.
         low, high: its 95 % interval.
+        low_without_jump: ``low`` without the largest jump from one level to another: what grows on and on
+            grows without it, too.
         third, fourth: slopes in the third and in the last quarter of the curve alone.
         in_epochs: how it grows within epochs, where these are known. If it falls at their ends, the slopes
             above are of what remains.
@@ -52,6 +54,7 @@ class Growth(Record, frozen=True, kw_only=True):
     high: float
     third: float
     fourth: float
+    low_without_jump: float
     in_epochs: EpochGrowth | None = None
 
     @property
@@ -137,8 +140,28 @@ def grown(
         high=high,
         third=theil_sen(x[:middle], y[:middle])[0],
         fourth=theil_sen(x[middle:], y[middle:])[0],
+        low_without_jump=theil_sen(x, _without_jump(y))[1],
         in_epochs=in_epochs,
     )
+
+
+_JUMP: Final = 3
+"""Neighbouring points whose median is the level before or after a jump."""
+
+
+def _without_jump(sizes: _Floats) -> _Floats:
+    """The curve without the largest rise between the levels before and after a point."""
+    numbers = range(_JUMP, len(sizes) - _JUMP + 1)
+    rises = [
+        float(np.median(sizes[number : number + _JUMP]) - np.median(sizes[number - _JUMP : number]))
+        for number in numbers
+    ]
+    if not rises:
+        return sizes
+    largest = int(np.argmax(rises))
+    flat = sizes.copy()
+    flat[numbers[largest] :] -= max(0.0, rises[largest])
+    return flat
 
 
 _LEAST_POINTS: Final = 4

@@ -5,16 +5,26 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import torch
 from torch import nn
 
 from lightning_modelprof.measure.steps.batch_parts import is_dense, is_tensor, shape_of
-from lightning_modelprof.measure.stored import class_name, is_a, modules_of, variables_of
+from lightning_modelprof.measure.stored import (
+    class_name,
+    is_a,
+    is_trained,
+    modules_of,
+    undisturbed,
+    variables_of,
+)
 from lightning_modelprof.measure.user_code import absolute_file
 from lightning_modelprof.run.memory import GrowingAttribute
 from lightning_modelprof.run.setup import CodePlace
@@ -38,7 +48,7 @@ class _Look(NamedTuple):
 
 
 class GrowthWatch:
-    """Looks at a few steps how large each attribute is; nothing is read but lengths, nothing is kept.
+    """Looks at a few steps how large each attribute is; only lengths and sizes are read, nothing is kept.
 
     Args:
         objects: gives whose attributes, such as the model and the callbacks; of a model with all its modules.
@@ -51,6 +61,7 @@ class GrowthWatch:
         self._objects = objects
         self._looks: dict[tuple[int, str], list[_Look]] = {}
         self._owners: dict[int, type] = {}
+        self._element_bytes: dict[tuple[int, str], int | None] = {}
         self.next_step = 1
         self._left = _MOST_LOOKS
 
@@ -67,6 +78,7 @@ class GrowthWatch:
                     if size is not None:
                         self._owners[id(one)] = type(one)
                         self._looks.setdefault((id(one), name), []).append(_Look(step, size))
+                        self._element_bytes[id(one), name] = _element_bytes(value)
         except Exception:  # anybody's objects
             self.next_step = _NEVER
 
@@ -96,6 +108,7 @@ class GrowthWatch:
                         first_size=run[0].size,
                         last_size=run[-1].size,
                         lines=_lines_that_grow(kind, name),
+                        element_bytes=self._element_bytes[owner, name],
                     )
                 )
         found.sort(key=lambda one: (one.first_size - one.last_size) / (one.last_step - one.first_step))
@@ -111,6 +124,41 @@ def _size(value: Any) -> int | None:
         lengths = map(_length, list(dict.values(value)))
         return sum(1 if length is None else length for length in lengths)
     return None if issubclass(type(value), tuple) else _length(value)
+
+
+_PLAIN: Final = (int, float, bool, complex, str, bytes, type(None))
+_POINTER: Final = 8
+
+
+def _element_bytes(value: Any) -> int | None:
+    """What the last element takes; ``None`` where it may hold more than is seen."""
+    kind = type(value)
+    if kind in (torch.Tensor, nn.Parameter):
+        with undisturbed():
+            return None if is_trained(value) else value.element_size()
+    if kind is np.ndarray:
+        return int(value.itemsize) if value.dtype != object else None
+    if issubclass(kind, dict):
+        values = list(dict.values(value))
+        is_nested = bool(values) and _length(values[-1]) is not None
+        return _element_bytes(values[-1]) if is_nested else _taken(values)
+    if issubclass(kind, set):
+        return _taken([next(set.__iter__(value), None)])
+    if issubclass(kind, list):
+        return _taken(list.__getitem__(value, slice(-1, None)))
+    return _taken([deque.__getitem__(value, -1)]) if issubclass(kind, deque) and value else None
+
+
+def _taken(elements: list[Any]) -> int | None:
+    """Of the last of some elements, with the pointer to it."""
+    last = elements[-1] if elements else None
+    kind = type(last)
+    if kind in _PLAIN:
+        return _POINTER + sys.getsizeof(last)
+    if kind in (torch.Tensor, nn.Parameter) and is_dense(last):
+        with undisturbed():
+            return None if is_trained(last) else _POINTER + last.untyped_storage().nbytes()
+    return _POINTER + last.nbytes if kind is np.ndarray and last.base is None else None
 
 
 def _length(value: Any) -> int | None:

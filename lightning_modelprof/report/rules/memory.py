@@ -54,7 +54,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         growth_share: the same as a share of the level.
         seen_bytes: growth that must have been seen in this loop.
         steadiness: share of the third quarter's slope that the last quarter's must have: what levels off is
-            no creep.
+            no creep. It must grow without the largest jump, too.
         critical_hours: it is critical if the memory is full in so many hours.
         sure_s: seconds that the process's own memory must have been looked at for that.
         epoch_bytes: growth within an epoch, gone after it, from which on that is found. The share of the
@@ -70,10 +70,12 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95% interval"
-            " above 0, at least 4 MiB of growth and no levelling off; for private process memory, critical"
+            " above 0, at least 4 MiB of growth, no levelling off and no single jump; for private process"
+            " memory, critical"
             " only after 30 s. Or growth within epochs of which at least half is freed at their end (doesn't"
             " show if the process keeps memory that CPU tensors free). Attributes of the model and callbacks"
-            " that grew in at least 4 checks in a row by at least one element per step are named"
+            " that grew in at least 4 checks in a row by at least one element per step are named if"
+            " they may hold a quarter of the growth"
         ),
         levels="16 MiB (also per epoch) and 1% of the level; critical if full within 24 h",
     )
@@ -102,11 +104,14 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         found = []
         for one in use.growth:
             if self._is_creep(one):
-                found.append(self._creep(one, use, step_ns))
+                able = _able_to(one.bytes_per_step, use.record.growing)
+                found.append(_with_growing(self._creep(one, use, step_ns, able), able, use.record.growing))
             elif one.in_epochs is not None and self._is_collected(one.in_epochs):
-                found.append(self._collected(one.kind, one.in_epochs))
+                able = _able_to(one.in_epochs.bytes_per_step, use.record.growing)
+                collected = self._collected(one.kind, one.in_epochs)
+                found.append(_with_growing(collected, able, use.record.growing))
         if found:
-            return tuple(_with_growing(one, use.record.growing) for one in found)
+            return tuple(found)
         return self.clean(
             "Memory doesn't keep growing.",
             [evidence for one in use.growth for evidence in _evidence(one)],
@@ -119,6 +124,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             and per >= max(self.growth_bytes, self.growth_share * growth.level_bytes)
             and growth.seen_bytes >= self.seen_bytes
             and growth.fourth >= self.steadiness * growth.third
+            and growth.low_without_jump > 0
         )
 
     def _is_collected(self, growth: EpochGrowth) -> bool:
@@ -147,7 +153,13 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             ),
         )
 
-    def _creep(self, growth: Growth, use: MemoryUse, step_ns: float | None) -> Finding:
+    def _creep(
+        self,
+        growth: Growth,
+        use: MemoryUse,
+        step_ns: float | None,
+        growing: Sequence[GrowingAttribute],
+    ) -> Finding:
         name, per = _NAMES[growth.kind], growth.bytes_per_step * _PER
         full_ns = _full_in_ns(growth, use.record, step_ns)
         summary = (
@@ -168,17 +180,40 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         return self.found(
             f"{summary}.",
             _ACTION,
-            Severity.CRITICAL
-            if is_critical
-            else Severity.WARNING
-            if is_sure or use.record.growing
-            else Severity.INFO,
+            Severity.CRITICAL if is_critical else Severity.WARNING if is_sure or growing else Severity.INFO,
             evidence=evidence,
         )
 
 
-def _with_growing(finding: Finding, growing: Sequence[GrowingAttribute]) -> Finding:
-    """The same finding, with the attributes that grow and the lines that add to them, if any is known."""
+_CONSIDERABLE: Final = 0.25
+"""Of the growth, what the elements of an attribute must be able to take."""
+
+
+def _able_to(bytes_per_step: float, growing: Sequence[GrowingAttribute]) -> list[GrowingAttribute]:
+    """The attributes whose elements may take a considerable part of the growth."""
+    return [
+        one
+        for one in growing
+        if one.element_bytes is None
+        or one.element_bytes * (one.last_size - one.first_size)
+        >= _CONSIDERABLE * bytes_per_step * (one.last_step - one.first_step)
+    ]
+
+
+def _with_growing(
+    finding: Finding, growing: Sequence[GrowingAttribute], seen: Sequence[GrowingAttribute]
+) -> Finding:
+    """The same finding, with the attributes that grow and the lines that add to them, if any is known.
+
+    Args:
+        finding: of what grows.
+        growing: attributes that may be the cause.
+        seen: all that grow.
+    """
+    if not growing and seen:
+        small = ", ".join(f"{one.owner}.{one.name}" for one in seen[:3])
+        told = f"The cause isn't known: {small} grew meanwhile, and takes too little."
+        return replace(finding, summary=f"{finding.summary} {told}")
     if not growing:
         return finding
     first = growing[0]
