@@ -68,6 +68,31 @@ def test_the_lines_that_add_to_it():
     assert found["joined"].lines[-1].line == line_of("joined")
 
 
+class Holder:
+    def __init__(self, *first):
+        self.held = list(first)
+
+
+@pytest.mark.parametrize(
+    ("element", "most"),
+    [
+        pytest.param(lambda: 1.5, 60, id="a number"),
+        pytest.param(lambda: torch.zeros(1000), 4100, id="a tensor"),
+        pytest.param(lambda: torch.zeros(1000)[:1], 4100, id="a view, which holds the whole"),
+        pytest.param(lambda: torch.ones(1, requires_grad=True) * 2, None, id="a tensor with its graph"),
+        pytest.param(object, None, id="anything"),
+    ],
+)
+def test_what_an_element_takes(element, most):
+    holder = Holder()
+    watch = GrowthWatch(lambda: (holder,))
+    for number in range(100):
+        watch.look(number)
+        holder.held.append(element())
+    [one] = watch.result()
+    assert one.element_bytes is None if most is None else most / 2 < one.element_bytes <= most
+
+
 class Cleared(Keeper):
     def step(self, number):
         if number % 50 == 0:  # an epoch
@@ -109,16 +134,67 @@ def test_in_a_fit(tmp_path):
     assert [line.name for line in one.lines] == ["Collects.training_step"]
 
 
-def test_it_is_said_where_nothing_better_is_known():
-    line = CodePlace(name="Net.training_step", file="net.py", line=40)
+SOURCE = """
+class Net:
+    def training_step(self, batch):
+        self.seen.append(batch)
+        self.penalty()
+        self.slow(len(self.seen))
+
+    def penalty(self):
+        return sum(self.seen)
+
+    def slow(self, number):
+        return sorted(range(number))
+
+
+class Other:
+    def slow(self):
+        return sum(self.seen)
+
+    def of_net(self, net):
+        return sum(net.seen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        pytest.param("sum(self.seen)", True, id="reads all of it"),
+        pytest.param("self.seen.append(batch)", False, id="adds to it, and asks how long it is"),
+        pytest.param("sorted(", False, id="has nothing to do with it"),
+        pytest.param("class Other:", False, id="in no function"),
+        pytest.param("sum(net.seen)", True, id="another object's"),
+    ],
+)
+def test_it_is_said_of_a_function_that_reads_it(tmp_path, line, is_said):
+    advice = advice_at(tmp_path, next(n for n, one in enumerate(SOURCE.splitlines(), 1) if line in one))
+    assert ("self.seen. It grows every step (line 4; 99 elements" in advice) == is_said
+
+
+def test_the_same_name_in_another_class_is_something_else(tmp_path):
+    assert "self.seen" not in advice_at(tmp_path, SOURCE.splitlines().index("class Other:") + 3)
+
+
+def test_a_file_that_has_changed_since_is_not_read(tmp_path):
+    advice = advice_at(tmp_path, 9, created="2001-01-01T00:00:00+00:00")
+    assert "self.seen" not in advice
+
+
+def advice_at(folder, line, created="2999-01-01T00:00:00+00:00"):
+    file = folder / "net.py"
+    file.write_text(SOURCE)
+    adds = CodePlace(name="Net.training_step", file=str(file), line=4)
     one = GrowingAttribute(
-        owner="Net", name="seen", first_step=1, last_step=99, first_size=1, last_size=99, lines=(line,)
+        owner="Net", name="seen", first_step=1, last_step=99, first_size=1, last_size=99, lines=(adds,)
     )
-    analysis = replace(analysis_of(steps_of(forward=10)), memory=memory_use(MemoryRecord(growing=(one,))))
-    assert "self.seen. It grows every step (line 40; 99 elements" in advice_for(
-        analysis, "net.py", 30, "training_step"
+    analysis = analysis_of(steps_of(forward=10))
+    analysis = replace(
+        analysis,
+        memory=memory_use(MemoryRecord(growing=(one,))),
+        info=replace(analysis.info, created=created),
     )
-    assert "self.seen" not in advice_for(analysis, "other.py", 30, "training_step")
+    return advice_for(analysis, str(file), line, "training_step")
 
 
 @pytest.mark.parametrize("steps", [3, 4])

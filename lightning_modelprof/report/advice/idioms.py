@@ -5,17 +5,15 @@ The line is read from its file. A file that has changed since the run started is
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.report.advice.source import source_line
 from lightning_modelprof.report.model import Finding, Location, Status
 
 
@@ -200,10 +198,4 @@ def _time_at(place: Location, sampled: Sequence[HotLines]) -> _LineTime:
 def _line_advice(place: Location, created: str, below: Collection[str]) -> str:
     if place.file is None or place.line is None or place.package:
         return ""
-    try:
-        is_cell = place.file in linecache.cache and not Path(place.file).exists()
-        if not is_cell and Path(place.file).stat().st_mtime > datetime.fromisoformat(created).timestamp():
-            return ""
-    except (OSError, ValueError):
-        return ""
-    return idiom_advice(linecache.getline(place.file, place.line), below)
+    return idiom_advice(source_line(place.file, place.line, created), below)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from lightning_modelprof.analysis.source.source_lines import (
     costly_call,
     with_costly_call,
 )
+from lightning_modelprof.report.advice.source import reads_attribute
 from lightning_modelprof.report.model import Finding, Location, Status
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_MEASURED
@@ -45,48 +46,69 @@ def advice_for(
         outside_modules: whether time in the model's modules is not what it is about.
     """
     source = _line_of(analysis, file, line, outside_modules)
-    growing = _growing_in(analysis, file)
+    place = (file, line) if source is None else (source.file, source.line)
+    growing = _growing_at(analysis, *place)
     if source is None or source.operators is None:
         return growing or IN_GENERAL.format(where=where)
-    place = f"Line {source.line} of {source.function}"
+    if not source.operators and outside_modules:
+        source = _loop_below(analysis, source) or source
+    told = f"Line {source.line} of {source.function}"
     if source.own_operators >= MANY_OPERATORS:
         return (
-            f"Use operations on whole tensors instead of a loop. {place} runs {source.own_operators}"
+            f"Use operations on whole tensors instead of a loop. {told} runs {source.own_operators}"
             " operators per step."
         )
     if source.own_tensors:
         return (
             "Create the tensor once with register_buffer, or use torch.arange or torch.full."
-            f" {place} creates or copies a tensor of Python numbers every step."
+            f" {told} creates or copies a tensor of Python numbers every step."
         )
     if source.waits:
-        return f"Check tensor values in the Dataset, or only every N steps. {place} reads them every step."
+        return f"Check tensor values in the Dataset, or only every N steps. {told} reads them every step."
     hot = analysis.hot_lines
     if growing:
         return growing
     if source.operators == 0 and not isinstance(hot, Absent) and hot.is_call(source.file, source.line):
-        return IN_GENERAL.format(where=f"the code called by {_small(place)}")
+        return IN_GENERAL.format(where=f"the code called by {_small(told)}")
     if source.operators == 0:
         return (
             "Run it every N steps, or move it into the Dataset."
-            f" {place} runs no torch operator; Python or a library takes its time."
+            f" {told} runs no torch operator; Python or a library takes its time."
         )
     return IN_GENERAL.format(where=where)
+
+
+def _loop_below(analysis: Analysis, source: SourceLine) -> SourceLine | None:
+    """The line that runs most operators in the step's own code, if a line calls it, and they are a loop's."""
+    lines, hot = analysis.source_lines, analysis.hot_lines
+    if isinstance(lines, Absent) or isinstance(hot, Absent):
+        return None
+    loop = _most_operators(lines)
+    is_below = loop is not None and hot.calls((source.file, source.line), (loop.file, loop.line))
+    return loop if is_below else None
+
+
+def _most_operators(lines: Sequence[SourceLine]) -> SourceLine | None:
+    own = [one for one in lines if [path for path, _ in one.by_module] == [""] and "forward" in one.phases]
+    most = max(own, key=lambda one: one.own_operators, default=None)
+    return most if most is not None and most.own_operators >= MANY_OPERATORS else None
 
 
 def _small(place: str) -> str:
     return place[:1].lower() + place[1:]
 
 
-def _growing_in(analysis: Analysis, file: str | None) -> str:
-    """What to do where something of a class in a file grows; ``""`` where nothing does."""
+def _growing_at(analysis: Analysis, file: str | None, line: int | None) -> str:
+    """What to do where the function at a line reads something that grows; ``""`` where it doesn't."""
     growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
     for one in growing:
-        place = next((line for line in one.lines if line.file == file), None)
-        if place is not None:
+        if file is None or line is None or not one.lines:
+            continue
+        classes = {one.owner, *(place.name.partition(".")[0] for place in one.lines)}
+        if reads_attribute(file, line, one.name, classes, analysis.info.created):
             return (
                 f"Keep a running sum or count instead of self.{one.name}. It grows every step (line"
-                f" {place.line}; {one.last_size:,} elements after {one.last_step:,} steps)."
+                f" {one.lines[0].line}; {one.last_size:,} elements after {one.last_step:,} steps)."
             )
     return ""
 
@@ -105,9 +127,7 @@ def _line_of(
     if not outside_modules:
         return None
     # No line has most of the samples: the one that runs by far the most operators is as good a guess.
-    own = [one for one in lines if [path for path, _ in one.by_module] == [""] and "forward" in one.phases]
-    most = max(own, key=lambda one: one.own_operators, default=None)
-    return most if most is not None and most.own_operators >= MANY_OPERATORS else None
+    return _most_operators(lines)
 
 
 def at_exact_lines(

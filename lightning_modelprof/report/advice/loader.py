@@ -297,10 +297,12 @@ def predicted_call(
     is_bound = queue.computing >= _MOSTLY_COMPUTES and not present.workers
     most = max(one.workers for one in queue.predictions)
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
+    # The CPU time that idle workers take from the training comes on top.
+    is_least = advised.workers < present.workers
     return (
         f"{written_call(kind, arguments, owner)} (currently {now}). Expect {'up to' if is_bound else 'about'}"
-        f" {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms per"
-        f" step{'; less if workers compete with training for CPU' * is_bound}."
+        f" {digits(before_ns / 1e6)} →"
+        f" {'at most ' * is_least}{digits(after_ns / 1e6)} ms per step{'; less if workers compete with training for CPU' * is_bound}."
         + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
     )
 
