@@ -11,6 +11,8 @@ from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.lines import ConstantWork
+from lightning_modelprof.report.rules.waste import FrozenForward
+from lightning_modelprof.run.batches import RepeatedSamples
 from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, analysis_of, cost_of, only, steps_of
@@ -20,6 +22,8 @@ class Stations(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(2, 2)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True).requires_grad_(False)
         self.register_buffer("places", torch.arange(8.0).reshape(4, 2))
         self.plain = torch.ones(4)
         self.register_buffer("mean", torch.zeros(2))
@@ -42,6 +46,28 @@ def positions(_model, batch):
 
 def plain(model, _batch):
     return model.plain * 2
+
+
+def of_frozen_module(model, _batch):
+    return model.frozen(model.places)
+
+
+def of_frozen_attention(model, _batch):
+    """The operator that torch calls has an argument for dropout, which is 0."""
+    return model.attention(*[model.places[None]] * 3, need_weights=False)[0] * 1
+
+
+def of_averaged_module(model, batch):
+    """As an average of another model, which is written in a way that counts no version."""
+    found = model.frozen(model.places)
+    model.frozen.weight.data.mul_(0.9).add_(batch[:2], alpha=0.1)
+    return found * 1
+
+
+def of_scaled_buffer(model, _batch):
+    found = model.places * 2
+    model.places.data.mul_(0.9)
+    return found * 1
 
 
 def of_batch(model, batch):
@@ -83,13 +109,35 @@ def changed_afterwards(model, batch):
     return out
 
 
-@pytest.mark.parametrize("run", [distances, neighbours, positions, plain, written_by_a_constant])
+@pytest.mark.parametrize(
+    "run",
+    [
+        distances,
+        neighbours,
+        positions,
+        plain,
+        written_by_a_constant,
+        of_frozen_module,
+        of_frozen_attention,
+    ],
+)
 def test_what_is_the_same_in_every_step(run):
     assert last_is_constant(run)
 
 
 @pytest.mark.parametrize(
-    "run", [of_batch, of_parameter, random, dropped, written, changed, changed_afterwards]
+    "run",
+    [
+        of_batch,
+        of_parameter,
+        random,
+        dropped,
+        written,
+        changed,
+        changed_afterwards,
+        of_averaged_module,
+        of_scaled_buffer,
+    ],
 )
 def test_what_is_not(run):
     assert not last_is_constant(run)
@@ -141,16 +189,21 @@ def test_lines_say_how_many():
     assert constant == calls > 0
 
 
-def judged(*, constant, samples=40):
-    """A line with 3 operators, so many of them constant, and so many of 100 samples of steps of 20 ms."""
+def judged(*, constant, samples=40, callers=((), ())):
+    """A line with 3 operators, so many of them constant, and so many of 100 samples of steps of 20 ms.
+
+    The two lines are called by these numbers of frames.
+    """
     frames = tuple(
-        StackFrame(file="net.py", line=line, function="knn", function_line=5, module="net", is_users=True)
-        for line in (7, 9)
+        StackFrame(file="net.py", line=line, function=name, function_line=5, module="net", is_users=True)
+        for line, name in ((7, "knn"), (9, "knn"), (20, "graph"), (30, "training_step"))
     )
     stacks = StackSamples(
         frames=frames,
         stacks=tuple(
-            SampledStack(phase="forward", frames=(index,), samples=number, time_ns=number * MS)
+            SampledStack(
+                phase="forward", frames=(*callers[index], index), samples=number, time_ns=number * MS
+            )
             for index, number in enumerate((samples, 100 - samples))
         ),
         samples=100,
@@ -180,6 +233,50 @@ def test_what_it_costs():
     assert found.severity is Severity.CRITICAL
     assert found.title == "Constant result of knn is recomputed every step"
     assert [(one.line, one.module) for one in found.locations] == [(7, "graph")]
+
+
+@pytest.mark.parametrize(
+    ("others", "place"),
+    [((3,), (20, 7)), ((), (30, 20)), ((3, 2), (7, None))],
+    ids=["training_step calls another line", "all of training_step", "its caller calls another line"],
+)
+def test_the_line_that_calls_it(others, place):
+    """As far out as nothing else is called that takes time; line 9 is the other one."""
+    [found] = judged(constant=3, callers=((3, 2), others)).locations
+    assert (found.line, found.inner and found.inner.line) == place
+
+
+def frozen(*constant):
+    """A tower of two layers without trainable parameters; so many of each layer's 3 operators constant."""
+    lines = tuple(
+        LineCount(
+            file="net.py",
+            line=7,
+            function="forward",
+            function_line=5,
+            module=f"tower.{number}",
+            phase="forward",
+            calls=4,
+            views=1,
+            operators=3,
+            elements=1,
+            num_bytes=1,
+            constant=one,
+        )
+        for number, one in enumerate(constant)
+    )
+    cost = replace(
+        cost_of(("", 0, 0, 0), ("tower", 0, 8, 0), ("head", 5, 4, 6)),
+        sites=StepSites(step=3, device="cpu", sites=(), lines=lines),
+    )
+    repeated = RepeatedSamples(num_indices=9, num_compared=20, num_equal=20, sample_bytes=8)
+    analysis = analysis_of(steps_of(forward=12, backward=6), cost=cost, repeated=repeated)
+    return only(FrozenForward().evaluate(analysis))
+
+
+def test_a_frozen_module_whose_input_is_constant_is_no_matter_of_the_data_set():
+    assert frozen(3, 2).status is Status.FOUND
+    assert frozen(3, 3).status is Status.CLEAN
 
 
 @pytest.mark.parametrize("given", [{"constant": 2}, {"constant": 3, "samples": 9}], ids=["one is not", "few"])

@@ -319,6 +319,51 @@ class HotLines(Record, frozen=True, kw_only=True):
                 below_ns += stack.time_ns if package in modules else 0
         return below_ns / whole_ns if whole_ns else 0.0
 
+    def caller_of_all(
+        self, place: tuple[str, int], wanted: Collection[tuple[str, int]], others: Collection[tuple[str, int]]
+    ) -> HotLine | None:
+        """The outermost line of the user's that, on its way to a line, calls nothing but some lines.
+
+        Args:
+            place: file and number of the line.
+            wanted: the lines that may be called.
+            others: those that may not; of what is in neither, a tenth of the time is passed over.
+
+        Returns:
+            With the line that it calls; ``None`` if no line that calls it is one.
+        """
+        stacks = [
+            ([frame for frame in map(self.samples.frames.__getitem__, one.frames) if frame.is_users], one)
+            for one in self.samples.stacks
+        ]
+        ways = [
+            (one.time_ns, path) for path, one in stacks if path and (path[-1].file, path[-1].line) == place
+        ]
+        way = max(ways, key=lambda one: one[0], default=(0, []))[1]
+        for number, frame in enumerate(way[:-1]):
+            through = [
+                _At(path[at], path[at + 1 :], _Count(one.samples, one.time_ns))
+                for path, one in stacks
+                for at in [next((n for n, it in enumerate(path) if it == frame), None)]
+                if at is not None
+            ]
+            ends = [(_line_of(_At((at.frame, *at.inner)[-1], (), at.tally)), at.tally) for at in through]
+            whole = _sum(tally for _, tally in ends)
+            known = _sum(tally for end, tally in ends if end in wanted)
+            is_other = (frame.file, frame.line) in others or any(end in others for end, _ in ends)
+            if not is_other and known.time_ns >= 0.9 * whole.time_ns:
+                return _hot_line(frame, whole, whole, _hot_line(way[number + 1], whole, whole, None))
+        return None
+
+    def calls(self, caller: tuple[str, int], called: tuple[str, int]) -> bool:
+        """Whether one line was seen to run another one, by file and number."""
+        for stack in self.samples.stacks:
+            frames = [self.samples.frames[number] for number in stack.frames]
+            places = [(frame.file, frame.line) for frame in frames]
+            if caller in places and called in places[places.index(caller) + 1 :]:
+                return True
+        return False
+
     def is_call(self, file: str, line: int) -> bool:
         """Whether at least half of the samples at a line are in other lines of the user's that it calls."""
         whole = called = 0

@@ -1,14 +1,14 @@
 """Tells which operators of the counted step compute what they would compute in any other step as well.
 
 An operator is one of these if it draws no random numbers and all its tensors come, by operators of the same
-kind, from sizes and from buffers and other tensors that modules hold, of which none changed in the step. The
-batch is none of these, and no parameter is.
+kind, from sizes and from buffers, frozen parameters and other tensors that modules hold, of which none
+changed in the step. The batch is none of these, and no parameter that is trained is.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -42,11 +42,16 @@ class ConstantWatch:
     def __init__(self, root: nn.Module | None) -> None:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
         self._written: set[int] = set()  # storages that something else was written into
+        self._touched: set[int] = set()  # storages of tensors that anything was written into
         self._held: list[_Held] = []
         self._used: set[int] = set()
         for module in () if root is None else modules_of(root):
-            for name, value in [*module._buffers.items(), *vars(module).items()]:
-                if type(value) is torch.Tensor and not is_trained(value):
+            for name, value in [
+                *module._buffers.items(),
+                *module._parameters.items(),
+                *vars(module).items(),
+            ]:
+                if type(value) in (torch.Tensor, nn.Parameter) and not is_trained(value):
                     self._held.append(_Held(module, name, weakref.ref(value), value._version))
                     self._learn(value)
         self._of_modules = {id(one.tensor()): one for one in self._held}
@@ -55,8 +60,9 @@ class ConstantWatch:
         """An operator ran: whether it computes the same in any step; ``False`` if that is not sure."""
         tensors = _tensors((*args, *kwargs.values()))
         results = _tensors(result if isinstance(result, (list, tuple)) else (result,))
-        is_same = torch.Tag.nondeterministic_seeded not in func.tags and all(map(self._knows, tensors))
+        is_same = all(map(self._knows, tensors)) and not _draws(func, args, kwargs)
         if func._schema.is_mutable:
+            self._touched.update(map(_storage, _tensors(_written_by(func, args, kwargs))))
             if not is_same:  # whatever it writes to
                 self._written.update(map(_storage, (*tensors, *results)))
             return is_same
@@ -71,7 +77,12 @@ class ConstantWatch:
 
     def is_sure(self) -> bool:
         """Whether no tensor of a module that counted as one that stays has changed since."""
-        return not any(self._of_modules[one].has_changed() for one in self._used)
+        return not any(self._has_changed(self._of_modules[one]) for one in self._used)
+
+    def _has_changed(self, held: _Held) -> bool:
+        tensor = held.tensor()
+        # A write to .data counts no version.
+        return tensor is None or held.has_changed() or _storage(tensor) in self._touched
 
     def _learn(self, tensor: torch.Tensor) -> None:
         self._known[id(tensor)] = weakref.ref(tensor)
@@ -79,6 +90,31 @@ class ConstantWatch:
     def _knows(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
         return known is not None and known() is tensor and _storage(tensor) not in self._written
+
+
+_CHANCES: Final = ("p", "dropout_p", "dropout")
+"""Arguments for how much an operator drops."""
+
+
+def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator draws random numbers; not if it drops nothing."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    chances = (
+        args[number] if number < len(args) else kwargs.get(one.name, one.default_value)
+        for number, one in enumerate(func._schema.arguments)
+        if one.name in _CHANCES
+    )
+    return next(chances, None) != 0
+
+
+def _written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operator writes to."""
+    return [
+        args[number] if number < len(args) else kwargs.get(one.name)
+        for number, one in enumerate(func._schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
