@@ -191,11 +191,11 @@ def test_the_table_says_why_it_is_empty():
 # The lines that findings point at
 
 
-def slow_step(*stacks, sites=None):
+def slow_step(*stacks, sites=None, forward_ms=16, modules_backward_ms=0):
     """A step of 20 ms of which the modules take 2, with samples."""
-    cost = cost_of(("", 10, 2, 2))
+    cost = cost_of(("", 10, 2, modules_backward_ms))
     return analysis_of(
-        steps_of(forward=16, backward=4),
+        steps_of(forward=forward_ms, backward=20 - forward_ms),
         cost=replace(cost, sites=sites),
         stacks=samples_of(*stacks) if stacks else None,
     )
@@ -306,6 +306,32 @@ def test_a_loop_s_backward_is_in_its_saving():
     assert found.saving_ns_per_step == pytest.approx((14 + 4 * 300 / 310) * MS)
     assert found.phases == ("forward", "backward")
     assert "about 3.87 ms of it in backward" in found.summary
+    # No more than what the modules' own backward leaves.
+    found = finding_of(slow_step(sites=sites, modules_backward_ms=3))
+    assert found.saving_ns_per_step == pytest.approx((14 + 1) * MS)
+
+
+@pytest.mark.parametrize(("calls", "status"), [(300, Status.FOUND), (20, Status.CLEAN)])
+def test_a_loop_whose_time_is_mostly_in_backward(calls, status):
+    """1.5 of 20 ms are in Forward, which is too little by itself, and as many operators in Backward."""
+    sites = sites_of([own_line(0.5, calls=calls), own_line(4, calls=calls, phase="backward")])
+    found = finding_of(slow_step(sites=sites, forward_ms=3.5, modules_backward_ms=12))
+    assert found.status is status
+    if status is Status.FOUND:
+        assert found.saving_ns_per_step == pytest.approx((1.5 + 4.5) * MS)
+
+
+def test_a_loop_in_a_function_is_named_where_no_line_of_it_takes_most():
+    """Line 35 takes the time and runs no operator; samples in what it calls are at lines 7 and 8."""
+    other = replace(LOSS_7, line=8)
+    sites = sites_of([line_of(LOSS, line, "rows_loss", 5, calls=200, views=0) for line in (7, 8)])
+    samples = (
+        ("forward", (STEP_35, LOSS_7), 8),
+        ("forward", (STEP_35, other), 8),
+        ("forward", (STEP_35,), 4),
+    )
+    action = only(SlowForwardOutsideModel().evaluate(slow_step(*samples, sites=sites))).action
+    assert "of rows_loss runs 200 operators" in action
 
 
 # Modules without layers

@@ -287,6 +287,65 @@ def test_torch_modules_that_dominate_the_step(arguments, parameters, forward_ms,
     assert only(SlowTorchModule().evaluate(analysis)).severity is severity
 
 
+ATTENTION = """
+def forward(self, h, mask):
+    attended, _ = self.attention(h, h, h)
+    first = self.attention(h, h, h, key_padding_mask=mask)[0]
+    out, weights = self.attention(h, h, h)
+    fused, _ = self.attention(h, h, h, need_weights=False)
+    early, _ = self.attention(h, h, h, mask, False)
+    both = self.attention(h, h, h)
+    return weights, both
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "attention_ms", "is_found"),
+    [
+        (3, 16, True),
+        (4, 16, True),
+        (5, 16, False),
+        (6, 16, False),
+        (7, 16, False),
+        (8, 16, False),
+        (3, 4, False),
+    ],
+)
+def test_attention_weights_that_nothing_uses(tmp_path, line, attention_ms, is_found):
+    """Half of what attention takes beside its projection; of 4 ms that is too little."""
+    file = tmp_path / "net.py"
+    file.write_text(ATTENTION)
+    cost = cost_of(
+        ("", 0, 0, 0), ("attention", 10, attention_ms / 2, attention_ms / 2), ("attention.out", 10, 1, 1)
+    )
+    modules = tuple(
+        replace(one, type_name="MultiheadAttention") if one.path == "attention" else one
+        for one in cost.modules
+    )
+    counted = LineCount(
+        file=str(file),
+        line=line,
+        function="forward",
+        function_line=2,
+        module="attention",
+        phase="forward",
+        calls=9,
+        views=3,
+        operators=4,
+        elements=1,
+        num_bytes=1,
+    )
+    cost = replace(cost, modules=modules, sites=StepSites(step=3, device="cpu", sites=(), lines=(counted,)))
+    analysis = analysis_of(steps_of(forward=10, backward=10), cost=cost)
+    analysis = replace(analysis, info=replace(analysis.info, created="2999-01-01T00:00:00+00:00"))
+    found = only(SlowTorchModule().evaluate(analysis))
+    assert (found.title == "Unused attention weights") == is_found
+    if is_found:
+        assert found.saving_ns_per_step == attention_ms / 2 * MS
+        assert found.action.startswith("Pass need_weights=False")
+        assert [(one.file, one.line, one.is_exact) for one in found.locations] == [(str(file), line, True)]
+
+
 # Gradients that nobody uses
 
 

@@ -302,7 +302,8 @@ def predicted_call(
     return (
         f"{written_call(kind, arguments, owner)} (currently {now}). Expect {'up to' if is_bound else 'about'}"
         f" {digits(before_ns / 1e6)} →"
-        f" {'at most ' * is_least}{digits(after_ns / 1e6)} ms per step{'; less if workers compete with training for CPU' * is_bound}."
+        f" {'at most ' * is_least}{digits(after_ns / 1e6)} ms per"
+        f" step{'; less if workers compete with training for CPU' * is_bound}."
         + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
     )
 

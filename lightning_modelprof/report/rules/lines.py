@@ -12,7 +12,7 @@ from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
 from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
-from lightning_modelprof.report.advice.lines import MANY_OPERATORS, advice_for, module_pace
+from lightning_modelprof.report.advice.lines import MANY_OPERATORS, advice_for, location_at, module_pace
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
@@ -290,7 +290,8 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
     """Lines all of whose operators compute the same in every step, by their share of the samples.
 
     They depend on nothing but sizes and tensors that modules hold, of which none changed in the inspected
-    step: a graph of fixed positions, a mask, a table of sines. Lines of one function count together.
+    step: a graph of fixed positions, a mask, a frozen tower over fixed prompts. Lines of one function count
+    together. The place is the line that calls it, as far out as all that is called there is constant.
 
     Caveats:
         What changes by a way that torch does not see, such as a write to ``.data`` or to a NumPy array, or in
@@ -340,15 +341,22 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
         if samples < self.least_samples or not self.is_found(share, took_ns, least * wall_ns):
             return self.clean("No slow line recomputes a constant result.")
         found.sort(key=lambda one: -(one.share or 0.0))
+        constant = {(one.file, one.line) for some in by_function.values() for one in some}
+        others = {(one.file, one.line) for one in lines if one.operators} - constant
+        caller = hot.caller_of_all((found[0].file, found[0].line), constant, others)
+        inner = None if caller is None else caller.inner
+        name = found[0].function if inner is None else inner.function
         return (
             self.found(
-                f"{found[0].function} takes {COST} for a result that doesn't depend on the batch or on"
+                f"{name} takes {COST} for a result that doesn't depend on the batch or on"
                 " trainable parameters.",
                 "Compute it once in __init__ and keep it with register_buffer.",
                 self.severity(share),
-                title=f"Constant result of {found[0].function} is recomputed every step",
+                title=f"Constant result of {name} is recomputed every step",
                 saving_ns=took_ns,
-                places=[
+                places=[location_at(caller)]
+                if caller is not None
+                else [
                     Location(
                         file=one.file,
                         line=one.line,
@@ -497,7 +505,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster"
             " in the timed steps), minus sampled time in `self.log`, loggers and metrics, minus torch"
             " operators over 100 µs each. The first quartile is above the threshold too, and the result"
-            " above the median of Loop. Backward of lines that run at least 64 small operators is added."
+            " above the median of Loop. Backward of lines that run at least 64 small operators is added, less its spread."
             " Work in fewer than three of four steps isn't seen"
         ),
         of="of the median step",
@@ -534,8 +542,11 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         logging_ns = forward_ns * logging
         torch_ns = 0 if modules.clock == "device" else _torch_work_ns(_lines_of(analysis, ""))
         rest_ns = max(0.0, forward_ns - model_ns - logging_ns - torch_ns)
-        backward_ns = _backward_of_loops_ns(analysis, costs.typical) if modules.clock != "device" else 0.0
-        share = rest_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
+        backward_ns = 0.0
+        if modules.clock != "device":
+            backward_ns = _backward_of_loops_ns(analysis, costs.typical, modules.root.backward_ns)
+        wall_ns = costs.typical.median_wall_ns
+        share = (rest_ns + backward_ns) / wall_ns if wall_ns else None
         evidence = [
             duration("time outside modules", rest_ns),
             duration("median Forward", forward_ns),
@@ -547,10 +558,12 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
         sure_ns = rest_ns - spread_ns - 2 * logging_error * forward_ns
         least_ns = min(sure_ns, _most_by_samples(analysis.hot_lines, place, forward_ns) - torch_ns)
+        medians_ns, quartiles_ns = costs.typical.medians_ns, costs.typical.quartiles_ns
+        spread_ns = medians_ns.get("backward", 0.0) - quartiles_ns.get("backward", 0.0)
+        least_backward_ns = max(0.0, backward_ns - spread_ns)
         if share is None or not (
-            self.is_found(share, rest_ns)
-            and self.is_found(least_ns / costs.typical.median_wall_ns, least_ns)
-            and least_ns >= costs.typical.medians_ns.get("other", 0.0)
+            self.is_found(share, rest_ns + backward_ns, least_ns + least_backward_ns)
+            and least_ns >= medians_ns.get("other", 0.0)
         ):
             return self.clean(f"Code outside the model takes {milliseconds(rest_ns)} per step.", evidence)
         return (
@@ -564,7 +577,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
                     f"{name} and its callees",
                     outside_modules=True,
                 ),
-                self.severity((rest_ns + backward_ns) / costs.typical.median_wall_ns),
+                self.severity(share),
                 saving_ns=rest_ns + backward_ns,
                 places=[place],
                 evidence=evidence,
@@ -590,10 +603,11 @@ def _torch_work_ns(lines: Iterable[LineCount]) -> int:
     return sum(one.took_ns for one in lines if one.phase == "forward" and _is_torch_work(one))
 
 
-def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans) -> float:
+def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans, model_ns: int | None) -> float:
     """Backward of the step's own lines that run many small operators.
 
-    Their part of Backward: each operator counts with its time and what the host needs for calling it.
+    Their part of Backward: each operator counts with its time and what the host needs for calling it. No more
+    than what the backward of the model leaves, where that was timed.
     """
     backward_ns = means.medians_ns.get("backward")
     if not backward_ns or analysis.cost is None or analysis.cost.sites is None:
@@ -612,7 +626,8 @@ def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans) -> float:
 
     whole_ns = cost_ns(analysis.cost.sites.lines)
     of_loops_ns = cost_ns(one for one in own if one.file is not None and (one.file, one.line) in loops)
-    return backward_ns * of_loops_ns / whole_ns if whole_ns else 0.0
+    taken_ns = backward_ns * of_loops_ns / whole_ns if whole_ns else 0.0
+    return taken_ns if model_ns is None else min(taken_ns, max(0.0, backward_ns - model_ns))
 
 
 def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns: float) -> float:

@@ -9,7 +9,9 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
+from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.lines import location_at, module_pace
+from lightning_modelprof.report.advice.source import ignores_weights
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
@@ -310,6 +312,8 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     it has computed before. Samples are compared as for ``repeated_work``: one that differs, as of augmented
     data, ends it.
 
+    Modules whose input is the same in each step, whatever the batch, are what ``constant_work`` is about.
+
     Caveats:
         With dropout, or BatchNorm in training mode, the module's output is another one in each epoch.
 
@@ -346,7 +350,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(f"modules: {modules.reason}")
         if modules.root.backward_ns is None:
             return self.not_evaluated("backward wasn't timed by module")
-        frozen = _frozen(modules.modules)
+        frozen = [one for one in _frozen(modules.modules) if not _is_constant(analysis, one.path)]
         cost_ns = sum(one.forward_ns or 0 for one in frozen)
         share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if share is None or not self.is_found(share, cost_ns):
@@ -607,12 +611,12 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
             " parameters, by class and arguments, if an argument isn't the default. For `n_power_iterations`,"
             " the time above one iteration; other arguments are a hint from half of the step. Other arguments"
-            " change numerics"
+            " change numerics. Also half of an `nn.MultiheadAttention` whose weights the calling line doesn't use"
         ),
         of="of the step time",
         where="the costly modules",
     )
-    phases: ClassVar[tuple[str, ...]] = ("forward",)
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     takes_time_there: ClassVar[bool] = False
 
     warning: float = 0.20
@@ -631,7 +635,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             iterates = any(argument.startswith(_ITERATIONS) for argument in one.arguments)
             if one.arguments and times.get(one.path) and (iterates or not one.parameters):
                 groups.setdefault((one.type_name, one.arguments), []).append(one.path)
-        found = []
+        found = self._unused_weights(analysis, costs, modules.modules)
         for (type_name, arguments), paths in groups.items():
             took_ns = sum(times[path] for path in paths) * max(1.0, module_pace(analysis))
             share = took_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
@@ -664,8 +668,78 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             )
         return tuple(found) or self.clean("Torch modules with unusual arguments take little of the step.")
 
+    def _unused_weights(
+        self, analysis: Analysis, costs: StepCosts, modules: tuple[ModuleCost, ...]
+    ) -> list[Finding]:
+        """Attention that makes weights nobody uses, which keeps torch from its fused kernels."""
+        sites = None if analysis.cost is None else analysis.cost.sites
+        attention = {one.path: one for one in modules if one.type_name == "MultiheadAttention"}
+        lines = [one for one in (() if sites is None else sites.lines) if one.phase == "forward"]
+        calls: dict[str, list[Location]] = {}
+        for one in lines:
+            if one.module in attention and one.file is not None and one.line is not None:
+                place = Location(
+                    file=one.file, line=one.line, function=one.function, module=one.module, is_exact=True
+                )
+                calls.setdefault(one.module, []).append(place)
+        created = analysis.info.created
+        unused = {
+            path: places
+            for path, places in calls.items()
+            if all(ignores_weights(one.file or "", one.line or 0, created) for one in places)
+        }
+        own_ns = sum(_own_ns(attention[path], modules) for path in unused) * max(1.0, module_pace(analysis))
+        saving_ns = _OF_ATTENTION * own_ns
+        share = saving_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        if not unused or share is None or not self.is_found(share, saving_ns):
+            return []
+        paths = sorted(unused, key=lambda path: -_own_ns(attention[path], modules))
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        places = list(dict.fromkeys(replace(one, module=None) for path in paths for one in unused[path]))
+        return [
+            self.found(
+                f"Nothing uses the attention weights of {paths[0]}{more} (MultiheadAttention), and torch"
+                f" can't run its fused attention with them: up to {COST}.",
+                "Pass need_weights=False in this call. That saves up to"
+                f" {milliseconds(saving_ns)} per step. Results differ by rounding.",
+                self.severity(share),
+                title="Unused attention weights",
+                saving_ns=saving_ns,
+                places=places[:3],
+                evidence=[
+                    duration("attention per step, forward and backward", own_ns),
+                    count("modules", len(paths)),
+                ],
+            )
+        ]
+
+
+_OF_ATTENTION: Final = 0.5
+"""What fused attention saves of one without its output projection. Source: a measurement on two CPUs."""
+
+
+def _own_ns(module: ModuleCost, modules: tuple[ModuleCost, ...]) -> int:
+    """Forward and backward of a module without the modules in it."""
+    inside = [one for one in modules if one.path.rpartition(".")[0] == module.path]
+    return (
+        (module.forward_ns or 0)
+        + (module.backward_ns or 0)
+        - sum((one.forward_ns or 0) + (one.backward_ns or 0) for one in inside)
+    )
+
 
 _ITERATIONS: Final = "n_power_iterations="
+
+
+def _is_constant(analysis: Analysis, path: str) -> bool:
+    """Whether all that a module runs is the same in each step, of which ``constant_work`` tells."""
+    sites = None if analysis.cost is None else analysis.cost.sites
+    lines = [
+        one
+        for one in (() if sites is None else sites.lines)
+        if one.phase == "forward" and (one.module == path or one.module.startswith(f"{path}."))
+    ]
+    return bool(lines) and all(one.constant == one.own_calls for one in lines)
 
 
 def _frozen(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
