@@ -106,12 +106,15 @@ class EpochBoundaries(Record, frozen=True, kw_only=True):
         init_ns: shutting workers down and starting them.
         extra_wait_ns: how much longer the first fetch of an epoch waits than one in the middle of it;
             ``None`` if there is none in the middle.
+        extra_compute_ns: how much longer Forward and Backward of the host take in the first step of an epoch
+            than in the middle of it, by the median of such steps: while workers start they take CPU time.
     """
 
     num_all: int
     count: int
     init_ns: int
     extra_wait_ns: int | None
+    extra_compute_ns: int = 0
 
 
 class StepCosts(Record, frozen=True, kw_only=True):
@@ -334,7 +337,17 @@ def _boundaries(
         count=len(first),
         init_ns=int(init.sum()) if is_measured else 0,
         extra_wait_ns=extra,
+        extra_compute_ns=_extra_compute_ns(first, clean),
     )
+
+
+def _extra_compute_ns(first: StepTimings, clean: StepTimings) -> int:
+    columns = [PHASE_INDEX[key] for key in ("forward", "backward")]
+    ours, theirs = first.phases_ns[:, columns], clean.phases_ns[:, columns]
+    if not len(ours) or not len(theirs) or (ours == NOT_MEASURED).any() or (theirs == NOT_MEASURED).any():
+        return 0
+    usual = float(theirs.sum(axis=1).mean())
+    return int(max(0.0, float(np.median(ours.sum(axis=1))) - usual) * len(ours))
 
 
 def _begins_an_epoch(steps: StepTimings) -> NDArray[np.bool_]:

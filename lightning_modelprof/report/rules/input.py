@@ -286,7 +286,8 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         (
             "Dataloader init plus the extra wait of each epoch's first fetch, in all epochs except the first,"
             " without persistent workers. One worker's time for the first batch is excluded, because training"
-            " waits for that batch anyway"
+            " waits for that batch anyway. On the CPU, if the training thread waited for one, the time that the"
+            " first step computes longer is added, at most as much again"
         ),
         of="of the loop",
         where="`DataLoader(...)` calls, `worker_init_fn`, data set",
@@ -295,6 +296,14 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = "input_bound"
     takes_time_there: ClassVar[bool] = False
     is_of_loop: ClassVar[bool] = True
+
+    def stake_ns(self, finding: Finding) -> float:
+        """Without what the first step of an epoch computes longer, in which nothing waits for data."""
+        told = {
+            one.label: float(one.value or 0.0) for one in finding.evidence if one.unit is Unit.DURATION_NS
+        }
+        slowed = told.get(_SLOWED, 0.0) / (told.get("per epoch") or 1.0)
+        return (finding.saving_ns_per_step or 0.0) * (1 - slowed)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated within a single epoch."""
@@ -311,13 +320,16 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated("there was only one epoch")
         extra_ns = (bounds.extra_wait_ns or 0) / bounds.count
         first_ns = min(extra_ns, max(0.0, _batch_ns(analysis) - (costs.usual_wait_ns() or 0.0)))
-        each_ns = bounds.init_ns / bounds.count + extra_ns - first_ns
+        start_ns = bounds.init_ns / bounds.count + extra_ns - first_ns
+        slowed_ns = _slowed_ns(analysis, costs, loader.num_workers or 0, start_ns)
+        each_ns = start_ns + slowed_ns
         total_ns = each_ns * bounds.num_all / analysis.num_steps
         share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
             duration("restart time per epoch", each_ns),
             duration("restart time per step", total_ns),
             count("restarts", bounds.num_all),
+            *([duration(_SLOWED, slowed_ns)] if slowed_ns else ()),
             *_starts(analysis),
             duration("first batch of an epoch (not counted)", first_ns),
         ]
@@ -325,7 +337,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
             return self.clean(f"Starting an epoch takes {milliseconds(each_ns)}.", evidence)
         return (
             self.found(
-                f"Stopping and starting {loader.num_workers} workers takes {milliseconds(each_ns)} per epoch,"
+                f"Stopping and starting {loader.num_workers} workers takes at least {milliseconds(each_ns)} per epoch,"
                 f" which costs {COST}.",
                 f"{loader_call(setup, loader, persistent_workers=True)} (currently False).",
                 self.severity(share),
@@ -334,6 +346,28 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
                 evidence=evidence,
             ),
         )
+
+
+def _slowed_ns(analysis: Analysis, costs: StepCosts, num_workers: int, start_ns: float) -> float:
+    """How much longer the first step of an epoch computes because workers start, beyond filling their queue.
+
+    Only on the CPU, if the training thread had to wait for one; as much as the start takes at most, as the
+    user's code may do something else in that step.
+    """
+    bounds = costs.boundaries
+    if analysis.info.device_type != "cpu" or costs.cpu_wait_share is None or costs.had_its_cpu:
+        return 0.0
+    workers = busiest_workers(analysis.workers)
+    times = [] if workers is None else [one.times for one in workers.workers]
+    batch_ns = sum(one.cpu_ns for one in times) / max(sum(one.batches for one in times), 1)
+    cpus = (analysis.setup and analysis.setup.usable_cpus) or 1
+    filling_ns = num_workers * _PREFETCHED * batch_ns / cpus
+    return max(0.0, min(bounds.extra_compute_ns / bounds.count - filling_ns, start_ns))
+
+
+_SLOWED: Final = "its first step computes longer"
+_PREFETCHED: Final = 2
+"""Batches that each worker makes ahead by default: persistent ones make them when an epoch begins, too."""
 
 
 def _batch_ns(analysis: Analysis) -> float:
