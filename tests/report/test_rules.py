@@ -57,6 +57,7 @@ from lightning_modelprof.run.setup import (
     LayerShape,
     OptimizerSetup,
 )
+from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.run.steps import SlowSteps, StepTag
 from tests.support.diagnosed import MS, PLACE, SETUP, analysis_of, cost_of, only, steps_of, with_loader
 
@@ -451,6 +452,32 @@ def test_worker_startup_spread_over_the_steps():
     assert "persistent_workers=True" in finding.action
 
 
+@pytest.mark.parametrize(
+    ("share", "longer_ms", "slowed_ms"),
+    [
+        (0.2, 60, 60),
+        (0.2, 500, 100),  # as much as the start takes at most
+        (0.0, 60, 0),  # every thread had its CPU
+        (None, 60, 0),
+    ],
+)
+def test_worker_startup_that_takes_the_training_s_cpu(share, longer_ms, slowed_ms):
+    """An epoch begins with 100 ms of start-up, and its first step computes longer."""
+    first = [step % 5 == 0 for step in range(20)]
+    steps = steps_of(
+        tags=[StepTag.FIRST_OF_EPOCH if one else 0 for one in first],
+        forward=[8 + longer_ms if one else 8 for one in first],
+        dataloader_init=[100 if one else 0 for one in first],
+    )
+    slow = None if share is None else SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="")
+    setup = with_loader(num_workers=2, persistent_workers=False)
+    finding = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, slow=slow)))
+    assert evidence(finding)["per epoch"] == pytest.approx((100 + slowed_ms) * MS)
+    assert f"at least {100 + slowed_ms} ms" in finding.summary
+    waited = WorkerStartup().stake_ns(finding) / finding.saving_ns_per_step
+    assert waited == pytest.approx(100 / (100 + slowed_ms)), "the rest is no wait for data"
+
+
 def test_worker_startup_of_persistent_workers_or_without_epochs():
     assert only(WorkerStartup().evaluate(boundaries(persistent=True))).status is Status.CLEAN
     one_epoch = analysis_of(steps_of(forward=5), setup=with_loader(num_workers=2))
@@ -760,6 +787,42 @@ def test_threads_help_a_step_that_computes_and_not_one_that_waits(thread_ms, sta
     one = replace(SETUP, num_threads=1)
     analysis = analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(thread_ms))
     assert only(SingleCpuThread().evaluate(analysis)).status is status
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "workers", "saving_ms"),
+    [
+        (9, 0, 7.5),  # three of four CPUs take over
+        (0.5, 0, None),  # 10 operators of 50 us
+        (9, 1, None),  # the worker needs a CPU
+        (None, 0, None),
+    ],
+)
+def test_what_threads_may_save_where_operators_are_large(took_ms, workers, saving_ms):
+    """10 ms of Forward, in 10 operators."""
+    line = LineCount(
+        file="net.py",
+        line=7,
+        function="forward",
+        function_line=5,
+        module="net",
+        phase="forward",
+        calls=10,
+        views=0,
+        operators=1,
+        elements=1,
+        num_bytes=1,
+        took_ns=round((took_ms or 0) * MS),
+    )
+    sites = None if took_ms is None else StepSites(step=3, device="cpu", sites=(), lines=(line,))
+    setup = replace(with_loader(num_workers=workers), num_threads=1, usable_cpus=4)
+    cost = replace(cost_of(("", 1, 10, 0)), sites=sites)
+    analysis = analysis_of(steps_of(forward=10), setup=setup, cpu=cpu_of(9), cost=cost)
+    finding = only(SingleCpuThread().evaluate(analysis))
+    assert finding.saving_ns_per_step == (None if saving_ms is None else saving_ms * MS)
+    assert (finding.severity is Severity.WARNING) == (saving_ms is not None)
+    assert ("That saves up to 7.5 ms per step" in finding.action) == (saving_ms is not None)
+    assert ("Small operators gain nothing" in finding.action) == (saving_ms is None)
 
 
 def test_one_thread_of_several():

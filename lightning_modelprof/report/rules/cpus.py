@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
@@ -23,13 +23,15 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
-from lightning_modelprof.units import digits, percent
+from lightning_modelprof.units import digits, milliseconds, percent
 
 
 class SingleCpuThread(Rule, frozen=True, kw_only=True):
     """Torch has one thread, more CPUs are free, and forward and backward compute for most of a step.
 
-    A hint: small operators gain nothing from threads. What it costs is not measured. What the training thread
+    Small operators gain nothing from threads: it is a hint, unless operators of 100 us and more take most of
+    the inspected step's Forward and Backward and there are no workers. With so many threads their share of
+    these phases is divided by as many at best, which is the saving. What the training thread
     computes is measured for the whole step without its batch, so forward and backward compute that at most.
     A CPU that a worker is advised for is not free.
 
@@ -45,8 +47,11 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         "CPU training where torch uses one thread, more CPUs are free, and both forward plus backward and the"
         " training thread's CPU time take at least 50% of the step. CPUs that suggested workers would use"
-        " aren't free. A hint, since small operators don't gain from threads"
+        " aren't free. A warning where operators of 100 µs and more take half of forward and backward and no"
+        " worker needs a CPU, otherwise a hint, since small operators don't gain from threads"
     )
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
+    takes_time_there: ClassVar[bool] = False
 
     least_share: float = 0.5
     most_wait: float = 0.1
@@ -93,16 +98,37 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
                 f"The training thread only computes {percent(cpu.thread_share)} of the step.",
                 evidence,
             )
+        large = _large_operators(analysis)
+        is_worth_it = large >= self.least_share and not workers
+        saving_ns = large * free / (1 + free) * costs.in_step_ns(self.phases) if is_worth_it else None
+        evidence.append(ratio("forward and backward in operators of 100 µs and more", large))
         return (
             self.found(
                 f"Torch uses 1 thread on {setup.usable_cpus} CPUs, and forward and backward take"
                 f" {percent(share)} of the step.",
                 f"Try torch.set_num_threads({1 + free}), or OMP_NUM_THREADS={1 + free}."
-                " Small operators won't get faster.",
-                Severity.INFO,
+                + (
+                    " Small operators won't get faster."
+                    if saving_ns is None
+                    else f" Saves up to {milliseconds(saving_ns)} per step."
+                ),
+                Severity.INFO if saving_ns is None else Severity.WARNING,
+                saving_ns=saving_ns,
                 evidence=evidence,
             ),
         )
+
+
+_LARGE_NS: Final = 100_000
+"""What an operator takes at least that threads make faster: to hand work to a thread takes some 10 us."""
+
+
+def _large_operators(analysis: Analysis) -> float:
+    """Share of large operators in the time of all in Forward and Backward of the inspected step."""
+    sites = None if analysis.cost is None else analysis.cost.sites
+    lines = [one for one in (() if sites is None else sites.lines) if one.phase in SingleCpuThread.phases]
+    large_ns = sum(one.took_ns for one in lines if one.took_ns >= _LARGE_NS * max(1, one.own_calls))
+    return large_ns / max(1, sum(one.took_ns for one in lines))
 
 
 def _advised_workers(costs: StepCosts, setup: TrainingSetup, cpu: BatchCpu | Absent) -> int:
