@@ -558,7 +558,7 @@ def idle(**changes):
 def test_idle_workers_that_cost_more_than_they_give_are_to_go():
     """To make a batch takes 1 ms, to hand it over 5: without workers a step takes 11 ms instead of 15."""
     one = finding(idle())
-    assert one.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms per step.")
+    assert one.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → at most 11 ms per step.")
     assert "100% of batches were ready" in one.summary
     assert (one.saving_ns_per_step, one.severity) == (4 * MS, Severity.CRITICAL)
     assert evidence(one)["num_workers advised"] == 0
@@ -575,7 +575,7 @@ def test_pickled_batches_are_best_made_without_workers():
     [facts] = idle().workers
     cause = WaitCause(why=Why.PICKLING, share=3.08, saving_ns=9.0 * MS)
     advice = cause_advice(replace(facts, why=cause.why, causes=(cause,)), None, 8)
-    assert advice.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms")
+    assert advice.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → at most 11 ms")
     assert " Or return few tensors from the collate function" in advice.action
     assert advice.saving_ns == 4 * MS
 
