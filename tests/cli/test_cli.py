@@ -449,9 +449,7 @@ def test_ranks_that_share_some_steps_say_which(tmp_path, capsys):
     second = write_trace(tmp_path / "second.json", 5, 0, **of_rank(1))
     report = analyze(capsys, first, second)
     assert [one["tables_suffix"] for one in report["traces"]] == ["", ""]
-    assert report["notes"] == [
-        "The ranks have different steps: rank 0 steps 4 to 5; rank 1 steps 5 to 6."
-    ]
+    assert report["notes"] == ["The ranks have different steps: rank 0 steps 4 to 5; rank 1 steps 5 to 6."]
 
 
 def test_a_folder_with_other_files(tmp_path, capsys):

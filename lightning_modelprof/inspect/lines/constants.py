@@ -105,7 +105,7 @@ def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         for number, one in enumerate(func._schema.arguments)
         if one.name in _CHANCES
     )
-    return next(chances, None) != 0
+    return bool(next(chances, None) != 0)
 
 
 def _written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:

@@ -135,7 +135,7 @@ def _element_bytes(value: Any) -> int | None:
     kind = type(value)
     if kind in (torch.Tensor, nn.Parameter):
         with undisturbed():
-            return None if is_trained(value) else value.element_size()
+            return None if is_trained(value) else int(value.element_size())
     if kind is np.ndarray:
         return int(value.itemsize) if value.dtype != object else None
     if issubclass(kind, dict):
@@ -157,8 +157,8 @@ def _taken(elements: list[Any]) -> int | None:
         return _POINTER + sys.getsizeof(last)
     if kind in (torch.Tensor, nn.Parameter) and is_dense(last):
         with undisturbed():
-            return None if is_trained(last) else _POINTER + last.untyped_storage().nbytes()
-    return _POINTER + last.nbytes if kind is np.ndarray and last.base is None else None
+            return None if is_trained(last) else _POINTER + int(last.untyped_storage().nbytes())
+    return _POINTER + int(last.nbytes) if kind is np.ndarray and last.base is None else None
 
 
 def _length(value: Any) -> int | None:

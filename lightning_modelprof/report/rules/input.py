@@ -360,8 +360,8 @@ def _slowed_ns(analysis: Analysis, costs: StepCosts, num_workers: int, start_ns:
     workers = busiest_workers(analysis.workers)
     times = [] if workers is None else [one.times for one in workers.workers]
     batch_ns = sum(one.cpu_ns for one in times) / max(sum(one.batches for one in times), 1)
-    cpus = (analysis.setup and analysis.setup.usable_cpus) or 1
-    filling_ns = num_workers * _PREFETCHED * batch_ns / cpus
+    cpus = None if analysis.setup is None else analysis.setup.usable_cpus
+    filling_ns = num_workers * _PREFETCHED * batch_ns / (cpus or 1)
     return max(0.0, min(bounds.extra_compute_ns / bounds.count - filling_ns, start_ns))
 
 

@@ -311,7 +311,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
             " Changes through NumPy or `.data`, or in other steps, aren't seen"
         ),
         of="of the loop",
-        where="these lines",
+        where="the line that calls them",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "module_hooks")
     takes_time_there: ClassVar[bool] = False
