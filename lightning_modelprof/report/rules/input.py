@@ -286,8 +286,8 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         (
             "Dataloader init plus the extra wait of each epoch's first fetch, in all epochs except the first,"
             " without persistent workers. One worker's time for the first batch is excluded, because training"
-            " waits for that batch anyway. On the CPU, if the training thread waited for one, the time that the"
-            " first step computes longer is added, at most as much again"
+            " waits for that batch anyway. On the CPU, if the training thread waited for one, the extra compute"
+            " time of each epoch's first step is added, at most as much again"
         ),
         of="of the loop",
         where="`DataLoader(...)` calls, `worker_init_fn`, data set",
@@ -337,8 +337,8 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
             return self.clean(f"Starting an epoch takes {milliseconds(each_ns)}.", evidence)
         return (
             self.found(
-                f"Stopping and starting {loader.num_workers} workers takes at least {milliseconds(each_ns)} per epoch,"
-                f" which costs {COST}.",
+                f"Stopping and starting {loader.num_workers} workers takes at least"
+                f" {milliseconds(each_ns)} per epoch, which costs {COST}.",
                 f"{loader_call(setup, loader, persistent_workers=True)} (currently False).",
                 self.severity(share),
                 saving_ns=total_ns,

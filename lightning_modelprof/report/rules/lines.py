@@ -505,8 +505,8 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster"
             " in the timed steps), minus sampled time in `self.log`, loggers and metrics, minus torch"
             " operators over 100 µs each. The first quartile is above the threshold too, and the result"
-            " above the median of Loop. Backward of lines that run at least 64 small operators is added, less its spread."
-            " Work in fewer than three of four steps isn't seen"
+            " above the median of Loop. Backward of lines that run at least 64 small operators is added,"
+            " less its spread. Work in fewer than three of four steps isn't seen"
         ),
         of="of the median step",
         where="`training_step`",

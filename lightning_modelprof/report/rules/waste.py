@@ -611,7 +611,8 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
             " parameters, by class and arguments, if an argument isn't the default. For `n_power_iterations`,"
             " the time above one iteration; other arguments are a hint from half of the step. Other arguments"
-            " change numerics. Also half of an `nn.MultiheadAttention` whose weights the calling line doesn't use"
+            " change numerics. Also half of an `nn.MultiheadAttention` whose weights the calling"
+            " line doesn't use"
         ),
         of="of the step time",
         where="the costly modules",
