@@ -159,7 +159,7 @@ def _without_jump(sizes: _Floats) -> _Floats:
     if not rises:
         return sizes
     largest = int(np.argmax(rises))
-    flat = sizes.copy()
+    flat: _Floats = sizes.copy()
     flat[numbers[largest] :] -= max(0.0, rises[largest])
     return flat
 

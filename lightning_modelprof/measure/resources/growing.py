@@ -151,8 +151,8 @@ def _element_bytes(value: Any) -> int | None:
 
 def _taken(elements: list[Any]) -> int | None:
     """Of the last of some elements, with the pointer to it."""
-    last = elements[-1] if elements else None
-    kind = type(last)
+    last: Any = elements[-1] if elements else None
+    kind: type = type(last)
     if kind in _PLAIN:
         return _POINTER + sys.getsizeof(last)
     if kind in (torch.Tensor, nn.Parameter) and is_dense(last):
