@@ -286,8 +286,8 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         (
             "Dataloader init plus the extra wait of each epoch's first fetch, in all epochs except the first,"
             " without persistent workers. One worker's time for the first batch is excluded, because training"
-            " waits for that batch anyway. On the CPU, if the training thread waited for one, the extra compute"
-            " time of each epoch's first step is added, at most as much again"
+            " waits for that batch anyway. On the CPU, if the training thread waited for one, the extra"
+            " compute time of each epoch's first step is added, at most as much again"
         ),
         of="of the loop",
         where="`DataLoader(...)` calls, `worker_init_fn`, data set",
