@@ -23,7 +23,7 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.show.findings import place_of, saving_text, told_figures, verdict_word
 from lightning_modelprof.show.grid import part_absent
-from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration
+from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent
 
 _SEVERITIES: Final = {
     Severity.CRITICAL: ("critical", "■", "Critical"),
@@ -75,7 +75,7 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
         "summary": one_line(verdict.summary),
         "accounted": ""
         if accounted is None
-        else f"{format_cell(accounted, Unit.RATIO)}% of the wall time is attributed to a phase.",
+        else f"{percent(accounted)} of the wall time is attributed to a phase.",
     }
 
 
@@ -182,13 +182,13 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
         )
     if benchmark.get("reader_ratio") is not None:
         waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} waiting for data"
-        share = format_cell(benchmark["reader_ratio"], Unit.RATIO)
-        figures.append(Headline("Reader Ratio", share, "%", "" if waiting.startswith(DASH) else waiting))
+        share = percent(benchmark["reader_ratio"])
+        figures.append(Headline("Reader Ratio", share, "", "" if waiting.startswith(DASH) else waiting))
     if flops.get("flops_per_s") is not None:
         value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
         mfu = flops.get("mfu")
         is_share = mfu is not None and mfu <= 1  # of a peak that is too low it is none; the table says so
-        detail = f"MFU {format_cell(mfu, Unit.RATIO)}%" if is_share else ""
+        detail = f"MFU {percent(mfu)}" if is_share else ""
         figures.append(Headline("FLOP/s", value, unit, detail))
     return figures
 
