@@ -69,7 +69,7 @@ class _Drawing:
         self._is_alone = is_alone
         self._width = width
         self._is_narrow = width < _WIDTH
-        self._left = 52 if self._is_narrow else 76
+        self._left = 68 if self._is_narrow else 76
         self._idle = f"mp-idle-{width}"
         self._scale = (width - self._left - 12) / card.wall_ns
         self._host = merge_small(card.host)
@@ -83,16 +83,21 @@ class _Drawing:
     def svg(self) -> str:
         card = self._card
         gain = card.saved_ns / card.wall_ns
-        title = f"Step time {self._numbers.step} ms"
+        title, condition = f"Step time {self._numbers.step} ms", ""
         if gain >= _LEAST_GAIN:
             title = f"Step time {self._numbers.step} → {self._numbers.best} ms"
-            title += " if all findings are fixed" * (not self._is_narrow)
-        self._text(0, 18, title, 'font-size="16" font-weight="600"')
+            condition = "if all findings are fixed"
+        whole_title = f"{title} {condition}".rstrip()
+        large = 'font-size="16" font-weight="600"'
+        self._y = _HEAD
         if self._is_narrow:
-            self._text(0, 36, card.step, 'opacity=".7"')
+            self._text(0, 18, title, large)
+            for line in filter(None, (condition, card.step)):
+                self._text(0, self._y + 6, line, 'opacity=".7"')
+                self._y += _LINE
         else:
+            self._text(0, 18, whole_title, large)
             self._text(self._width - 12, 18, card.step, 'text-anchor="end" opacity=".7"')
-        self._y = _HEAD + _LINE * self._is_narrow
         self._lane("CPU", self._host)
         if card.device:
             self._lane("GPU", card.device)
@@ -120,7 +125,7 @@ class _Drawing:
             for line in figures if self._is_narrow else [" · ".join(figures)]:
                 self._text(self._left, self._y + 13, line, 'font-weight="600"')
                 self._y += _LINE
-        return self._whole(title)
+        return self._whole(whole_title)
 
     def _whole(self, title: str) -> str:
         height = round(self._y + 6)
