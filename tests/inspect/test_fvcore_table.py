@@ -584,7 +584,7 @@ def test_a_step_that_asks_for_its_trainer_says_so_in_one_sentence():
         (torch.compile(lambda x: x @ x, backend="aot_eager"), "torch.compile wraps a function"),
         (
             lambda x: 1 / 0,
-            "ZeroDivisionError: division by zero). The counted FLOPs don't depend on this table",
+            r"ZeroDivisionError: division by zero\). The counted FLOPs don't depend on this table",
         ),
     ],
 )

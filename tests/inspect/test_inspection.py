@@ -297,7 +297,7 @@ def test_a_compiled_model_stays_compiled(tmp_path, how):
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
     note = table(callback, "flops").notes[0]
     assert (
-        "on a copy of the model without data and without the optimizer because torch.compile has wrapped "
+        "on a copy of the model without data and without the optimizer because torch.compile wraps "
         in note
     )
 
@@ -391,7 +391,7 @@ def test_fvcore_agrees(tmp_path):
     callback = run_fit(tmp_path, module=module, active=0, skip_first=10, fvcore=True)
     facts = cost_of(callback).forward_table
     assert sum(entry.macs for entry in facts.counts) == FORWARD
-    assert "agree" in " ".join(table(callback, "forward_modules").notes)
+    assert "Agrees with the forward FLOPs" in " ".join(table(callback, "forward_modules").notes)
     pickle.dumps(copy.deepcopy(module))
 
 
