@@ -297,8 +297,7 @@ def test_a_compiled_model_stays_compiled(tmp_path, how):
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
     note = table(callback, "flops").notes[0]
     assert (
-        "on a copy of the model without data and without the optimizer because torch.compile wraps "
-        in note
+        "on a copy of the model without data and without the optimizer because torch.compile wraps " in note
     )
 
 

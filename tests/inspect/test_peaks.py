@@ -278,7 +278,7 @@ def test_lightning_agrees_but_for_the_differences_that_are_listed():
     ("name", "units", "reason"),
     [
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, " (a MIG slice is only part of a device)"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76, " (a laptop's clocks can't be told from its name)"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76, " (a laptop's clocks aren't in its name)"),
         ("NVIDIA GeForce RTX 4090 D", 114, ""),
         ("NVIDIA GeForce RTX 3090 Ti", 84, ""),
         ("NVIDIA A100-SXM-64GB", 124, ""),

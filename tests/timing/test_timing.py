@@ -282,10 +282,7 @@ def test_how_a_batch_is_passed(world, batch, expected, samples):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"method": "event"},
-            "device with events.*got one on the CPU.* use 'wall', which is exact",
-        ),
+        ({"method": "event"}, "device with events.*got one on the CPU.* use 'wall', which is exact"),
         ({"method": "cuda"}, r"\(method\): expected one of event, synchronize, wall.*got 'cuda'"),
         ({"runs": 0}, r"\(runs\): expected a whole number of at least 1, got 0"),
         ({"warm_up": -1}, r"\(warm_up\): expected a whole number of at least 0, got -1"),
