@@ -37,7 +37,7 @@ def test_without_any_fact_every_reason_stands_once():
     ranks = split_ranks({1: LOST, 0: NONE, 2: NONE})
     assert (dict(ranks.found), ranks.notes) == ({}, ())
     assert ranks.absent_reason == "there is none; its file is lost"
-    assert split_ranks({}).absent_reason == "there is no trace"
+    assert split_ranks({}).absent_reason == "no trace"
 
 
 @pytest.mark.parametrize("entry", TRACE_TABLES, ids=lambda entry: entry.build.__name__)
