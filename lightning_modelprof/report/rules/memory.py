@@ -212,7 +212,7 @@ def _with_growing(
     """
     if not growing and seen:
         small = ", ".join(f"{one.owner}.{one.name}" for one in seen[:3])
-        told = f"The cause isn't known: {small} grew meanwhile, and takes too little."
+        told = f"The cause isn't known: {small} also grew, but takes too little."
         return replace(finding, summary=f"{finding.summary} {told}")
     if not growing:
         return finding
