@@ -472,7 +472,7 @@ def test_worker_startup_that_takes_the_training_s_cpu(share, longer_ms, slowed_m
     slow = None if share is None else SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="")
     setup = with_loader(num_workers=2, persistent_workers=False)
     finding = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, slow=slow)))
-    assert evidence(finding)["per epoch"] == pytest.approx((100 + slowed_ms) * MS)
+    assert evidence(finding)["restart time per epoch"] == pytest.approx((100 + slowed_ms) * MS)
     assert f"at least {100 + slowed_ms} ms" in finding.summary
     waited = WorkerStartup().stake_ns(finding) / finding.saving_ns_per_step
     assert waited == pytest.approx(100 / (100 + slowed_ms)), "the rest is no wait for data"
@@ -821,8 +821,8 @@ def test_what_threads_may_save_where_operators_are_large(took_ms, workers, savin
     finding = only(SingleCpuThread().evaluate(analysis))
     assert finding.saving_ns_per_step == (None if saving_ms is None else saving_ms * MS)
     assert (finding.severity is Severity.WARNING) == (saving_ms is not None)
-    assert ("That saves up to 7.5 ms per step" in finding.action) == (saving_ms is not None)
-    assert ("Small operators gain nothing" in finding.action) == (saving_ms is None)
+    assert ("Saves up to 7.5 ms per step" in finding.action) == (saving_ms is not None)
+    assert ("Small operators won't get faster" in finding.action) == (saving_ms is None)
 
 
 def test_one_thread_of_several():

@@ -302,7 +302,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         told = {
             one.label: float(one.value or 0.0) for one in finding.evidence if one.unit is Unit.DURATION_NS
         }
-        slowed = told.get(_SLOWED, 0.0) / (told.get("per epoch") or 1.0)
+        slowed = told.get(_SLOWED, 0.0) / (told.get(_PER_EPOCH) or 1.0)
         return (finding.saving_ns_per_step or 0.0) * (1 - slowed)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
@@ -326,7 +326,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         total_ns = each_ns * bounds.num_all / analysis.num_steps
         share = total_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
-            duration("restart time per epoch", each_ns),
+            duration(_PER_EPOCH, each_ns),
             duration("restart time per step", total_ns),
             count("restarts", bounds.num_all),
             *([duration(_SLOWED, slowed_ns)] if slowed_ns else ()),
@@ -365,7 +365,8 @@ def _slowed_ns(analysis: Analysis, costs: StepCosts, num_workers: int, start_ns:
     return max(0.0, min(bounds.extra_compute_ns / bounds.count - filling_ns, start_ns))
 
 
-_SLOWED: Final = "its first step computes longer"
+_SLOWED: Final = "extra compute of its first step"
+_PER_EPOCH: Final = "restart time per epoch"
 _PREFETCHED: Final = 2
 """Batches that each worker makes ahead by default: persistent ones make them when an epoch begins, too."""
 
