@@ -463,7 +463,7 @@ def test_an_attribute_is_the_cause_only_if_its_elements_may_be(element_bytes, is
         element_bytes=element_bytes,
     )
     found = only(evaluate(sizes(MIB, noise=0), host_total_bytes=80 * GIB, growing=(kept,)))
-    assert found.action.startswith("Stopwatch.marks keeps something") == is_named
+    assert found.action.startswith("Replace Stopwatch.marks") == is_named
     assert ("The cause isn't known: Stopwatch.marks" in found.summary) != is_named
     assert found.severity is (Severity.WARNING if is_named else Severity.INFO)
 

@@ -761,7 +761,7 @@ def test_the_slow_loader_of_one_rank_is_named(tmp_path, strategy):
     assert (finding["kind"], finding["severity"]) == ("straggler_rank", severity)
     assert "Rank 1 takes" in finding["summary"]
     assert "in Dataloader" in finding["summary"]
-    assert "most of it in Backward" in finding["summary"]
+    assert "mostly in Backward" in finding["summary"]
     place = finding["locations"][0]
     assert (place["function"], place["file"]) == ("SlowOnRankOne.__getitem__", str(tmp_path / "job.py"))
     assert finding["saving_ns_per_step"] > 15 * MS, "sleep never returns early; rank 0 may be slow, too"

@@ -118,6 +118,7 @@ def test_every_option_has_a_sentence_of_help(name):
     parser = make_parser()
     if name:
         parser = next(one for one in parser._actions if isinstance(one.choices, dict)).choices[name]
+    assert parser._actions
     for action in parser._actions:
         words = " ".join(action.option_strings or [action.dest])
         if action.choices and not action.option_strings:
