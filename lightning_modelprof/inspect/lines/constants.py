@@ -51,7 +51,7 @@ class ConstantWatch:
                 *module._parameters.items(),
                 *vars(module).items(),
             ]:
-                if type(value) in (torch.Tensor, nn.Parameter) and not is_trained(value):
+                if any(type(value) is one for one in (torch.Tensor, nn.Parameter)) and not is_trained(value):
                     self._held.append(_Held(module, name, weakref.ref(value), value._version))
                     self._learn(value)
         self._of_modules = {id(one.tensor()): one for one in self._held}

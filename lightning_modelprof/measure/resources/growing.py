@@ -133,7 +133,7 @@ _POINTER: Final = 8
 def _element_bytes(value: Any) -> int | None:
     """What the last element takes; ``None`` where it may hold more than is seen."""
     kind = type(value)
-    if kind in (torch.Tensor, nn.Parameter):
+    if any(kind is one for one in (torch.Tensor, nn.Parameter)):
         with undisturbed():
             return None if is_trained(value) else int(value.element_size())
     if kind is np.ndarray:
@@ -153,9 +153,9 @@ def _taken(elements: list[Any]) -> int | None:
     """Of the last of some elements, with the pointer to it."""
     last: Any = elements[-1] if elements else None
     kind: type = type(last)
-    if kind in _PLAIN:
+    if any(kind is one for one in _PLAIN):
         return _POINTER + sys.getsizeof(last)
-    if kind in (torch.Tensor, nn.Parameter) and is_dense(last):
+    if any(kind is one for one in (torch.Tensor, nn.Parameter)) and is_dense(last):
         with undisturbed():
             return None if is_trained(last) else _POINTER + int(last.untyped_storage().nbytes())
     return _POINTER + int(last.nbytes) if kind is np.ndarray and last.base is None else None
