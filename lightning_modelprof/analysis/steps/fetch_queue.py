@@ -182,7 +182,7 @@ def queue_of_steps(
 
 def _calibrated(queue: LoaderQueue) -> LoaderQueue:
     """The same with predictions that are as much longer or shorter as the present step was than predicted."""
-    factor = queue.step_ns / queue.present.step_ns
+    factor = queue.step_ns / queue.present.step_ns if queue.present.step_ns > 0 else 1.0
 
     def scaled(one: PredictedStep) -> PredictedStep:
         times = (one.step_ns, one.low_ns, one.high_ns)

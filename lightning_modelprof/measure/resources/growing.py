@@ -139,9 +139,8 @@ def _element_bytes(value: Any) -> int | None:
     if kind is np.ndarray:
         return int(value.itemsize) if value.dtype != object else None
     if issubclass(kind, dict):
-        values = list(dict.values(value))
-        is_nested = bool(values) and _length(values[-1]) is not None
-        return _element_bytes(values[-1]) if is_nested else _taken(values)
+        last = next(reversed(dict.values(value)), None)  # the others are left as they are
+        return _taken([last]) if _length(last) is None else _element_bytes(last)
     if issubclass(kind, set):
         return _taken([next(set.__iter__(value), None)])
     if issubclass(kind, list):
