@@ -40,8 +40,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--step-range",
         type=checked(parse_step_range),
         metavar="REGEX",
-        help="Treat record_function ranges whose names match as steps, such as execute_model (default: the"
-        " ranges of profiler.step(), or a guess if there are none)",
+        help="Treat record_function ranges whose names match REGEX, such as execute_model, as steps (default:"
+        " profiler.step() ranges, or a guess if there are none)",
     )
     add_output_options(command)
     add_table_options(command)

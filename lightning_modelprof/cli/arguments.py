@@ -106,7 +106,7 @@ def add_table_options(command: argparse.ArgumentParser) -> None:
         "--row-limit",
         type=checked(parse_row_limit),
         metavar="N",
-        help="Maximum number of rows per table, and below any one row; JSON output has all rows"
+        help="Maximum rows per table, and child rows per row; JSON output has all rows"
         f" (default: {DEFAULT_OPTIONS.row_limit})",
     )
 

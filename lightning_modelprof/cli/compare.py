@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 HELP = "Tell which run is faster, and how sure we are"
 DESCRIPTION = (
-    "Compare runs: is AFTER faster than BEFORE, by how much, how sure are we, and where does the difference"
-    " come from? Several interleaved runs per side tell you far more than one. Three or more runs without"
-    " --before and --after are compared to the first one in a table."
+    "Compare runs: whether AFTER is faster than BEFORE, by how much, how certain that is, and where the"
+    " difference comes from. For reliable results, use several interleaved runs per side. With three or more"
+    " runs and no --before or --after, print a table that compares each run to the first."
 )
 EPILOG = (
     "Exit status: 0 if faster, the same, or a table; 3 if slower than the tolerance allows; 4 if too"
@@ -37,8 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "sides",
         nargs="*",
         metavar="RUN",
-        help="Two or more runs. Give each run's folder or a folder above it, its run.json or its"
-        " report.json.",
+        help="Two or more runs. Each is a run folder, a folder above it, or a run.json or report.json file.",
     )
     command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="Runs before the change.")
     command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="Runs after the change.")
@@ -50,7 +49,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="Ignore step time changes up to this fraction (default: %(default)g)",
     )
     command.add_argument("--json", metavar="FILE", help=JSON_HELP)
-    command.add_argument("--markdown", action="store_true", help="Print Markdown, for a pull request.")
+    command.add_argument(
+        "--markdown", action="store_true", help="Print as Markdown, such as for a pull request."
+    )
     command.set_defaults(full=True, check=_check)
 
 

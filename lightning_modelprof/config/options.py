@@ -89,7 +89,7 @@ class ReportOptions:
         time_unit: Unit of durations in text: s, ms, us or ns. By default, one that fits each table.
         thread_sep: Group operators and ranges by CPU thread.
         op_detail: Show what each operator calls and launches.
-        row_limit: Maximum number of rows per table in text, and below any one row. report.json has all rows.
+        row_limit: Maximum rows per table, and child rows per row, in text output. report.json has all rows.
         module_depth: Levels of the module tree to show, 0 being the model alone. By default, all.
         top_modules: Number of classes to name at each level of the module tree.
     """

@@ -24,8 +24,8 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
     one. Instead they share one saved run and one line of output when the program ends.
 
     Args:
-        active: Steps to record in each torch.profiler window; 0 records none. By default 10, as soon as a
-            window takes less than 5% of the loop's time so far.
+        active: Steps to record in each torch.profiler window; 0 records none. By default 10, once a
+            window would take less than 5% of the loop's time so far.
         wait: Steps to wait before each window's warm-up.
         warmup: Steps to run torch.profiler before each window; their results are discarded.
         repeat: Number of windows; 0 opens windows until training ends.
@@ -50,7 +50,7 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
             return an int without waiting for the device. By default, the count comes from the batch itself,
             usually from the first dimension of its tensors.
         unit: Name of what samples_fn counts, such as tokens.
-        log_every_n_steps: Steps between points of the logged scalars; 0 logs none. By default, the Trainer's
+        log_every_n_steps: Log scalars every N steps; 0 disables logging. By default, the Trainer's
             value, or less often if logging takes over 5% of the time. Only fits log.
         dirpath: Folder for the report, the run and its traces. By default, modelprof next to the logger's
             files, or in the Trainer's default_root_dir. Earlier runs are never overwritten: the folder's name
@@ -60,7 +60,7 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
             module_depth, top_modules.
         bounds: Limits on disk space, overhead and ranks, as Bounds or a dict of its values: max_trace_mb,
             keep_windows, max_overhead, ranks.
-        rules: Thresholds behind the findings, as rule → {threshold: value}; rule → False turns a rule off. By
+        rules: Thresholds for findings, as {rule: {threshold: value}}; {rule: False} turns a rule off. By
             default, those listed in docs/report.md.
 
     Attributes:

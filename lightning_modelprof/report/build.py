@@ -411,7 +411,7 @@ def without_repeats(
             result.append(finding)
             above += [] if claims is None else [(finding, claims)]
             continue
-        said = f"This time is part of what the finding {first.kind} is about."
+        said = f"This time is already included in {first.kind}."
         result.append(
             replace(
                 finding,

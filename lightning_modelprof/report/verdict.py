@@ -129,7 +129,7 @@ _THE_LOOP: Final = "the loop"
 
 _HOW: Final = {
     "input_bound": "{share} of {whole} is spent waiting for data",
-    "host_bound": "{share} of {whole} is spent in Python code that the model waits for",
+    "host_bound": "{share} of {whole} is spent in slow Python code",
     "optimizer_bound": "{share} of {whole} is spent in an optimizer step that could be faster",
     "sync_bound": "{share} of {whole} is spent waiting for values from the GPU",
     "communication_bound": "{share} of {whole} is communication that isn't overlapped with compute",

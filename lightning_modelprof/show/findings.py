@@ -250,7 +250,7 @@ def _place(location: Location) -> str:
     """The place, and with it the line inside of it that takes most of its time."""
     text = str(place_of(location))
     if location.inner is not None and (inner := str(place_of(location.inner))):
-        text += f" → {inner} (most of the time)"
+        text += f" → {inner} (where most of the time goes)"
     if location.call is not None and (call := str(place_of(location.call))):
         text += f", called from {call}"
     return text

@@ -67,7 +67,7 @@ def test_what_lies_in_the_time_of_one_above(other, is_repeated):
     assert first == OUTER
     if is_repeated:
         assert (second.severity, second.saving_ns_per_step) == (Severity.INFO, None)
-        assert second.summary.endswith("This time is part of what the finding slow_custom_module is about.")
+        assert second.summary.endswith("This time is already included in slow_custom_module.")
         assert second.locations == other.locations
     else:
         assert second == other

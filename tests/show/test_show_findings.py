@@ -98,7 +98,10 @@ STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        (STEP, "train.py:40 in Net.training_step → losses.py:5 in weighted_nll (most of the time)"),
+        (
+            STEP,
+            "train.py:40 in Net.training_step → losses.py:5 in weighted_nll (where most of the time goes)",
+        ),
         (LOSS, "losses.py:5 in weighted_nll"),
         (replace(LOSS, is_exact=False), "losses.py:5 (def weighted_nll)"),
         (replace(LOSS, module="net.loss"), "losses.py:5 in weighted_nll, module net.loss"),

@@ -310,7 +310,7 @@ def test_a_finding_says_all_that_it_knows():
     assert page.one("span", class_="stake")["text"] == "−17.5 ms/step"
     assert [one["text"] for one in page.within(article, "code")] == ["train.py:42", "losses.py:5"]
     assert [one["text"] for one in page.within(page.one("ul", class_="places"), "li")] == [
-        "train.py:42 in make, module net.a → losses.py:5 (def nll) (most of the time)"
+        "train.py:42 in make, module net.a → losses.py:5 (def nll) (where most of the time goes)"
     ]
     assert [one["text"] for one in page.within(article, "dd")] == ["40%", "17.5 ms", "0", DASH]
 

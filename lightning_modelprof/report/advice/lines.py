@@ -107,7 +107,7 @@ def _growing_at(analysis: Analysis, file: str | None, line: int | None) -> str:
         classes = {one.owner, *(place.name.partition(".")[0] for place in one.lines)}
         if reads_attribute(file, line, one.name, classes, analysis.info.created):
             return (
-                f"Keep a running sum or count instead of self.{one.name}. It grows every step (line"
+                f"Replace self.{one.name} with a running sum or count. The attribute grows every step (line"
                 f" {one.lines[0].line}; {one.last_size:,} elements after {one.last_step:,} steps)."
             )
     return ""

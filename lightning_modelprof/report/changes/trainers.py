@@ -17,12 +17,12 @@ from lightning_modelprof.report.changes.offers import (
     yaml_key,
 )
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange, Finding
+from lightning_modelprof.report.rules.phases import rarer_logging
 from lightning_modelprof.report.rules.tensor_cores import AMPERE
 from lightning_modelprof.run.setup import TrainingSetup
 
 _TRAINER: Final = "Trainer"
 _ANOMALY: Final = "set_detect_anomaly"
-_FEWEST_STEPS: Final = 50
 _DEFAULTS: Final = {"detect_anomaly": False, "profiler": None, "foreach": None}
 
 
@@ -42,8 +42,7 @@ def with_rarer_logging(finding: Finding, analysis: Analysis) -> CodeChange | Non
     setup = analysis.setup
     if setup is None or not setup.loggers:
         return None
-    every = max(_FEWEST_STEPS, 10 * (setup.log_every_n_steps or 1))
-    return _trainer_change(setup, {"log_every_n_steps": every}, SAME_RESULTS)
+    return _trainer_change(setup, {"log_every_n_steps": rarer_logging(setup)}, SAME_RESULTS)
 
 
 def without_profiler(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001

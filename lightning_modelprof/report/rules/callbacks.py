@@ -252,7 +252,7 @@ def _traceback(path: Sequence[StackFrame]) -> int | None:
     return next((at for at, frame in enumerate(path) if frame.module == "traceback"), None)
 
 
-_IN_STEP: Final = "time per step in the step itself"
+_IN_STEP: Final = "of which inside training steps"
 
 
 _MOST_LINES: Final = 5
@@ -405,5 +405,6 @@ def _help(kind: str, every: int) -> str:
     if every <= 1:  # 0 outside of a fit's steps
         return per_epoch
     return (
-        f"Use one self.log_dict every {every} steps (if (self.global_step + 1) % {every} == 0). {per_epoch}"
+        f"Make a single self.log_dict call every {every} steps (if (self.global_step + 1) % {every} == 0)."
+        f" {per_epoch}"
     )

@@ -226,8 +226,8 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
             return self.clean(f"Training had no CPU {percent(share)} of the time.", evidence)
         return (
             self.found(
-                f"Training had no CPU {percent(share)} of the time. All timings below are inflated, the"
-                " model's included.",
+                f"Training had no CPU {percent(share)} of the time. All timings below are inflated,"
+                " including the model's.",
                 _own_workers(analysis) or "Re-run on an idle machine, or reserve CPUs for this job.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,

@@ -170,6 +170,11 @@ class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
         return [count("parameters with gradients", setup.num_trainable_tensors)]
 
 
+def rarer_logging(setup: TrainingSetup) -> int:
+    """A cheaper ``log_every_n_steps``: ten times the present one, at least Lightning's own 50."""
+    return max(50, 10 * (setup.log_every_n_steps or 1))
+
+
 class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Logging: collecting metrics after the batch, and the loggers' ``log_metrics``."""
 
@@ -185,7 +190,7 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
         every = setup.log_every_n_steps or 1
         names = ", ".join(one.name.rpartition(".")[0] for one in setup.loggers)
         return (
-            f"Set Trainer(log_every_n_steps={max(50, every * 10)}) (currently {every}), or log in another"
+            f"Set Trainer(log_every_n_steps={rarer_logging(setup)}) (currently {every}), or log in another"
             f" thread. The logger is {names}."
             if names
             else "Compute and log less in self.log(...) calls; no logger uses it."

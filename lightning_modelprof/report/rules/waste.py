@@ -811,8 +811,8 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
         certain = all(pair.is_sequential for pair in pairs)
         return (
             self.found(
-                f"{first.convolution}'s bias is cancelled by {first.normalisation}"
-                + (f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else "")
+                f"{first.normalisation} cancels out the bias of {first.convolution}"
+                + (f" ({len(pairs) - 1} more convolutions like this)" if len(pairs) > 1 else "")
                 + ("." if certain else ", assuming that their names give the order."),
                 "Pass bias=False to the convolution.",
                 Severity.INFO,

@@ -174,7 +174,7 @@ _SLOWEST_DEFINITION: Final = (
     "Self time without submodules. Ratio is the share of the model's forward and backward."
 )
 _CLASS_DEFINITION: Final = (
-    "All modules of a class at the same depth added up, including everything inside them, by parameters,"
+    "Totals for all modules of one class at the same depth, with their submodules, ranked by parameters,"
     " forward MACs and latency. Depth 0 is the model."
 )
 

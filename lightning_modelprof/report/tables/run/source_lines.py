@@ -86,12 +86,12 @@ SOURCE_LINES: Final = TableKind(
 
 
 _SAMPLED: Final = (
-    "Time is the share of training-thread samples with your innermost line there, including library code it"
-    " calls. More samples give a more exact share."
+    "Time is the share of training-thread samples in which this was the innermost line of your code, with"
+    " the library code it called. The share is more accurate with more samples."
 )
 _RUN: Final = (
     "Operators, values read (.item(), if tensor, masks), copies and host tensors (made from Python numbers"
-    " or NumPy arrays) are for one {step}. On a GPU, the CPU waits for each value read."
+    " or NumPy arrays) are counted for one {step}. On a GPU, the CPU waits for each value read."
 )
 
 
