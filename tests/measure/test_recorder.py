@@ -240,7 +240,7 @@ def test_a_report_of_a_long_run_has_the_figures_of_all_its_steps(tmp_path):
     for rate in ("ips", "reader_ratio_per_step", "samples_per_s"):
         assert benchmarks[0][rate]["avg"] == benchmarks[1][rate]["avg"]
     assert reports[0].notes == ()
-    assert "of 20,000 steps were kept, spread evenly over the loop" in reports[1].notes[0]
+    assert "of 20,000 steps were saved, evenly spaced" in reports[1].notes[0]
     assert reports[0].verdict.kind == reports[1].verdict.kind
 
 

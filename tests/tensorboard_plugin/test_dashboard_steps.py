@@ -723,7 +723,7 @@ def test_the_theme_changes_the_drawings(page):
 
 def test_the_drawings_follow_the_width(page):
     browser = page(STEPS)
-    assert "One bar is one step." in text(browser, ".steps-chart .note")
+    assert "One bar per step." in text(browser, ".steps-chart .note")
     browser.execute_script("document.querySelector('main').style.width = '700px'")
     fits = (
         "return [...document.querySelectorAll('.steps-plot')]"

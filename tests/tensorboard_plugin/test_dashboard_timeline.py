@@ -15,7 +15,7 @@ import pytest
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.trace.model import Category
 from lightning_modelprof.trace.reader import read_trace
-from lightning_modelprof.units import DASH, NS_PER, format_amount, format_duration
+from lightning_modelprof.units import DASH, NS_PER, UNIT_NAMES, format_amount, format_duration
 from tests.support.dashboard_page import serve, wait, watched
 from tests.support.sample_reports import HOSTILE_NAMES
 from tests.support.timeline_page import make_trace, packed_trace, page_files
@@ -32,6 +32,7 @@ END = BEGIN + DURATION
 ROWS = np.concatenate(([0], np.cumsum([count for _, _, count in META["rows"]])))
 ROW_OF = np.repeat(np.arange(len(META["rows"])), [count for _, _, count in META["rows"]])
 NAMES = np.array(META["names"])[COLUMNS["name"]]
+NS_OF = {UNIT_NAMES[unit]: ns for unit, ns in NS_PER.items()}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -273,7 +274,7 @@ def check_panel(page, row):
     assert shown["Category"] == META["categories"][COLUMNS["category"][index]]
     assert shown["Lane"] == META["lanes"][lane]["label"]
     number, unit = shown["Start"].split()
-    lie = abs(Decimal(number) * NS_PER[unit] - (int(BEGIN[index]) - META["begin_ns"]))
+    lie = abs(Decimal(number) * NS_OF[unit] - (int(BEGIN[index]) - META["begin_ns"]))
     assert lie <= max(1, int(DURATION[index]) // 100)
     assert shown["Duration"] == format_duration(int(DURATION[index]))
     assert shown["Self time"] == format_duration(int(DURATION[index] - DURATION[children].sum()))
@@ -558,7 +559,7 @@ def test_times_have_the_digits_that_tell_neighbours_apart(page):
     index = int(ROWS[3]) + 2
     select(page, index)
     number, unit = panel(page)["Start"].split()
-    lie = abs(Decimal(number) * NS_PER[unit] - (int(BEGIN[index]) - META["begin_ns"]))
+    lie = abs(Decimal(number) * NS_OF[unit] - (int(BEGIN[index]) - META["begin_ns"]))
     assert lie <= max(1, int(DURATION[index]) // 100)
     labels = page.execute_async_script(
         "const done = arguments[0]; import('/timeline/axis.js').then(({ axisOf }) => done("
@@ -723,7 +724,7 @@ def test_perfetto_gets_the_trace_once_it_answers(page):
         ".traceEvents.filter(e => e.ph === 'X').length]"
     )
     assert got == ["https://ui.perfetto.dev", "test", len(BEGIN)]
-    assert "handed" in page.execute_script(MESSAGE)
+    assert "opened in Perfetto" in page.execute_script(MESSAGE)
 
 
 def test_perfetto_may_not_open_or_not_answer(page):
@@ -733,7 +734,7 @@ def test_perfetto_may_not_open_or_not_answer(page):
         "const done = arguments[0]; window.open = () => ({ postMessage: () => {} });"
         "import('/timeline/perfetto.js').then(({ openInPerfetto }) =>"
         " openInPerfetto(async () => new Blob([]), 't',"
-        " (text) => text.includes('did not') && done(text), 300))"
+        " (text) => text.includes('answer. Download') && done(text), 300))"
     )
     assert "Download" in said
 
