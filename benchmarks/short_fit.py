@@ -151,8 +151,8 @@ def supposed(folder: Path, blocks: int) -> None:
     assert callback.run is not None
     cost = callback.run.ranks[0].model_cost
     assert cost is not None
-    assert cost.count is not None
-    operators, modules = sum(one.calls for one in cost.count.operators), sum(1 for _ in model.modules())
+    assert cost.sites is not None
+    operators, modules = sum(line.calls for line in cost.sites.lines), sum(1 for _ in model.modules())
     window = step_boundaries.WINDOW_NS + 10 * operators * step_boundaries.NS_PER_OPERATOR
     count = step_boundaries.COUNT_NS + modules * step_boundaries.NS_PER_MODULE
     print(

@@ -27,8 +27,8 @@ _LOOK_EVERY: Final = 500
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
 
 
-_USUAL_OPERATORS: Final = 500
-"""Of a step, where none was counted."""
+_USUAL_OPERATORS: Final = 15_000
+"""Operator calls of a step whose operators weren't counted."""
 
 
 _LONGEST_WAIT: Final = 10**9
@@ -256,8 +256,8 @@ class StepBoundaries:
         config, inspection = self._config, self._parts.inspection
         if not capture.may_wait or config.asks_for_window:
             return False
-        cost = None if inspection is None else inspection.cost.count
-        operators = _USUAL_OPERATORS if cost is None else sum(one.calls for one in cost.operators)
+        sites = None if inspection is None else inspection.cost.sites
+        operators = _USUAL_OPERATORS if sites is None else sum(line.calls for line in sites.lines)
         window_ns = WINDOW_NS + config.schedule.active * operators * NS_PER_OPERATOR
         wait = self._steps_to_wait(step, window_ns)
         if inspection is not None and not inspection.is_done:  # whose count says how large a trace will be
@@ -498,10 +498,11 @@ class StepBoundaries:
 WINDOW_NS: Final = 100_000_000
 
 
-NS_PER_OPERATOR: Final = 600_000
-"""What a window takes: so much, and so much for each operator with FLOPs of each step; mostly to close it.
+NS_PER_OPERATOR: Final = 20_000
+"""What a window takes: so much, and so much for each operator call of each step; mostly to close it.
 
-Source: benchmarks/short_fit.py.
+Source: benchmarks/short_fit.py, and the 19 windows of benchmarks/verdicts/trainings: an operator call becomes
+two to six events, and closing a window takes 4 to 7 µs for each of them.
 """
 
 

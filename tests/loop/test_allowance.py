@@ -15,6 +15,7 @@ from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.loop import budget, trace_work
 from lightning_modelprof.loop.budget import Budget
 from lightning_modelprof.loop.inspection_plan import InspectionPlan, plan_later
+from lightning_modelprof.loop.step_boundaries import NS_PER_OPERATOR, WINDOW_NS
 from lightning_modelprof.measure.window import capture, torch_profiler
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.report.build import build_report
@@ -133,6 +134,37 @@ def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypa
     assert 0.05 * before_ns[inspected[0]] >= 4_000_000
     assert 0.05 * (before_ns[inspected[0]] * 7 / 8 - 20 * step_ns) < 4_000_000 + ours_ns
     assert 0.05 * before_ns[window.first_step] >= 10_000_000
+
+
+def test_many_small_operators_put_the_window_off(tmp_path, monkeypatch):
+    """Operators without FLOPs become events of a window, too, and it takes time to write them."""
+    monkeypatch.setattr(budget, "LEAST_NS", 0)
+    num_additions = 400
+
+    class Slow(Small):
+        def training_step(self, batch):
+            clock.now += 20_000_000
+            return super().training_step(batch)
+
+    class Chatty(Slow):
+        def training_step(self, batch):
+            loss = super().training_step(batch)
+            for _ in range(num_additions):
+                loss = loss + 0
+            return loss
+
+    waited_ns = {}
+    for model in (Slow(), Chatty()):
+        clock = Ticks()
+        callback, _ = fit(tmp_path / type(model).__name__, 500, clock, model=model)
+        [record] = callback.run.ranks
+        [window] = record.windows
+        assert len(window.recorded_steps) == 10
+        before = record.steps.step < window.first_step
+        waited_ns[type(model)] = int(record.steps.duration_ns[before].sum())
+    assert 0.05 * waited_ns[Slow] >= WINDOW_NS
+    assert 0.05 * waited_ns[Chatty] >= WINDOW_NS + 10 * num_additions * NS_PER_OPERATOR
+    assert waited_ns[Slow] < waited_ns[Chatty] / 2
 
 
 @pytest.mark.parametrize(("step_ns", "reports"), [(1_000_000, 1), (1_000_000_000, 2)])

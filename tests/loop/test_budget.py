@@ -134,7 +134,7 @@ class Window(Capture):
         self._of = rank
 
     def _prepare(self):
-        self._of.take("window", step_boundaries.WINDOW_NS + 10 * 500 * step_boundaries.NS_PER_OPERATOR)
+        self._of.take("window", step_boundaries.WINDOW_NS + 10 * 15_000 * step_boundaries.NS_PER_OPERATOR)
         self._profiler = object()
 
     def _start(self):
