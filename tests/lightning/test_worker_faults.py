@@ -225,10 +225,9 @@ def both(folder: Path, make_data: Callable[[], Any], **fit: Any) -> tuple[Outcom
     gc.collect()
     if found.error is None:
         limit = time.monotonic() + 20
-        while (left := left_behind())[1] - before[1] and time.monotonic() < limit:
+        while any(new := new_since(before)) and time.monotonic() < limit:  # files may be another test's
             time.sleep(0.05)
-        assert left[0] == before[0]
-        assert not left[1] - before[1]
+        assert not any(new), new
     return expected, found
 
 
@@ -240,6 +239,12 @@ def left_behind() -> tuple[set[str], Counter[str]]:
         with suppress(OSError):  # that of the listing
             opened[re.sub(r"\d+", "N", str(fd.readlink()))] += 1
     return ours_in("/dev/shm") | ours_in(tempfile.gettempdir()), opened
+
+
+def new_since(before: tuple[set[str], Counter[str]]) -> tuple[set[str], Counter[str]]:
+    """What is left behind now and was not there before."""
+    files, opened = left_behind()
+    return files - before[0], opened - before[1]
 
 
 def ours_in(folder: str) -> set[str]:

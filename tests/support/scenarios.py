@@ -1089,7 +1089,7 @@ SCENARIOS = (
     Scenario("slow_epoch_end", slow_epoch_end, "overhead_bound", "slow_callback"),
     Scenario("slow_logger", slow_logger, "overhead_bound", "slow_logger"),
     Scenario("many_log_calls", many_log_calls, "overhead_bound", "slow_logging_calls", sampled=True),
-    Scenario("metrics_each_step", metrics_each_step, "overhead_bound", "slow_logging_calls"),
+    Scenario("metrics_each_step", metrics_each_step, "overhead_bound", "slow_logging_calls", sampled=True),
     Scenario("checkpoint_every_step", checkpoint_every_step, "overhead_bound", "checkpoint_share"),
     Scenario("slow_save_hook", slow_save_hook, "overhead_bound", "slow_module_hook"),
     Scenario("validation_every_step", validation_every_step, "overhead_bound", "validation_share"),
