@@ -341,6 +341,7 @@ def _input_bound(
             action,
             _RULE.severity(shares.fetch),
             saving_ns=wait_ns,
+            saving_is="up to",
             evidence=evidence,
         ),
     )

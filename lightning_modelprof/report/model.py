@@ -229,6 +229,10 @@ class CodeChange(Record, frozen=True, kw_only=True):
         return tuple((sign, text[inward:]) for sign, text in lines)
 
 
+SavingIs = Literal["", "at least", "up to"]
+"""What a saving is a bound of."""
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """What one rule says of one thing.
 
@@ -241,6 +245,7 @@ class Finding(Record, frozen=True, kw_only=True):
         action: what to change, concretely; ``""`` unless found.
         saving_ns_per_step: what it could save per step, all phases taken together; a mean over the loop's
             steps where ``share_of`` is ``loop``; ``None`` if it isn't known.
+        saving_is: whether that is the saving (``""``), or only a bound of it: ``at least`` or ``up to``.
         share_of: ``step`` where the time is in each clean step, ``loop`` where it is between or around them.
         whole_ns: the step time, or the loop's time per step, that holds the saving; ``None`` as above.
         phases: keys of the phases that the time at stake is in; empty if it may be in any of them.
@@ -259,6 +264,7 @@ class Finding(Record, frozen=True, kw_only=True):
     severity: Severity | None = None
     action: str = ""
     saving_ns_per_step: float | None = None
+    saving_is: SavingIs = ""
     share_of: Literal["step", "loop"] = "step"
     whole_ns: float | None = None
     phases: tuple[str, ...] = ()
@@ -284,6 +290,7 @@ class Finding(Record, frozen=True, kw_only=True):
             "summary": self.summary,
             "action": self.action,
             "saving_ns_per_step": self.saving_ns_per_step,
+            "saving_is": self.saving_is,
             "share": self.share,
             "share_of": self.share_of,
             "phases": list(self.phases),

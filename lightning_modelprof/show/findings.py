@@ -139,15 +139,16 @@ def speed_line(report: Report) -> str:
 
 
 def saving_text(finding: Finding) -> str:
-    """What it could save: ``−12.3 ms/step``, ``−12% of the loop``, or ``""`` if it isn't known."""
+    """What it could save: ``−12.3 ms/step``, ``up to −12% of the loop``, or ``""`` if it isn't known."""
     saving = finding.saving_ns_per_step
     if saving is None:
         return ""
-    return (
+    told = (
         f"−{milliseconds(saving)}/step"
         if finding.share_of == "step"
         else f"−{percent(finding.share)} of the loop"
     )
+    return f"{finding.saving_is} {told}".strip()
 
 
 def told_figures(finding: Finding) -> tuple[Evidence, ...]:

@@ -17,7 +17,7 @@ from lightning_modelprof.analysis.steps.fetch_queue import (
 )
 from lightning_modelprof.analysis.steps.loader_queue import WITHIN, LoaderQueue
 from lightning_modelprof.report.advice.owners import Owner, written_call
-from lightning_modelprof.report.model import Evidence
+from lightning_modelprof.report.model import Evidence, SavingIs
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup
 from lightning_modelprof.units import digits, milliseconds, percent
@@ -74,6 +74,12 @@ def arguments_of(fixes: Sequence[Fix]) -> Mapping[str, Any]:
     return next((one.arguments for one in best_first(fixes) if one.arguments), {})
 
 
+def bound_of(fixes: Sequence[Fix], queue: LoaderQueue | None) -> SavingIs:
+    """What the saving of the best fix is. Idle workers that go give their CPU time back on top of it."""
+    is_fewer = queue is not None and queue.advised.workers < queue.present.workers
+    return "at least" if is_fewer and best_first(fixes)[0].arguments else "up to"
+
+
 def in_words(fixes: Sequence[Fix]) -> str:
     """All fixes, in the order of :func:`best_first`."""
     ranked = best_first(fixes)
@@ -97,6 +103,7 @@ class LoaderAdvice(NamedTuple):
         action: what to change.
         evidence: the numbers behind it.
         saving_ns: what the fault costs in a step: how much of the wait would go with the best known fix.
+        saving_is: as of ``Finding``.
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
         told: the reason, for the full report; sentences that start with a space, or ``""``.
@@ -110,6 +117,7 @@ class LoaderAdvice(NamedTuple):
     is_minor: bool = False
     told: str = ""
     arguments: Mapping[str, Any] = {}
+    saving_is: SavingIs = "up to"
 
 
 def loader_advice(
@@ -261,7 +269,15 @@ def workers_advice(
     fixes.append(Fix(action, gain_ns, arguments))
     if gain_ns < _MOST_OF_IT * wait_ns:
         fixes.append(fix_up_to(cheaper, wait_ns))
-    return LoaderAdvice(in_words(fixes), evidence, wait_ns, number, told=told, arguments=arguments_of(fixes))
+    return LoaderAdvice(
+        in_words(fixes),
+        evidence,
+        wait_ns,
+        number,
+        told=told,
+        arguments=arguments_of(fixes),
+        saving_is=bound_of(fixes, queue),
+    )
 
 
 def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
@@ -337,6 +353,7 @@ def _handover_advice(
             0,
             told=f"{told} Loading a batch takes only {milliseconds(queue.service_ns)}.",
             arguments=predicted_arguments(queue, bool(loader.persistent_workers)),
+            saving_is="at least",
         )
     unseen = f" Or try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
     return LoaderAdvice(

@@ -16,6 +16,7 @@ from lightning_modelprof.report.advice.loader import (
     Fix,
     LoaderAdvice,
     arguments_of,
+    bound_of,
     fix_up_to,
     in_words,
     predicted_arguments,
@@ -174,6 +175,7 @@ def cause_advice(
         None if advised is None else advised.workers,
         told=f"{told}{_reason(facts, cause)}",
         arguments=arguments_of(fixes),
+        saving_is=bound_of(fixes, queue),
     )
 
 

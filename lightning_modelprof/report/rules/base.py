@@ -13,7 +13,16 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import at_exact_lines, location_at
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
+from lightning_modelprof.report.model import (
+    Evidence,
+    Finding,
+    Location,
+    SavingIs,
+    Severity,
+    Slices,
+    Status,
+    Unit,
+)
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
@@ -145,6 +154,7 @@ class Rule(Record, frozen=True, kw_only=True):
         *,
         title: str = "",
         saving_ns: float | None = None,
+        saving_is: SavingIs = "",
         places: Iterable[Location | CodePlace | None] = (),
         evidence: Iterable[Evidence] = (),
         slices: Iterable[Slices] = (),
@@ -160,6 +170,7 @@ class Rule(Record, frozen=True, kw_only=True):
             summary=summary,
             action=action,
             saving_ns_per_step=saving_ns,
+            saving_is="" if saving_ns is None else saving_is,
             phases=phases,
             locations=tuple(
                 location_of(place) if isinstance(place, CodePlace) else place for place in places if place
@@ -281,6 +292,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
                 f"{self.action(analysis, calls)}{saved}",
                 self.severity(calls.share),
                 saving_ns=took_ns,
+                saving_is="at least" if self.is_lower_bound else "",
                 places=[location_at(line) for line in calls.lines],
                 evidence=[
                     duration("at least, per step" if self.is_lower_bound else "time per step", took_ns),

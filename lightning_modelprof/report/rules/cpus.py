@@ -114,6 +114,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
                 ),
                 Severity.INFO if saving_ns is None else Severity.WARNING,
                 saving_ns=saving_ns,
+                saving_is="up to",
                 evidence=evidence,
             ),
         )
@@ -308,6 +309,7 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
                     self.severity(share),
                     title=f"Thread {thread.name} competes with training",
                     saving_ns=cost_ns,
+                    saving_is="up to",
                     places=[place],
                     evidence=[
                         duration("cost per step, at most", cost_ns),

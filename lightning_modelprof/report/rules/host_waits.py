@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, W
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.owners import owner_of_loader, written_call
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
+from lightning_modelprof.report.model import Evidence, Finding, Location, SavingIs, Severity, Slices
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import RuleHelp, count, duration
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
@@ -97,8 +97,8 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
     """The calls' predicate, in the plural."""
     verb_one: ClassVar[str]
     """The same of one call."""
-    bound_word: ClassVar[str] = ""
-    """What comes before the time that a fix saves, with a space."""
+    saving_is: ClassVar[SavingIs] = ""
+    """As of ``Finding``."""
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
         """Found for each place that costs enough, clean, or not evaluated without steps on a device."""
@@ -196,10 +196,11 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         found = self.found(
             f"The CPU waits {_times(calls)} per step in {what}, for {milliseconds(host_ns)}. The GPU then"
             f" idles until the CPU launches more. Without these waits it finishes"
-            f" {self.bound_word}{COST} earlier.",
+            f" {f'{self.saving_is} {COST}'.lstrip()} earlier.",
             self.advice([wait for spot in spots for wait in spot.waits], sites, circumstances),
             self._severity(share, cost_ns),
             saving_ns=cost_ns,
+            saving_is=self.saving_is,
             places=tuple(places)[:_MOST_LOCATIONS],
             evidence=_evidence(cost_ns, calls, host_ns),
             slices=[
@@ -295,7 +296,7 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     site_kinds: ClassVar[tuple[str, ...]] = (HOST_TO_DEVICE,)
     verb: ClassVar[str] = "copy to the GPU and block the CPU"
     verb_one: ClassVar[str] = "copies to the GPU and blocks the CPU"
-    bound_word: ClassVar[str] = "at least "
+    saving_is: ClassVar[SavingIs] = "at least"
 
     def is_asked(self, wait: HostWait) -> bool:
         """Copies to the device."""

@@ -660,6 +660,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                     Severity.INFO if saving_ns is None else self.severity(share),
                     title="A torch module dominates the step" if saving_ns is None else "",
                     saving_ns=saving_ns,
+                    saving_is="up to",
                     places=[Location(module=path) for path in paths[:3]],
                     evidence=[
                         duration("forward time per step", took_ns),
@@ -706,6 +707,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                 self.severity(share),
                 title="Unused attention weights",
                 saving_ns=saving_ns,
+                saving_is="up to",
                 places=places[:3],
                 evidence=[
                     duration("attention per step, forward and backward", own_ns),
