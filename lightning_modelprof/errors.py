@@ -164,9 +164,15 @@ def given_path(value: Any, refuse: type[ModelProfError]) -> Path:
     except Exception as error:  # of anybody's __fspath__ too
         raise refuse(
             f"can't read {quoted(given)}: {getattr(error, 'strerror', None) or told(error)}."
-            " Check the path and the permissions."
+            " Check the path and permissions."
         ) from None
     return path
+
+
+def remedy(error: Exception) -> str:
+    """What to do about a path that can't be read; where nothing is there, permissions don't matter."""
+    is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return "Check the path." if is_missing else "Check the path and permissions."
 
 
 def require(*modules: str, extra: str, where: str) -> None:

@@ -98,7 +98,9 @@ def list_runs(folder: Path) -> Iterator[str]:
         ArchiveError: when there is none, or the folder may not be read.
     """
     if not folder.is_dir():
-        raise ArchiveError(f"not a folder: {folder}" if folder.exists() else f"no such folder: {folder}")
+        raise ArchiveError(
+            f"not a directory: {folder}" if folder.exists() else f"no such directory: {folder}"
+        )
     with show_waiting(f"looking for runs in {folder}"):
         files = runs_below(folder)
     if not files:

@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted
+from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted, remedy
 from lightning_modelprof.processes import start_module
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, parse_step_range
@@ -262,13 +262,11 @@ def trace_files(path: Path) -> list[Path]:
             return _members_or(path)
         files = [member for file in _traces_below(path) for member in _members_or(file)]
     except OSError as error:
-        raise TraceError(
-            f"can't read {path}: {error.strerror}. Check the path and the permissions."
-        ) from None
+        raise TraceError(f"can't read {path}: {error.strerror}. {remedy(error)}") from None
     if not files:
         raise TraceError(
-            f"no trace files (*.json or *.json.gz) in {path}. Give a trace file, or the folder torch.profiler"
-            " wrote to."
+            f"no trace files (*.json or *.json.gz) in {path}. Give a trace file, or the directory"
+            " torch.profiler wrote to."
         )
     return files
 

@@ -20,11 +20,11 @@ from lightning_modelprof.report.options import parse_step_range
 
 HELP = "Analyze torch.profiler traces"
 DESCRIPTION = (
-    "Analyze any torch.profiler traces: .json or .json.gz files, or a zip or tar archive of them. Traces from"
-    " several ranks are analyzed together. If there are several iterations, the newest gets a full report and"
-    " the others one line each."
+    "Analyze torch.profiler traces: .json or .json.gz files, or a zip or tar archive of them. Traces from"
+    " multiple ranks are analyzed together. If the traces cover more than one iteration, only the newest"
+    " gets a full report; the others get one line each."
 )
-EPILOG = "Exit status: 0 on success, 1 on an error or a damaged trace, 2 on invalid arguments."
+EPILOG = "Exit status: 0 on success; 1 on error or a corrupt trace; 2 on invalid arguments."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="TRACE",
-        help="Trace file, or a folder or archive of traces. Use - for standard input.",
+        help="Trace file, or a directory or archive of traces (- for stdin)",
     )
     add_max_gib(command)
     command.add_argument(

@@ -25,7 +25,7 @@ from lightning_modelprof.run.opening import MAX_TRACE_BYTES
 
 T = TypeVar("T")
 
-JSON_HELP: Final = "Write the report to FILE as JSON instead; - writes to standard output."
+JSON_HELP: Final = "Write the report as JSON to FILE instead of printing it (- for stdout)"
 
 _MAX_GIB: Final = 1_000_000
 
@@ -36,10 +36,12 @@ _OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
 def add_output_options(command: argparse.ArgumentParser) -> None:
     """What is printed, and what is written to files instead."""
     group = command.add_mutually_exclusive_group()
-    group.add_argument("--full", action="store_true", help="Print all tables instead of the short report.")
-    group.add_argument("--brief", action="store_true", help="Print one line.")
+    group.add_argument("--full", action="store_true", help="Print all tables instead of the short report")
+    group.add_argument("--brief", action="store_true", help="Print a one-line summary")
     command.add_argument("--json", metavar="FILE", help=JSON_HELP)
-    command.add_argument("--html", metavar="FILE", help="Write the report to FILE as an HTML page instead.")
+    command.add_argument(
+        "--html", metavar="FILE", help="Write the report as an HTML page to FILE instead of printing it"
+    )
 
 
 def add_max_gib(command: argparse.ArgumentParser) -> None:
@@ -49,7 +51,7 @@ def add_max_gib(command: argparse.ArgumentParser) -> None:
         type=checked(lambda text: parse_below(text, _MAX_GIB, "a number of GiB")),
         default=MAX_TRACE_BYTES / 2**30,
         metavar="N",
-        help="Largest uncompressed trace to read, in GiB (default: %(default)g)",
+        help="Maximum uncompressed trace size to read, in GiB (default: %(default)g)",
     )
 
 
@@ -60,13 +62,13 @@ def add_module_options(command: argparse.ArgumentParser) -> None:
         "--module-depth",
         type=checked(lambda text: parse_whole_number(text, 0)),
         metavar="N",
-        help="Levels of the module tree to show; 0 is the model alone (default: all)",
+        help="Levels of the module tree to show; 0 shows only the model (default: all)",
     )
     group.add_argument(
         "--top-modules",
         type=checked(lambda text: parse_whole_number(text, 1)),
         metavar="N",
-        help=f"Number of classes to name at each level (default: {DEFAULT_OPTIONS.top_modules})",
+        help=f"Number of classes to list at each level (default: {DEFAULT_OPTIONS.top_modules})",
     )
 
 
@@ -84,23 +86,23 @@ def add_table_options(command: argparse.ArgumentParser) -> None:
         type=checked(parse_sort_key),
         metavar="KEY",
         help=f"Sort key for operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_total if the"
-        " trace has device events, else cpu_total)",
+        " trace has device events, otherwise cpu_total)",
     )
     group.add_argument(
         "--time-unit",
         type=checked(parse_time_unit),
         metavar="UNIT",
-        help=f"Unit of durations: {', '.join(TIME_UNITS)} (default: one that fits each table)",
+        help=f"Time unit: {', '.join(TIME_UNITS)} (default: one that fits each table)",
     )
     group.add_argument(
         "--thread-sep",
         action=argparse.BooleanOptionalAction,
-        help="Group operators and ranges by CPU thread.",
+        help="Group operators and ranges by CPU thread",
     )
     group.add_argument(
         "--op-detail",
         action=argparse.BooleanOptionalAction,
-        help="Show what each operator calls and launches.",
+        help="Show what each operator calls and launches",
     )
     group.add_argument(
         "--row-limit",

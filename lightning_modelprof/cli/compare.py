@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from lightning_modelprof.report.compare.compared_run import ComparedRun
     from lightning_modelprof.report.model import Report
 
-HELP = "Tell which run is faster, and how sure we are"
+HELP = "Compare runs, with a confidence interval"
 DESCRIPTION = (
-    "Compare runs: whether AFTER is faster than BEFORE, by how much, how certain that is, and where the"
-    " difference comes from. For reliable results, use several interleaved runs per side. With three or more"
-    " runs and no --before or --after, print a table that compares each run to the first."
+    "Compare runs: whether AFTER is faster than BEFORE, by how much, how certain that is and where the"
+    " difference comes from. For reliable results, use multiple interleaved runs per side. With three or"
+    " more runs and no --before or --after, print a table that compares each run to the first."
 )
 EPILOG = (
-    "Exit status: 0 if faster, the same, or a table; 3 if slower than the tolerance allows; 4 if too"
-    " uncertain to tell; 1 on an error; 2 on invalid arguments."
+    "Exit status: 0 if AFTER is faster or unchanged, or if a table is printed; 3 if it is slower by more"
+    " than the tolerance; 4 if the result is inconclusive; 1 on error; 2 on invalid arguments."
 )
 
 DEFAULT_TOLERANCE: Final = 0.05
@@ -37,10 +37,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "sides",
         nargs="*",
         metavar="RUN",
-        help="Two or more runs. Each is a run folder, a folder above it, or a run.json or report.json file.",
+        help="Two or more runs. Each is a run directory, a parent directory, or a run.json or report.json"
+        " file.",
     )
-    command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="Runs before the change.")
-    command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="Runs after the change.")
+    command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="Runs before the change")
+    command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="Runs after the change")
     command.add_argument(
         "--tolerance",
         type=checked(lambda text: parse_below(text, 1, "a fraction", ", such as 0.05 for 5%")),
@@ -50,7 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", metavar="FILE", help=JSON_HELP)
     command.add_argument(
-        "--markdown", action="store_true", help="Print as Markdown, such as for a pull request."
+        "--markdown", action="store_true", help="Print as Markdown, such as for a pull request"
     )
     command.set_defaults(full=True, check=_check)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted
+from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted, remedy
 from lightning_modelprof.reading import load_with_options
 from lightning_modelprof.reading_traces import read_with_progress, trace_files, window_traces
 from lightning_modelprof.report.build import build_report
@@ -70,9 +70,7 @@ def _runs(path: Path) -> list[Path]:
             return [named]
         return sorted(path.rglob(RUN_FILE)) if path.is_dir() else []
     except OSError as error:
-        raise ArchiveError(
-            f"can't read {path}: {error.strerror or error}. Check the path and the permissions."
-        ) from None
+        raise ArchiveError(f"can't read {path}: {error.strerror or error}. {remedy(error)}") from None
 
 
 def _run_name(file: Path, below: Path) -> str:

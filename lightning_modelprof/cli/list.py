@@ -6,14 +6,19 @@ import argparse
 
 HELP = "List saved runs, one per line"
 DESCRIPTION = (
-    "List the saved runs in a folder and its subfolders, newest first: time, model, speed, verdict, folder."
+    "List the saved runs in a directory and its subdirectories, newest first, with the time, model, speed,"
+    " verdict and directory of each."
 )
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``list``."""
     command.add_argument(
-        "path", nargs="?", default=".", metavar="DIR", help="Folder to search (default: the current folder)"
+        "path",
+        nargs="?",
+        default=".",
+        metavar="DIR",
+        help="Directory to search (default: the current directory)",
     )
 
 

@@ -17,8 +17,8 @@ from lightning_modelprof.errors import ConfigError, ModelProfError, nearest, quo
 
 HELP = "Profile a DataLoader without training"
 DESCRIPTION = (
-    "Load batches as training would, then show the time per transform, the lines the workers run and how many"
-    " workers are enough."
+    "Load batches as training would, then report the time per transform, the lines workers spend time in and"
+    " how many workers you need."
 )
 EPILOG = "Example: lightning-modelprof loader train.py:make_loader --step-ms 40"
 
@@ -35,22 +35,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "factory",
         metavar="MODULE:FACTORY",
-        help="Module or file, and the name of a DataLoader or DataModule in it, or of a function or class"
-        " that returns one when called without arguments.",
+        help="Module or file, and the name of a DataLoader or DataModule in it, or of a callable that"
+        " returns one when called with no arguments",
     )
     command.add_argument(
         "--step-ms",
         type=float,
         default=0.0,
         metavar="MS",
-        help="Duration of a training step without data loading; 0 takes batches as fast as they come"
+        help="Time per training step, excluding data loading; 0 fetches batches as fast as possible"
         " (default: 0)",
     )
-    command.add_argument("--batches", type=int, metavar="N", help="Stop after N batches.")
+    command.add_argument("--batches", type=int, metavar="N", help="Stop after N batches (default: no limit)")
     command.add_argument(
         "--seconds", type=float, default=20.0, metavar="S", help="Stop after S seconds (default: %(default)g)"
     )
-    command.add_argument("--full", action="store_true", help="Print all tables.")
+    command.add_argument("--full", action="store_true", help="Print all tables instead of the short report")
     command.set_defaults(check=_check)
 
 

@@ -17,10 +17,10 @@ from lightning_modelprof.errors import ModelProfError, one_line
 
 _EXAMPLES: Final = """examples:
   lightning-modelprof run train.py                     Profile a script without changing it
-  lightning-modelprof report                           Show the newest run in this folder
+  lightning-modelprof report                           Show the newest run in this directory
   lightning-modelprof open lightning_logs/version_0    Open a run's page in the browser
-  lightning-modelprof list                             List all runs in this folder
-  lightning-modelprof compare before after             Is "after" faster, and how sure are we?
+  lightning-modelprof list                             List all runs in this directory
+  lightning-modelprof compare before after             Compare two runs
   lightning-modelprof analyze trace.json.gz            Analyze a torch.profiler trace
 """
 
@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, add_help=False)
-        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit")
 
     def error(self, message: str) -> NoReturn:
         super().error(one_line(message))
@@ -48,7 +48,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """
     parser: argparse.ArgumentParser = _Parser(
         prog="lightning-modelprof",
-        description="Shows where PyTorch Lightning training time goes.",
+        description="Show where PyTorch Lightning training time goes.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,7 +56,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         "--version",
         action="version",
         version=f"lightning-modelprof {__version__}",
-        help="Show the version and exit.",
+        help="Show the version and exit",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name in names:

@@ -8,7 +8,9 @@ from lightning_modelprof.cli.report import PATH_HELP
 from lightning_modelprof.errors import one_line
 
 HELP = "Open a saved run's page in the browser"
-DESCRIPTION = "Open a saved run's report.html in the browser. If a folder has several runs, open the newest."
+DESCRIPTION = (
+    "Open a saved run's report.html in the browser. If a directory has more than one run, open the newest."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

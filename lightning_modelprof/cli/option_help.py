@@ -16,6 +16,7 @@ _CALLBACK: Final = "lightning_modelprof.lightning.callback"
 _GROUPS: Final = "lightning_modelprof.config.options"
 
 _ENTRY: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_DEFAULT: Final = "Default: "
 _NEXT_SENTENCE: Final = re.compile(r"(?<=\.) (?=[A-Z])")
 
 
@@ -44,11 +45,10 @@ def _entries(module: str, name: str, section: str) -> dict[str, str]:
 def _shortened(text: str, default: Any) -> str:
     """The first sentence and the default, in YAML's notation."""
     sentences = _NEXT_SENTENCE.split(text)
-    by_default = [one for one in sentences[1:] if one.startswith("By default")]
     notation = {"True": "true", "False": "false", "None": "null"}
-    shown = " ".join([sentences[0], *by_default])
-    if not by_default:
-        shown = f"{shown.removesuffix('.')} (default: {notation.get(str(default), default)})"
+    in_words = next((one.removeprefix(_DEFAULT) for one in sentences if one.startswith(_DEFAULT)), None)
+    value = notation.get(str(default), default) if in_words is None else in_words.removesuffix(".")
+    shown = f"{sentences[0].removesuffix('.')} (default: {value})"
     for python, yaml in notation.items():
         shown = re.sub(rf"\b{python}\b", yaml, shown)
     return shown

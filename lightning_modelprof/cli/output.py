@@ -54,7 +54,7 @@ def write_file(path: str, data: bytes) -> None:
     """
     target = given_path(path, ArchiveError)
     if not target.parent.is_dir():  # a slip of the hand is not to make folders
-        raise ArchiveError(f"can't write {target}: no such folder: {target.parent}")
+        raise ArchiveError(f"can't write {target}: no such directory: {target.parent}")
     try:
         write_atomically(target, data)
     except OSError as error:

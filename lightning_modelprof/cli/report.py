@@ -15,10 +15,10 @@ from lightning_modelprof.cli.arguments import (
 
 HELP = "Show a saved run's report"
 DESCRIPTION = (
-    "Show a saved run's report, recomputed from its measurements. If a folder has several runs, show the"
-    " newest."
+    "Show a saved run's report, recomputed from its measurements. If a directory has more than one run, show"
+    " the newest."
 )
-PATH_HELP = "Run folder, or a folder above it such as lightning_logs (default: the current folder)"
+PATH_HELP = "Run directory, or a parent directory such as lightning_logs (default: the current directory)"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

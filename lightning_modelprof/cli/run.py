@@ -22,8 +22,8 @@ DESCRIPTION = (
     " options before the script; everything after it is passed to the script."
 )
 EPILOG = (
-    "Example: lightning-modelprof run --active 10 --report.terminal full train.py. For details, see"
-    " docs/usage.md or help(lightning_modelprof.ModelProfCallback)."
+    "See docs/usage.md or help(lightning_modelprof.ModelProfCallback) for details. Example:"
+    " lightning-modelprof run --active 10 --report.terminal full train.py"
 )
 USAGE = "%(prog)s [options] SCRIPT [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
 
@@ -33,8 +33,16 @@ _FROM_PYTHON = ("samples_fn", "inspect.flop_formulas")
 _METAVARS = {"bool": "BOOL", "bool | None": "BOOL", "int": "N", "int | None": "N"}
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Names what ``-m`` takes, which argparse would show as dots."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return "MODULE" if action.dest == "module" else super()._format_args(action, default_metavar)
+
+
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``run``: one option for each argument of the callback."""
+    command.formatter_class = _HelpFormatter
     group = command.add_argument_group("ModelProfCallback arguments, as YAML values")
     described = option_help()
     for name, kind in _option_types().items():
@@ -46,10 +54,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="MODULE",
-        help="Run a module, as python -m does.",
+        help="Run a module, like python -m",
     )
     command.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Script to run, and its arguments."
+        "rest", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Script to run, and its arguments"
     )
     command.set_defaults(check=_check)
 

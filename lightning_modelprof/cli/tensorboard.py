@@ -18,13 +18,13 @@ DESCRIPTION = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Those of ``tensorboard``."""
     command.add_argument(
-        "paths", nargs="+", metavar="PATH", help="Run folder, trace file, or a folder of either."
+        "paths", nargs="+", metavar="PATH", help="Run directory, trace file or a directory of either"
     )
     command.add_argument(
         "--logdir",
         required=True,
         metavar="DIR",
-        help="Log directory to start TensorBoard with.",
+        help="Log directory to start TensorBoard with",
     )
     add_max_gib(command)
 

@@ -47,17 +47,17 @@ class InspectOptions:
     """What to record in addition to timing.
 
     Attributes:
-        sampling: Sample the training thread's current line and the memory use from a separate thread. Samples
+        sampling: Sample the training thread's current line and memory usage from a separate thread. Samples
             every few milliseconds at first, and less often in long loops.
         workers: Time each transform in DataLoader workers and sample the lines they run.
-        device_timing: Time each phase on the device, on CUDA, XPU and MPS.
-        fvcore: Also count the forward pass with fvcore and show where the two counts differ. This calls
+        device_timing: Time each phase on CUDA, XPU and MPS devices.
+        fvcore: Also count forward FLOPs with fvcore and show where the two counts differ. This calls
             training_step once more, on a copy of the module.
         flop_formulas: FLOP formulas for operators that have none, or better ones. Maps an operator, or its
             name such as "mylib::mm", to formula(*args, **kwargs, out_val=result), which returns FLOPs.
-        peak_flops_per_s: Device peak in FLOP/s, as a number or by dtype. By default, the device's published
-            dense peak, if known.
-        ignore_modules: Class names or module paths to leave out of the module tables. By default, none.
+        peak_flops_per_s: Device peak in FLOP/s, as a number or a {dtype: number} mapping. Default: the
+            device's published dense peak, if known.
+        ignore_modules: Class names or module paths to exclude from the module tables. Default: none.
     """
 
     sampling: bool = True
@@ -75,23 +75,23 @@ class ReportOptions:
 
     Attributes:
         terminal: Print the report when the loop ends: True prints at most 20 lines, "full" all tables.
-        colours: Print in color. By default, only if the terminal supports it and NO_COLOR is unset.
-        progress_bar: Show ips and the data loading share in the progress bar.
-        tensorboard: Write the report's tables to the run's TensorBoard as text.
-        files: Save the report, the run and its traces to a folder. A fast_dev_run saves them only with
+        colours: Print in color. Default: only if the terminal supports it and NO_COLOR is unset.
+        progress_bar: Show ips and the share of time spent on data loading in the progress bar.
+        tensorboard: Write the report tables to TensorBoard as text.
+        files: Save the report, run data and traces to a directory. A fast_dev_run saves them only with
             dirpath.
-        views: Trace tables to show, out of device, overview, model, distributed, operator, kernel,
+        views: Trace tables to show: any of device, overview, model, distributed, operator, kernel,
             memory_manipulation, userdefined, memory, step_breakdown, idle, launch, dataloader and
-            critical_path. By default, all. Paddle's names, such as KernelView, work here and in sorted_by.
-        sorted_by: Sort key for operators, kernels and ranges: cpu_ or gpu_ with total, self, avg, max, min,
-            memory or self_memory; or calls. By default, gpu_total if the trace has device events, else
+            critical_path. Default: all. Paddle's names, such as KernelView, work here and in sorted_by.
+        sorted_by: Sort key for operators, kernels and ranges: cpu_ or gpu_ followed by total, self, avg, max,
+            min, memory or self_memory; or calls. Default: gpu_total if the trace has device events, otherwise
             cpu_total.
-        time_unit: Unit of durations in text: s, ms, us or ns. By default, one that fits each table.
+        time_unit: Time unit in text output: s, ms, us or ns. Default: one that fits each table.
         thread_sep: Group operators and ranges by CPU thread.
         op_detail: Show what each operator calls and launches.
-        row_limit: Maximum rows per table, and child rows per row, in text output. report.json has all rows.
-        module_depth: Levels of the module tree to show, 0 being the model alone. By default, all.
-        top_modules: Number of classes to name at each level of the module tree.
+        row_limit: Maximum rows per table, and child rows per row, in text output; report.json has all rows.
+        module_depth: Levels of the module tree to show; 0 shows only the model. Default: all.
+        top_modules: Number of classes to list at each level of the module tree.
     """
 
     terminal: bool | Literal["full"] = True
@@ -114,15 +114,15 @@ class Bounds:
     """Limits on disk space, overhead and ranks.
 
     Attributes:
-        max_trace_mb: Largest trace in MB of uncompressed JSON; a window that would exceed it ends early. The
-            size is estimated from memory after each recorded step. None sets no limit.
-        keep_windows: Number of newest traces each rank keeps on disk, in addition to its first. None keeps
-            all.
-        max_overhead: Largest share of the loop's time the profiler may take, such as 0.01. Windows after the
-            first are skipped if they would exceed it. By default, no limit; the report shows the overhead.
+        max_trace_mb: Maximum trace size, in MB of uncompressed JSON; a window that would exceed it ends
+            early. The size is estimated from memory after each recorded step. None sets no limit.
+        keep_windows: Number of most recent traces to keep on disk per rank, in addition to the first. None
+            keeps all.
+        max_overhead: Maximum profiler overhead, as a fraction of loop time, such as 0.01. Windows after the
+            first are skipped if they would exceed it. Default: no limit.
         ranks: Ranks that record windows, such as [0]; all ranks measure time. Recording slows a rank down, so
             the others wait for a rank that records alone, and comparing ranks needs the trace of each. All
-            ranks leave a window's steps out of the benchmark.
+            ranks exclude a window's steps from the benchmark.
     """
 
     max_trace_mb: float | None = 500

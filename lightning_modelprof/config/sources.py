@@ -16,7 +16,7 @@ import yaml
 
 from lightning_modelprof.config.checks import ENVIRONMENT, check_names, make_config
 from lightning_modelprof.config.options import GROUPS, SWITCH, WHERE
-from lightning_modelprof.errors import ConfigError, given_path, quoted
+from lightning_modelprof.errors import ConfigError, given_path, quoted, remedy
 
 _MAX_BYTES: Final = 2**16
 _MAX_VALUES: Final = 10_000
@@ -44,9 +44,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         raw = _parse_yaml(_read_text(file), where)
     except OSError as error:
-        raise ConfigError(
-            f"can't read {where}: {error.strerror or error}. Check the path and the permissions."
-        ) from error
+        raise ConfigError(f"can't read {where}: {error.strerror or error}. {remedy(error)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: expected YAML, got: {' '.join(str(error).split())}") from error
     return _checked_arguments(raw, where)

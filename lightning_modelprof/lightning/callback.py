@@ -24,44 +24,44 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
     one. Instead they share one saved run and one line of output when the program ends.
 
     Args:
-        active: Steps to record in each torch.profiler window; 0 records none. By default 10, once a
-            window would take less than 5% of the loop's time so far.
+        active: Steps to record in each torch.profiler window; 0 records none. Default: 10, once a window
+            would take less than 5% of the elapsed loop time.
         wait: Steps to wait before each window's warm-up.
-        warmup: Steps to run torch.profiler before each window; their results are discarded.
+        warmup: Warm-up steps before each window, in which torch.profiler runs but its results are discarded.
         repeat: Number of windows; 0 opens windows until training ends.
-        skip_first: Steps to leave out of the benchmark at the start, before the first wait. In a loop of
-            known length, the default leaves out at most a sixth of the steps.
-        steps: Steps to record, as [start, end] with end excluded. By default, active, wait, warmup and repeat
-            choose them. With steps, skip_first affects the benchmark only.
-        stop_after_profile: End training with the first step after the last window. Like early stopping, this
-            respects min_steps and min_epochs and runs a validation. It ends fits only, and with several ranks
-            only if all have this callback with the same windows.
-        activities: What torch.profiler records, as a list of cpu, cuda and xpu. By default, all the machine
-            has.
+        skip_first: Initial steps to exclude from the benchmark, before the first wait. In a loop of known
+            length, the default excludes at most a sixth of the steps.
+        steps: Steps to record, as [start, end], end exclusive. Default: determined by active, wait, warmup
+            and repeat. With steps, skip_first affects the benchmark only.
+        stop_after_profile: Stop training after the first step following the last window. Like early stopping,
+            this respects min_steps and min_epochs and runs a validation. It ends fits only, and with multiple
+            ranks only if all have this callback with the same windows.
+        activities: Activities for torch.profiler to record, as a list of cpu, cuda and xpu. Default: all
+            available.
         record_shapes: Record operator input shapes in windows.
-        with_stack: Record Python stacks in windows, which makes them much slower.
+        with_stack: Record Python stacks; windows become much slower.
         profile_memory: Record allocations in windows.
-        flops: Count FLOPs in one step and time modules in three more. By default, only once this takes less
-            than 5% of the loop's time so far, or 0.1 s in total. The benchmark leaves these steps out. A
-            compiled model is counted on a copy without data.
+        flops: Count FLOPs in one step and time modules in three more. Default: only once this would take
+            less than 5% of the elapsed loop time, or less than 0.1 s in total. The benchmark excludes these
+            steps. A compiled model is counted on a copy without data.
         inspect: What to record in addition to timing, as InspectOptions or a dict of its values: sampling,
             workers, device_timing, fvcore, flop_formulas, peak_flops_per_s, ignore_modules.
         samples_fn: Function that counts a batch's samples (or tokens, ...). It runs every step and must
             return an int without waiting for the device. By default, the count comes from the batch itself,
             usually from the first dimension of its tensors.
-        unit: Name of what samples_fn counts, such as tokens.
-        log_every_n_steps: Log scalars every N steps; 0 disables logging. By default, the Trainer's
-            value, or less often if logging takes over 5% of the time. Only fits log.
-        dirpath: Folder for the report, the run and its traces. By default, modelprof next to the logger's
-            files, or in the Trainer's default_root_dir. Earlier runs are never overwritten: the folder's name
+        unit: Unit that samples_fn counts, such as tokens.
+        log_every_n_steps: Log scalars every N steps; 0 disables logging. Default: the Trainer's value, or
+            less often if logging would take more than 5% of the time. Only fits log.
+        dirpath: Directory for the report, run data and traces. Default: modelprof next to the logger's files,
+            or in the Trainer's default_root_dir. Earlier runs are never overwritten: the directory's name
             gets _1, _2, ... appended.
         report: Where and how to show the report, as ReportOptions or a dict of its values: terminal, colours,
             progress_bar, tensorboard, files, views, sorted_by, time_unit, thread_sep, op_detail, row_limit,
             module_depth, top_modules.
         bounds: Limits on disk space, overhead and ranks, as Bounds or a dict of its values: max_trace_mb,
             keep_windows, max_overhead, ranks.
-        rules: Thresholds for findings, as {rule: {threshold: value}}; {rule: False} turns a rule off. By
-            default, those listed in docs/report.md.
+        rules: Thresholds for findings, as {rule: {threshold: value}}; {rule: False} turns a rule off.
+            Default: those listed in docs/report.md.
 
     Attributes:
         report: The newest report; ``None`` before the first.

@@ -293,7 +293,7 @@ class SessionKeeper:
                 claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
             except OSError as error:
                 warn(
-                    f"couldn't create a folder for files at {self._directory}: {told(error)}. The results"
+                    f"couldn't create a directory for files at {self._directory}: {told(error)}. The results"
                     " will be in callback.report and callback.run"
                 )
             except Exception:  # the other ranks are waiting

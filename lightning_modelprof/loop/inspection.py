@@ -134,7 +134,7 @@ class Inspection:
             times_note=f"{loop.subject} ended before modules were timed",
             size_note=f"{loop.subject} ended before sizes were recorded",
             peak_note=f"{loop.subject} ended before the device's peak was looked up",
-            forward_table_note="off by default; inspect={'fvcore': True} runs fvcore on a copy of the model",
+            forward_table_note="not run; set inspect={'fvcore': True} to run fvcore on a copy of the model",
             sites_note=f"{loop.subject} ended before the {loop.step} whose lines are watched",
         )
 
@@ -496,7 +496,7 @@ class StepCopy(Record, frozen=True):
             ModelProfError: when something cannot be copied or traced, or other ranks would have to take part.
         """
         if self.host.world_size > 1:
-            raise ModelProfError("with several ranks, a forward on one could wait for the others forever")
+            raise ModelProfError("with multiple ranks, a forward on one could wait for the others forever")
         _refuse_closures(self.host.module)
         module = plain_copy(self.host.module)
         try:

@@ -26,7 +26,7 @@ MEMORY_TAG: Final = "modelprof/memory_mib"
 """Before the name of each scalar of memory."""
 
 
-_NO_COUNT: Final = "Live tensors weren't tracked because no step is counted. Set flops=True to count one."
+_NO_COUNT: Final = "No step was counted. Set flops=True to count one."
 
 
 class LoopMemory:
@@ -103,7 +103,7 @@ class LoopMemory:
         )
 
 
-_NOT_ASKED: Final = "Live tensors weren't tracked. Set profile_memory=True to track those of one step."
+_NOT_ASKED: Final = "Set profile_memory=True to track live tensors for one step."
 
 
 class FollowedStep:

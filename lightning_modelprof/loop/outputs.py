@@ -75,7 +75,7 @@ class Outputs:
     """Writes what one rank of one fit has to say.
 
     Args:
-        directory: the run's folder; ``None`` writes no files.
+        directory: the run's directory; ``None`` writes no files.
         loggers: the trainer's loggers; empty on all ranks but the first.
         report: where it is shown, and how.
         rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
@@ -341,7 +341,7 @@ class Outputs:
         check_same_run(self.directory / self._archive_name, self.created)
         real, number = _whereabouts(self.directory)
         if real != self.claimed[0] and number != self.claimed[1]:
-            raise OSError(f"{self.directory} now points to another folder: {real}")
+            raise OSError(f"{self.directory} now points to another directory: {real}")
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
@@ -442,6 +442,6 @@ def _check_room(folder: str | None, size: int) -> None:
 
 
 def trace_name(window: Window, rank: int) -> str:
-    """Where a window's trace lies in the run's folder."""
+    """Where a window's trace lies in the run's directory."""
     steps = window.recorded_steps
     return f"{TRACES}/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"

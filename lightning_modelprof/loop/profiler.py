@@ -287,7 +287,7 @@ class LoopProfiler:
                 claimed = PROCESS_LOOPS.claim(folder.absolute(), host.loop)
             except OSError as error:
                 _warn(
-                    f"couldn't create a folder for files at {folder}: {told(error)}. The results are in"
+                    f"couldn't create a directory for files at {folder}: {told(error)}. The results are in"
                     " .report and .run"
                 )
         seam: Any = session.seam

@@ -91,14 +91,14 @@ def check_writeable(directory: Path) -> None:
     if _is_address(directory):
         address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
         raise ConfigError(
-            f"ModelProfCallback: expected a local folder for files, got {address}. Set dirpath to a local"
-            " folder, or report={'files': False}."
+            f"ModelProfCallback: expected a local directory for files, got {address}. Set dirpath to a local"
+            f" directory, or report={'files': False}."
         )
     problem = _problem(directory)
     if problem:
         raise ConfigError(
             f"ModelProfCallback: can't write files to {directory}: {problem}. Set dirpath, change the"
-            " logger's folder, or set report={'files': False}."
+            f" logger's directory, or set report={'files': False}."
         )
 
 
@@ -115,7 +115,7 @@ def _problem(directory: Path) -> str:
     except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
         return f"can't read {error.filename or directory}: {error.strerror or error}"
     except ValueError as error:  # a zero byte, or half a surrogate pair
-        return f"invalid folder name: {error}"
+        return f"invalid directory name:  {error}"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"{existing} isn't writable"
     return _refused(existing)
@@ -158,7 +158,7 @@ def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
                 reasons += filter(None, [_in_the_way(folder)])
                 return folder, "; ".join(dict.fromkeys(reasons))
         except Exception as error:  # loggers are anybody's code
-            problem = f"the run's folder is unknown: {told(error)}"
+            problem = f"the run's directory is unknown: {told(error)}"
         reasons += [problem] * bool(problem)
     return _private_folder() / DEFAULT_FOLDER, "; ".join(dict.fromkeys(reasons))
 
@@ -191,12 +191,12 @@ def _why_not_here(place: Any) -> str:
     """Why files of ours cannot lie there, ``""`` if they can."""
     # A MagicMock says that it is a path, and of anything else.
     if not isinstance(place, str | os.PathLike) or type(place).__module__ == "unittest.mock":
-        return f"the run's folder isn't a path but a {type(place).__name__}"
+        return f"the run's directory isn't a path but a {type(place).__name__}"
     path = _local(place)
     if _is_address(path):
-        return f"the run's folder {os.fspath(place)} isn't on this machine"
+        return f"the run's directory {os.fspath(place)} isn't on this machine"
     problem = _problem(path)
-    return f"the run's folder isn't writable: {problem}" if problem else ""
+    return f"the run's directory isn't writable: {problem}" if problem else ""
 
 
 def _local(place: str | os.PathLike[str]) -> Path:

@@ -44,7 +44,7 @@ class Setting(Record, frozen=True, kw_only=True):
     """What is the same for all windows of one rank.
 
     Attributes:
-        directory: the run's folder; ``None`` writes no files.
+        directory: the run's directory; ``None`` writes no files.
         created: when the loop began, as in the run.
         rank: of the process that trains.
         is_first: whether this rank reports for all.

@@ -145,7 +145,7 @@ def load_run(path: str | Path) -> Run:
         check_run(run)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ArchiveError(
-            f"{file} isn't a saved run, or is damaged: {error}. Give the folder that contains {RUN_FILE}."
+            f"{file} isn't a saved run, or is damaged: {error}. Give the directory that contains {RUN_FILE}."
         ) from error
     return run
 
@@ -366,7 +366,7 @@ def _check_window(window: Window) -> None:
     if steps and not (window.first_step <= steps[0] and steps[-1] <= window.last_step):
         raise ValueError(f"window {window.index} has steps outside its range")
     if window.trace_file is not None and not _is_inside(window.trace_file):
-        raise ValueError(f"window {window.index} has a trace outside the run's folder")
+        raise ValueError(f"window {window.index} has a trace outside the run's directory")
 
 
 def _is_inside(name: str) -> bool:

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import ArchiveError, given_path
+from lightning_modelprof.errors import ArchiveError, given_path, remedy
 
 RUN_FILE: Final = "run.json"
 DEFAULT_FOLDER: Final = "modelprof"
@@ -49,7 +49,7 @@ def told_choice(path: str | Path) -> str:
         return ""
     return (
         f"This is {runs[-1].parent}, the newest of {len(runs)} runs in {path}. To see another one, give its"
-        " folder."
+        " directory."
     )
 
 
@@ -80,7 +80,7 @@ def newest_run(path: Any) -> tuple[Path, str]:
     if not files:
         raise no_run(file, given, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     newest = files[-1]
-    where = "the current folder" if given == Path() else str(given)
+    where = "the current directory" if given == Path() else str(given)
     if len(files) == 1:
         return newest, f"This is {newest.parent}, the only run in {where}."
     return newest, (
@@ -148,8 +148,8 @@ def _runs_of_a_logger(folder: Path) -> list[Path]:
 
 def _unreadable(folder: Path, error: OSError) -> ArchiveError:
     if isinstance(error, FileNotFoundError):
-        return ArchiveError(f"no such folder: {folder}")
-    return ArchiveError(f"can't read {folder}: {error.strerror or error}. Check the path and permissions.")
+        return ArchiveError(f"no such directory: {folder}")
+    return ArchiveError(f"can't read {folder}: {error.strerror or error}. {remedy(error)}")
 
 
 def _began(file: Path) -> float:
@@ -184,7 +184,7 @@ def no_run(file: Path, given: Path, error: Exception) -> ArchiveError:
     """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         folder = given if given.is_dir() or given.name not in {RUN_FILE, "report.json"} else given.parent
-        problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or folder: {given}"
+        problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or directory:  {given}"
     else:
         problem = f"can't read {file}: {getattr(error, 'strerror', None) or error}"
-    return ArchiveError(f"{problem}. Give the folder that contains {RUN_FILE}, {_examples(given)}.")
+    return ArchiveError(f"{problem}. Give the directory that contains {RUN_FILE}, {_examples(given)}.")

@@ -22,7 +22,7 @@ _MOST, _LEAST = 1_024, 64
 
 
 def rank_file(rank: int | str) -> str:
-    """Name of the file that a rank writes into the run's folder; ``"*"`` stands for all but the first."""
+    """Name of the file that a rank writes into the run's directory; ``"*"`` stands for all but the first."""
     return RUN_FILE if rank == 0 else f"run_rank{rank}.json"
 
 

@@ -20,7 +20,7 @@ from typing import IO, Final, Protocol
 import msgspec
 from isal import igzip_lib
 
-from lightning_modelprof.errors import TraceError, one_line
+from lightning_modelprof.errors import TraceError, one_line, remedy
 from lightning_modelprof.run.opening import open_regular
 from lightning_modelprof.trace.json import NOT_JSON, OUTLINE, RAW_ITEMS
 from lightning_modelprof.trace.packed import BROKEN, Forward, format_of, member_blocks, trace_members
@@ -167,8 +167,7 @@ class TextFile:
                     yield block
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
             raise TraceError(
-                f"can't read {self._path}: {getattr(error, 'strerror', None) or error}."
-                " Check the path and the permissions."
+                f"can't read {self._path}: {getattr(error, 'strerror', None) or error}. {remedy(error)}"
             ) from None
 
     def members(self) -> list[Path]:

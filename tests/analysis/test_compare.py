@@ -779,7 +779,7 @@ def test_wrong_tolerance(text, capsys):
 def test_errors_are_one_line(saved, tmp_path, capsys):
     fit, validation = saved("a", noisy(5, 0)), saved("b", noisy(5, 1), loop="validate")
     for arguments, message in (
-        ([fit, str(tmp_path / "none")], "no such file or folder: "),
+        ([fit, str(tmp_path / "none")], "no such file or directory: "),
         ([fit, fit], "the same run is given twice, first as"),
         ([fit, f"{fit}/modelprof/run.json"], "the same run is given twice, first as"),
         ([fit, validation], "expected a trainer.fit run like"),
@@ -796,8 +796,8 @@ def test_the_help_tells_the_exit_codes(capsys):
         main(["compare", "--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert (
-        "Exit status: 0 if faster, the same, or a table; 3 if slower than the tolerance allows; 4 if too"
-        in out
+        "Exit status: 0 if AFTER is faster or unchanged, or if a table is printed; 3 if it is slower by more"
+        " than the tolerance; 4 if the result is inconclusive" in out
     )
     assert "BEFORE AFTER" in out
 

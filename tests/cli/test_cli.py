@@ -565,7 +565,7 @@ def test_json_that_cannot_be_written_is_one_line(tmp_path, two_kernels, capsys):
     assert main(["analyze", two_kernels, "--json", str(target)]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"can't write {target}: no such folder: {target.parent}" in error
+    assert f"can't write {target}: no such directory: {target.parent}" in error
 
 
 def test_json_in_a_place_that_cannot_be_written(tmp_path, two_kernels, capsys):

@@ -350,8 +350,8 @@ def test_refuses_a_folder_below_one_that_may_not_be_entered(tmp_path, monkeypatc
 def test_refuses_a_folder_that_is_not_on_this_machine(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     message = refusal(tmp_path, [ModelProfCallback(dirpath=address)])
-    assert f"expected a local folder for files, got {address}. Set dirpath" in message
-    assert "Set dirpath to a local folder, or report={'files': False}" in message
+    assert f"expected a local directory for files, got {address}. Set dirpath" in message
+    assert "Set dirpath to a local directory, or report={'files': False}" in message
     assert not list(tmp_path.iterdir())
 
 

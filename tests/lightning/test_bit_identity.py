@@ -148,7 +148,7 @@ def assert_same(one, other, path="state"):
 
 
 def without_paths(state):
-    """The state less the checkpoint callback's, which holds the run's folder."""
+    """The state less the checkpoint callback's, which holds the run's directory."""
     checkpoints = {
         name: {key: value for key, value in checkpoint.items() if key != "callbacks"}
         for name, checkpoint in state["checkpoints"].items()

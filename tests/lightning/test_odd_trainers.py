@@ -86,7 +86,7 @@ class MockedMethods(Callback):
 # Name → what is given to the Trainer and to fit, and what the one warning has to say of it: "" for none.
 ADDRESS = "isn't on this machine"
 NO_PATH = "isn't a path but a"
-FAILED = "the run's folder is unknown"
+FAILED = "the run's directory is unknown"
 TABLE = {
     "default_root_dir: memory": ({"default_root_dir": "memory://runs/a"}, ADDRESS),
     "default_root_dir: s3": ({"default_root_dir": "s3://bucket/a"}, ADDRESS),
@@ -188,7 +188,7 @@ def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
 
 def test_an_address_that_is_asked_for_is_refused(tmp_path):
     callback = ModelProfCallback(dirpath="memory://runs", report={"terminal": False})
-    with pytest.raises(ConfigError, match="expected a local folder for files, got memory://runs"):
+    with pytest.raises(ConfigError, match="expected a local directory for files, got memory://runs"):
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(4))
 
 

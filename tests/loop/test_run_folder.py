@@ -134,7 +134,7 @@ def test_a_folder_that_becomes_a_link_is_not_written_through(tmp_path, has_folde
     with our_warnings() as messages:
         callback = run_fit(folder.parent, module=at(5, swap), dirpath=str(folder), steps=(3, 8))
     assert len(messages) == 1
-    assert f"{folder} now points to another folder: {elsewhere}" in messages[0]
+    assert f"{folder} now points to another directory: {elsewhere}" in messages[0]
     assert not contents(elsewhere)
     assert elsewhere.exists() == has_folder
     assert len(callback.run.ranks[0].steps) == 32

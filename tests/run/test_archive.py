@@ -234,7 +234,7 @@ def test_runs_below_what_was_asked_for_are_named_the_newest_first(tmp_path):
 
 @pytest.mark.parametrize("name", ["nothing.json", "."])
 def test_missing_file_is_refused(tmp_path, name):
-    with pytest.raises(ArchiveError, match=r"Give the folder that contains run\.json"):
+    with pytest.raises(ArchiveError, match=r"Give the directory that contains run\.json"):
         load_run(tmp_path / name)
 
 
@@ -374,4 +374,4 @@ def test_ctrl_c_leaves_a_report(tmp_path):
     assert len(run.ranks[0].steps) == 23
     assert run.ranks[0].unfinished_steps == 1
     assert report_of(tmp_path)["run"]["status"] == "interrupted"
-    assert "23 training steps of Net, interrupted" in result.stdout
+    assert "Net, 23 training steps (interrupted)" in result.stdout

@@ -325,7 +325,7 @@ class Generates(Net):
         (Net(), {"ignore_modules": [nn.Linear(1, 1)]}, "expected classes, class names or module paths"),
         (Net(), {"ignore_modules": nn.Module}, "no modules are left"),
         (Net(), {"formulas": {"aten::nothing": max}}, "expected an operator"),
-        (Net(), {"output_file": "/no/such/folder/file"}, "no such folder: /no/such/folder"),
+        (Net(), {"output_file": "/no/such/folder/file"}, "no such directory: /no/such/folder"),
         (Net(), {"loss_fn": lambda output: output}, "one element and a gradient, got 16 × 2 float32"),
         (Net(), {"loss_fn": lambda output: 3.0}, "got float"),
         (Net(), {"loss_fn": lambda output: output.detach().sum()}, "without a gradient"),
