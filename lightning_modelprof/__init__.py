@@ -1,4 +1,4 @@
-"""Shows where PyTorch Lightning training time goes.
+"""Show where PyTorch Lightning training time goes.
 
 Names are imported when they are first used, so that the command line needs neither torch nor lightning.
 """

@@ -84,7 +84,7 @@ def with_loops(report: Report, run: Run) -> Report:
 def _title(analysis: Analysis) -> str:
     model, loop = analysis.info.model or "model", loop_of(analysis.info.loop)
     steps = f"{loop.name} {loop.step}" if analysis.num_steps == 1 else f"{loop.name} {loop.steps}"
-    return f"lightning-modelprof: {analysis.num_steps} {steps} of {model}, {analysis.info.status}"
+    return f"lightning-modelprof: {model}, {analysis.num_steps} {steps} ({analysis.info.status})"
 
 
 def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -344,7 +344,7 @@ def _without_copies(findings: Sequence[Finding]) -> list[Finding]:
 def _less_copies(finding: Finding, copies_ns: float) -> Finding:
     whole_ns = finding.saving_ns_per_step or 0.0
     left_ns = whole_ns - copies_ns
-    said = f"{milliseconds(min(copies_ns, whole_ns))} of it is in the finding {HostToDeviceCopy.kind}."
+    said = f"{milliseconds(min(copies_ns, whole_ns))} of that is already included in {HostToDeviceCopy.kind}."
     is_hint = left_ns < (1 - _MOSTLY) * whole_ns
     return replace(
         finding,
@@ -365,7 +365,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
             findings = tuple(with_idiom(one, analysis.info.created, *sampled) for one in findings)
         return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
-        return rule.not_evaluated(f"the rule failed, which is a fault of its own: {told(error)}")
+        return rule.not_evaluated(f"the rule failed because of a bug:  {told(error)}")
 
 
 def _rules_of(analysis: Analysis) -> tuple[Rule, ...]:

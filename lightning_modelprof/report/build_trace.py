@@ -333,7 +333,7 @@ def _input_bound(
     action = "Make batches faster, or use more DataLoader workers."
     if loading == {"main thread"}:
         needed = math.ceil(wait_ns / rest_ns)
-        evidence.append(count("num_workers advised", needed))
+        evidence.append(count("recommended num_workers", needed))
         action = f"Set num_workers={needed} or more (currently 0)."
     return (
         _RULE.found(

@@ -61,7 +61,7 @@ WORDS: Final[Mapping[str, str]] = {
     ),
     "span": (
         "from the start of the first complete step to the end of the last one, without gaps between steps"
-        " that aren't consecutive (several windows in one file, or a gap longer than 1 ms and than the"
+        " that aren't consecutive (multiple windows in one file, or a gap longer than 1 ms and than the"
         " median step). A note lists the parts."
     ),
 }

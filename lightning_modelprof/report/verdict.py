@@ -137,13 +137,13 @@ _HOW: Final = {
     "overhead_bound": "{share} of {whole} is spent in {what}",
 }
 _HOW_OF_DEVICE: Final = {
-    "sync_bound": "{share} of {whole} is lost because the GPU idles after the CPU waited for it",
+    "sync_bound": "The GPU spends {share} of {whole} idle after the CPU waited for it",
     "communication_bound": _HOW["communication_bound"],
-    "host_bound": "{share} of {whole} is lost because the GPU waits for the CPU to launch work",
+    "host_bound": "The GPU spends {share} of {whole} waiting for the CPU to launch work",
 }
 
 
-_HOW_OF_LATE_WORK: Final = "{share} of {whole} is lost because the GPU waits while the CPU runs {work}"
+_HOW_OF_LATE_WORK: Final = "The GPU spends {share} of {whole} waiting while the CPU runs {work}"
 
 
 class Accounting(Record, frozen=True, kw_only=True):
@@ -197,7 +197,7 @@ def give_verdict(
     if not is_busy or isinstance(analysis.slow, Absent):
         return verdict
     share = percent(analysis.slow.record.cpu_wait_share)
-    busy = f"CPU contention: training had no CPU {share} of the time, so timings are inflated."
+    busy = f"CPU contention: training spent {share} of the time waiting for a CPU, so timings are inflated."
     return replace(verdict, summary=f"{verdict.summary} {busy}")
 
 

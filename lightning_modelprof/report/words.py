@@ -28,8 +28,8 @@ def other_shares(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     return (
-        f"Shares are of all {loop_of(analysis.info.loop).steps}, clean or not. The verdict, findings and"
-        f" Perf Summary use clean {loop_of(analysis.info.loop).steps}.",
+        f"Ratios are also over all {loop_of(analysis.info.loop).steps}. The verdict, findings and Perf"
+        f" Summary use only clean {loop_of(analysis.info.loop).steps}.",
     )
 
 

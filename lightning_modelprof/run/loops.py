@@ -44,7 +44,7 @@ class Loop(Record, frozen=True, kw_only=True):
     @property
     def first_of(self) -> str:
         """Why a step with ``FIRST_OF_EPOCH`` is left out; an evaluation goes through each dataloader once."""
-        return "first of an epoch" if self.is_fit else "first of a dataloader"
+        return "first in an epoch" if self.is_fit else "first in a dataloader"
 
 
 FIT: Final = Loop(

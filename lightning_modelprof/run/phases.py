@@ -148,7 +148,7 @@ PHASES: Final[tuple[Phase, ...]] = (
         "rank_wait",
         "Rank wait",
         (
-            "with several ranks, the time until Lightning (since 2.5.2) has told all of them about signals"
+            "with multiple ranks,  the time until Lightning (since 2.5.2) has told all of them about signals"
             " at the start of each step. It reads a value from the device, so on a GPU it includes waiting"
             " for the rank's own device"
         ),
@@ -162,7 +162,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     ),
     Phase(
         "epoch_turn",
-        "Epoch turn",
+        "Epoch boundary",
         (
             "time between two epochs' batches outside the other phases, such as Lightning's own work, epoch"
             " metrics and loggers. It counts for the first step of the next epoch"
@@ -215,7 +215,7 @@ PARTS: Final[tuple[Phase, ...]] = (
         "Metrics and epoch end",
         (
             "computing logged metrics, after each dataloader's last batch, and the module's"
-            " `on_validation_epoch_end`. With several ranks it includes waiting for the others there"
+            " `on_validation_epoch_end`. With multiple ranks it includes waiting for the others there"
         ),
         "may_wait",
     ),

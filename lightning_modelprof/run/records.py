@@ -58,7 +58,7 @@ class Window(Record, frozen=True, kw_only=True):
         first_step, last_step: the requested steps, both inclusive.
         recorded_steps: numbers of the steps recorded from start to end.
         status: how it ended.
-        trace_file: path of the trace relative to the run's folder, ``None`` if none was written.
+        trace_file: path of the trace relative to the run's directory, ``None`` if none was written.
         note: why the status is not complete, or why there is no trace though there should be one; ``""``
             otherwise.
         close_ns: host time that the training thread spent to stop and export it; older versions also read

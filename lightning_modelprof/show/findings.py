@@ -38,7 +38,7 @@ _MAX_PLACES = 3
 _CELL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
 """What IPython's kernel calls the code of a cell."""
 
-_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "hint"}
+_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "HINT"}
 
 
 class FindingText(Record, frozen=True):
@@ -64,7 +64,7 @@ def verdict_line(verdict: Verdict) -> str:
     """The verdict in one line, with how much of the time is accounted for."""
     line = f"{verdict_word(verdict)}: {verdict.summary}"
     if verdict.accounted_ratio is not None:
-        line += f" {percent(verdict.accounted_ratio)} of the time is attributed."
+        line += f" {percent(verdict.accounted_ratio)} of the time is accounted for."
     return one_line(line)
 
 
@@ -96,7 +96,7 @@ def brief_lines(report: Report) -> list[str]:
 
 
 def list_line(report: Report, place: str) -> str:
-    """A saved run in one line: when, model, how fast, verdict, folder."""
+    """A saved run in one line: when, model, how fast, verdict, directory."""
     run = report.sections["run"]
     ips = (report.sections.get("benchmark") or {}).get("ips") or {}
     verdict = "" if report.verdict is None else verdict_word(report.verdict)
@@ -182,7 +182,8 @@ def summary_line(findings: Sequence[Finding]) -> str:
         sum(finding.status is status for finding in findings)
         for status in (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
     )
-    return f"{found} found, {clean} passed, {silent} not applicable; report.json lists all checks."
+    count = f"{found} finding{'' if found == 1 else 's'}"
+    return f"{count}, {clean} passed, {silent} not applicable; report.json lists all checks."
 
 
 def _text(finding: Finding) -> FindingText:
@@ -192,13 +193,13 @@ def _text(finding: Finding) -> FindingText:
         head += f": {gain}"
     lines = [finding.summary]
     if finding.action:
-        lines.append(f"Do: {finding.action}")
+        lines.append(f"Fix: {finding.action}")
     if figures := evidence_text(finding):
         lines.append(f"Evidence: {figures}")
     places = [place for place in map(_place, finding.locations) if place]
-    lines += [f"At: {place}" for place in places[:_MAX_PLACES]]
+    lines += [f"Where: {place}" for place in places[:_MAX_PLACES]]
     if len(places) > _MAX_PLACES:
-        lines.append(f"At: {len(places) - _MAX_PLACES} more places")
+        lines.append(f"Where: {len(places) - _MAX_PLACES} more places")
     return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
 
 
@@ -215,7 +216,7 @@ class Place(Record, frozen=True):
 def place_of(location: Location) -> Place:
     """Such as ``train.py:40`` and ``in Net.training_step``.
 
-    A line where only the function starts has ``(def Net.training_step)`` instead.
+    Where only the function is known, the line is that of its ``def``.
     """
     file = one_line(_short_file(location.file or ""))
     has_line = bool(file) and location.line is not None
@@ -224,7 +225,7 @@ def place_of(location: Location) -> Place:
     words = []
     if location.function:
         name = one_line(location.function)
-        words.append(f"(def {name})" if has_line and not location.is_exact else f"in {name}")
+        words.append(f"in {name}")
     if location.module:
         words.append(f"module {one_line(location.module)}")
     if location.package:

@@ -244,7 +244,7 @@ def _hidden_note(table: Table, num_shown: int, limit: int) -> tuple[str, ...]:
     )
     if table.row_limit is None:
         return (f"Shows {what}; the JSON report has all of them.",)
-    return (f"Shows {what}; more with row_limit or --row-limit, all of them in the JSON report.",)
+    return (f"Shows {what}. Raise row_limit (--row-limit) to see more; the JSON report has all of them.",)
 
 
 def _unit(table: Table, row: int, column: Column) -> Unit:

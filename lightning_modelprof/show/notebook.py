@@ -18,7 +18,7 @@ from lightning_modelprof.show.step_card import step_card_svg
 
 _MAX_FINDINGS: Final = 4
 _MAX_PAGE: Final = 2_000_000
-"""Characters of a page that a notebook is made to hold; a longer one is in the run's folder alone."""
+"""Characters of a page that a notebook is made to hold; a longer one is in the run's directory alone."""
 
 _MAX_TEXT: Final = 400
 """Characters of one text, so that names of any length leave the card small."""

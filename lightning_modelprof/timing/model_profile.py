@@ -345,7 +345,7 @@ def writeable_file(output_file: str | Path | None) -> Path | None:
     if path.is_dir() or not path.parent.is_dir():
         raise ModelProfError(
             f"profile_model(output_file): can't write {path}: "
-            + ("it's a folder." if path.is_dir() else f"no such folder: {path.parent}.")
+            + ("it's a directory." if path.is_dir() else f"no such directory: {path.parent}.")
         )
     return path
 

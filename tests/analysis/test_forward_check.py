@@ -223,7 +223,9 @@ def test_the_tables_of_a_small_model():
         ("norm", "BatchNorm1d", 10, 0, 0.0, 0),
     )
     assert modules.depths == (0, 1, 2, 1, 1)
-    assert modules.notes[2:] == ("Agrees with the forward FLOPs of a real step within 0.1% in every module.",)
+    assert modules.notes[2:] == (
+        "The result agrees with the forward FLOPs of a real step within 0.1% in every module.",
+    )
     assert operators.rows == (("conv", 1440, 1440 / total), ("linear", 1200, 1200 / total))
 
 

@@ -99,7 +99,7 @@ def test_the_phase_table():
     )
     assert table.depths == (0, 1, 1, 0, 1, 1)
     text = " ".join(table.notes)
-    assert "Counted while step 6 ran" in text
+    assert "Counted during step 6." in text
     assert "make these figures too low: mylib::secret (3 calls)" in text
     assert "add 77 FLOPs" in text
     assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
@@ -120,7 +120,7 @@ def test_a_rate_that_an_older_version_measured_is_no_peak():
     table, _ = tables(facts)
     assert table.columns[-1].label == "MFU / HFU"
     text = " ".join(table.notes)
-    assert "MFU and HFU are unknown without a peak for float32. The device's peak is unknown" in text
+    assert "MFU and HFU require the device's peak for float32. The device's peak is unknown" in text
     assert "A formula failed: aten::mm: wrong." in text
     assert "on a copy of the model without data and without the optimizer." in text
 

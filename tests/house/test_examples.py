@@ -79,7 +79,7 @@ def test_minimal(tmp_path):
 @needs_images
 def test_a_plain_loop(tmp_path):
     printed = succeed("examples/plain_loop.py", "--epochs", 2, cwd=tmp_path)
-    assert "64 training steps of Sequential, finished" in printed
+    assert "Sequential, 64 training steps (finished)" in printed
     check_files(tmp_path / "modelprof", profiled=True)
 
 

@@ -73,7 +73,7 @@ def test_an_example(tmp_path, example):
     result = run_script(WITH_AND_WITHOUT, folder, example, cwd=tmp_path, timeout=300, fresh=True)
     assert result.returncode == 0, result.stderr[-3000:]
     fitted = result.stdout.split("BEGIN")[1].split("FITTED")[0]
-    assert " training steps of " in fitted
+    assert " training steps (" in fitted
     assert "Perf Summary" in fitted
     predicted = result.stdout.split("FITTED")[1].split("PREDICTED")[0]
     assert "lightning-modelprof" not in predicted

@@ -390,7 +390,7 @@ def test_fvcore_agrees(tmp_path):
     callback = run_fit(tmp_path, module=module, active=0, skip_first=10, fvcore=True)
     facts = cost_of(callback).forward_table
     assert sum(entry.macs for entry in facts.counts) == FORWARD
-    assert "Agrees with the forward FLOPs" in " ".join(table(callback, "forward_modules").notes)
+    assert "agrees with the forward FLOPs" in " ".join(table(callback, "forward_modules").notes)
     pickle.dumps(copy.deepcopy(module))
 
 
@@ -478,4 +478,6 @@ def test_on_a_cpu_there_are_flops_per_second_and_no_share(tmp_path):
     assert math.isfinite(section["flops_per_s"])
     assert (section["mfu"], section["hfu"], section["peaks"]) == (None, None, [])
     assert not any("matmul" in key for key in section)
-    assert "No peak is known for 'cpu'; set peak_flops_per_s" in " ".join(table(callback, "flops").notes)
+    assert "No peak is known for 'cpu'; set inspect={'peak_flops_per_s'" in " ".join(
+        table(callback, "flops").notes
+    )

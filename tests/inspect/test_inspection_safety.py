@@ -601,7 +601,9 @@ def test_two_ranks(tmp_path):
     (cost,) = [rank.model_cost for rank in load_run(tmp_path / "True" / "modelprof").ranks if rank.rank == 0]
     assert sum(operator.flops or 0 for operator in cost.count.operators) == 2 * (FORWARD + BACKWARD)
     assert cost.times.steps == 3
-    assert cost.forward_table_note == "with several ranks, a forward on one could wait for the others forever"
+    assert (
+        cost.forward_table_note == "with multiple ranks, a forward on one could wait for the others forever"
+    )
 
 
 class Leaving(Net):

@@ -297,7 +297,7 @@ def test_lightning_agrees_but_for_the_differences_that_are_listed():
 def test_unknown_devices_have_no_peak(device, name, units, reason):
     rates, note = peak_rates(device(name, units), ALL, None)
     assert rates == ()
-    assert note == f"no peak is known for {name!r}{reason}; set peak_flops_per_s"
+    assert note == f"no peak is known for {name!r}{reason}; set inspect={{'peak_flops_per_s': ...}}"
 
 
 @pytest.mark.parametrize("name", ["A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"])
@@ -325,7 +325,7 @@ def test_no_name_is_two_entries_with_the_same_units():
 def test_devices_without_a_data_sheet(kind):
     assert peak_rates(torch.device(kind), ("float32",), None) == (
         (),
-        f"no peak is known for {kind!r}; set peak_flops_per_s",
+        f"no peak is known for {kind!r}; set inspect={{'peak_flops_per_s': ...}}",
     )
 
 
@@ -336,7 +336,10 @@ def test_a_driver_that_fails_is_a_note(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
     rates, note = peak_rates(CUDA, ("float32",), None)
     assert rates == ()
-    assert note == "no peak is known for 'cuda:0' (its name can't be read: no driver); set peak_flops_per_s"
+    assert note == (
+        "no peak is known for 'cuda:0' (its name can't be read: no driver); set"
+        " inspect={'peak_flops_per_s': ...}"
+    )
 
 
 # ---- Which dtype
@@ -356,7 +359,10 @@ def test_the_rates_of_a_device_with_their_source(device):
 def test_dtypes_that_a_device_does_not_have(device):
     rates, note = peak_rates(device("Tesla T4"), ("bfloat16", "float16", "complex64"), None)
     assert [rate.dtype for rate in rates] == ["float16"]
-    assert note == "no peak is known for bfloat16, complex64 on 'Tesla T4'; set peak_flops_per_s"
+    assert (
+        note
+        == "no peak is known for bfloat16, complex64 on 'Tesla T4'; set inspect={'peak_flops_per_s': ...}"
+    )
 
 
 def test_float32_without_tf32(device):
@@ -387,7 +393,7 @@ def test_tf32_on_other_devices_cannot_be_told(device, with_tf32, name, maker):
     assert [rate.dtype for rate in rates] == ["float16"]
     assert note == (
         f"no peak is known for float32 (TF32 is on in torch, but its effect on {maker} devices"
-        f" is unknown) on {name!r}; set peak_flops_per_s"
+        f" is unknown) on {name!r}; set inspect={{'peak_flops_per_s': ...}}"
     )
 
 

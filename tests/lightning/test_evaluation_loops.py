@@ -287,7 +287,7 @@ def test_several_dataloaders(bench, key):
     assert bench.has_tag(StepTag.FIRST_OF_EPOCH) == [True, False, False, True, False]
     # The second loader's start is inside the fetch of its first batch.
     assert [step["dataloader"] // MS for step in bench.truth.steps] == [3, 3, 3, 16, 3]
-    assert "first of a dataloader 2" in text_of(bench)
+    assert "2 first in a dataloader" in text_of(bench)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -578,7 +578,9 @@ def test_clean_batches(bench):
     report = bench.callback.report
     text = text_of(bench)
     assert "9 clean batches out of 12." in text
-    assert "Excluded batches: skip_first 2, first of a dataloader 1; a batch with several reasons" in text
+    assert (
+        "Excluded batches: 2 skip_first, 1 first in a dataloader. A batch excluded for more than one" in text
+    )
     assert "gradient accumulation" not in text
     figures = report.sections["benchmark"]
     assert figures["steps"] == 9
@@ -694,7 +696,7 @@ def test_terminal_and_step_info(tmp_path, capsys):
 
     asks = Asks()
     run_real(tmp_path, "test", active=0, terminal=True, others=(asks,))
-    assert "32 test batches of Real, finished" in capsys.readouterr().out
+    assert "Real, 32 test batches (finished)" in capsys.readouterr().out
     assert "reader_cost:" in asks.seen
     assert "images/s" in asks.seen
 
@@ -1002,7 +1004,7 @@ def test_a_report_and_a_run_are_one_line_at_the_prompt(tmp_path):
     callback = ModelProfCallback(dirpath=tmp_path / "modelprof")
     fit_quietly(make_real_trainer(tmp_path, callback), Net(), loader(60))
     assert repr(callback.report).startswith(
-        "<Report: lightning-modelprof: 30 training steps of Net, finished;"
+        "<Report: lightning-modelprof: Net, 30 training steps (finished);"
     )
     assert f"{callback.report.verdict.kind}; findings " in repr(callback.report)
     assert repr(callback.run).startswith("<Run: fit of Net, finished; 30 steps, ranks 1, of 20")

@@ -308,7 +308,7 @@ def test_tensorboard(tmp_path, capsys, monkeypatch, harmless, name):
     _, messages = harmless(terminal=True, trainer={"logger": TensorBoardLogger(tmp_path)})
     assert len(messages) == 1, messages
     assert "couldn't write to TensorBoard: Fault" in messages[0]
-    assert "training steps of" in capsys.readouterr().out
+    assert " training steps (" in capsys.readouterr().out
     assert report_of(tmp_path)["run"]["status"] == "finished"
 
 
@@ -330,7 +330,7 @@ def test_a_summary_writer_that_cannot_be_made(tmp_path, capsys, monkeypatch, har
     _, messages = harmless(terminal=True, trainer={"logger": logger})
     assert len(messages) == 1, messages
     assert "couldn't write to TensorBoard: Fault" in messages[0]
-    assert "training steps of" in capsys.readouterr().out
+    assert " training steps (" in capsys.readouterr().out
     assert "modelprof/ips" in logger.seen
 
 

@@ -149,7 +149,7 @@ def test_fits_of_one_process_have_a_line_each_and_one_folder(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("page: ") == 1, "the first one's report"
     lines = [
-        one for one in out.splitlines() if one.startswith("lightning-modelprof: 8 training steps of Small")
+        one for one in out.splitlines() if one.startswith("lightning-modelprof: Small, 8 training steps")
     ]
     assert len(lines) == 2, "the first one has twenty lines"
     assert ". CANNOT TELL: " in lines[0]

@@ -169,7 +169,7 @@ class Other:
 )
 def test_it_is_said_of_a_function_that_reads_it(tmp_path, line, is_said):
     advice = advice_at(tmp_path, next(n for n, one in enumerate(SOURCE.splitlines(), 1) if line in one))
-    assert ("The attribute grows every step (line 4; 99 elements" in advice) == is_said
+    assert ("which grows every step (line 4; 99 elements" in advice) == is_said
 
 
 def test_the_same_name_in_another_class_is_something_else(tmp_path):

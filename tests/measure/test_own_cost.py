@@ -119,7 +119,7 @@ def test_the_wait_for_the_report_is_ours(tmp_path, monkeypatch):
     assert cost["share"] == pytest.approx(known_ns / (cost["loop_ns"] + wait_ns))
     assert cost["loop_ns"] < callback.report.sections["run"]["wall_ns"] + 300 * MS
     (note,) = (one for one in table_of(callback.report, "perf_summary").notes if "Profiler overhead" in one)
-    assert "was waiting for the report after the loop" in note
+    assert "was spent waiting for the report after the loop" in note
     assert read_report(tmp_path / "modelprof").sections["own_cost"] == cost
 
 

@@ -251,7 +251,7 @@ def test_it_is_found_with_the_memory_of_all_samples():
     assert finding.severity is Severity.INFO
     assert finding.saving_ns_per_step is None
     assert "all 1,000 take 1,000 MiB." in finding.action
-    assert {one.label: one.value for one in finding.evidence}["cache size, all samples"] == 1_000 << 20
+    assert {one.label: one.value for one in finding.evidence}["cache size for all samples"] == 1_000 << 20
     assert finding.locations[0].line == 7
     workers = evaluate(setup=with_loader(batch_size=8, num_workers=2, dataset=None, collate=None))
     assert "per worker" in workers.action

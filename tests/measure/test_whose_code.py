@@ -233,7 +233,7 @@ def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
     assert finding.action.startswith("Do less in Lit.on_train_batch_end")
     assert "Lit.on_train_batch_end is part of fakelib" in finding.action
     [text] = found_texts([finding])
-    assert f"At: fakelib/core.py:{place.line} in Lit.on_train_batch_end, of fakelib" in text.lines
+    assert f"Where: fakelib/core.py:{place.line} in Lit.on_train_batch_end, of fakelib" in text.lines
     document = report_of(tmp_path)
     [saved] = [one for one in document["findings"] if one["kind"] == "slow_module_hook"]
     assert saved["locations"][0]["package"] == "fakelib"

@@ -52,7 +52,7 @@ def test_every_point_is_a_step_and_its_layers_add_up():
     chart = charts["phases_per_step"]
     assert (chart.kind, chart.unit, chart.x) == ("stacked", Unit.DURATION_NS, (0.0, 1.0, 2.0))
     assert layers(chart) == {"dataloader": (4.0, 5.0, 40.0), "forward": (6.0, 15.0, 20.0)}
-    assert chart.notes == ("All steps, clean or not. One point per step.",)
+    assert chart.notes == ("All steps, including excluded ones. One point per step.",)
     shares = charts["phase_shares"]
     assert layers(shares) == {"dataloader": (49 / 90,), "forward": (41 / 90,)}
     assert shares.x == (3.0,)

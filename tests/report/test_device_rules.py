@@ -135,7 +135,7 @@ def evidence(finding):
 def test_bands_of_a_sync(stake, status, severity):
     finding = only(run(HostDeviceSync(), trace(wait(stake))))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["could save, per step"] == pytest.approx(stake * MS)
+    assert evidence(finding)["could save per step"] == pytest.approx(stake * MS)
 
 
 def test_what_is_short_is_clean():
@@ -157,8 +157,10 @@ def test_a_sync_with_its_exact_line():
         Location(file="/home/me/net.py", line=41, function="training_step", is_exact=True),
     )
     assert finding.saving_ns_per_step == 20 * MS
-    assert finding.summary.startswith("The CPU waits 2 times per step in aten::item in forward, for 40 ms.")
-    assert f"finishes {COST} earlier" in finding.summary
+    assert finding.summary.startswith(
+        "The CPU waits 2 times per step in aten::item in forward, 40 ms in total."
+    )
+    assert f"would finish {COST} earlier" in finding.summary
     assert "torch._assert_async" in finding.action
 
 
@@ -350,7 +352,7 @@ def test_windows_are_taken_together():
 def test_bands_of_late_launches(late, status, severity):
     finding = only(run(LaunchBound(), trace(wait(50), launch=late)))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["GPU idle per step, CPU late"] == pytest.approx(late * MS)
+    assert evidence(finding)["GPU idle per step while the CPU is late"] == pytest.approx(late * MS)
     assert evidence(finding)["kernels per step"] == 1234
 
 
@@ -440,7 +442,7 @@ def test_communication_of_all_ranks():
         trace(distributed=Absent("none")),
     )
     finding = only(CommunicationExposed().judge(ranks, Circumstances()))
-    assert evidence(finding)["exposed share of the step, best rank"] == pytest.approx(0.1)
+    assert evidence(finding)["exposed share of the step on the best rank"] == pytest.approx(0.1)
     assert finding.saving_ns_per_step == 30 * MS  # 60 ms in two steps
 
 

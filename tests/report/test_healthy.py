@@ -62,7 +62,7 @@ def slow(evidence):
 
 PASSED = (
     Finding(kind="memory_near_capacity", status=Status.CLEAN, title="Memory fits", summary="40% is used."),
-    Finding(kind="input_bound", status=Status.CLEAN, title="Data keeps up", summary="Nothing waits."),
+    Finding(kind="input_bound", status=Status.CLEAN, title="Data loading keeps up", summary="Nothing waits."),
     Finding(kind="amp_off", status=Status.NOT_EVALUATED, title="Mixed precision is on", summary="no GPU"),
 )
 
@@ -89,12 +89,12 @@ def test_few_figures_leave_nothing_to_fold():
 
 
 def test_passed_checks_take_one_line_of_their_names():
-    assert passed_line(PASSED) == "Passed: Memory fits, Data keeps up."
+    assert passed_line(PASSED) == "Passed: Memory fits, Data loading keeps up."
     assert passed_line(PASSED[2:]) == ""
     text = " ".join(render_text(report_of(*PASSED)).split())
-    assert "Passed: Memory fits, Data keeps up. 0 found, 2 passed, 1 not applicable" in text
+    assert "Passed: Memory fits, Data loading keeps up. 0 findings, 2 passed, 1 not applicable" in text
     groups = other_rules(PASSED)
     assert [one["label"] for one in groups] == ["Passed", "Not applicable"]
     [(passed, names), (other, _)] = details(findings_html(report_of(*PASSED)), "checks")
     assert "open" not in passed + other
-    assert "Memory fits, Data keeps up</span></summary>" in names
+    assert "Memory fits, Data loading keeps up</span></summary>" in names

@@ -66,14 +66,14 @@ def test_workers_that_hide_a_batch():
     one = advice(30, 8)
     assert one.num_workers == 4
     assert one.saving_ns == 30 * MS, "the wait is what it costs, whatever workers gain"
-    assert one.action == "Set num_workers=4, persistent_workers=True (currently 0)."
+    assert one.action == "Set num_workers=4, persistent_workers=True (currently num_workers=0)."
     assert one.told == " Workers only help if CPUs are free."
 
 
 def test_workers_that_are_behind():
     """2 workers deliver every 15 ms, so one needs 30 ms for a batch; the rest takes 8 ms: again 4."""
     one = advice(7, 8, workers=2)
-    assert evidence(one)["max batch time, one worker"] == 30 * MS
+    assert evidence(one)["max batch time per worker"] == 30 * MS
     assert (one.num_workers, one.saving_ns) == (4, 7 * MS)
     assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently 2).")
 
@@ -82,11 +82,11 @@ def test_no_more_workers_than_cpus():
     """100 ms a batch beside 5 ms of work: 3 workers on 4 CPUs deliver one every 33 ms. One number is said."""
     one = advice(100, 5, cpus=4)
     assert one.num_workers == 3
-    assert evidence(one)["step time with these workers, at best"] == pytest.approx((100 / 3 + 0.5) * MS)
+    assert evidence(one)["best step time with these workers"] == pytest.approx((100 / 3 + 0.5) * MS)
     assert one.saving_ns == 100 * MS
     assert one.action.startswith("Pre-decode or pre-transform the data"), "the bigger one comes first"
     assert "Saves up to 100 ms per step. Or set num_workers=3, persistent" in one.action
-    assert one.action.endswith("(currently 0). Saves at most 71.2 ms per step.")
+    assert one.action.endswith("(currently num_workers=0). Saves at most 71.2 ms per step.")
     assert one.action.count("num_workers=") == 1
     # All of them are taken: nothing is left to advise but cheaper batches.
     one = advice(100, 5, workers=3, cpus=4)
@@ -177,7 +177,7 @@ def test_what_workers_save_against_a_simulated_machine(seed):
         assert gain < 0.3 * batch + 1
         return
     simulated = batch + rest - simulated_step(batch, rest, rest_cpus, one.num_workers, cpus)
-    said = batch + rest - evidence(one)["step time with these workers, at best"] / MS
+    said = batch + rest - evidence(one)["best step time with these workers"] / MS
     assert said >= simulated - 0.6
     assert said <= simulated + 0.3 * (batch + rest)
     assert one.saving_ns == batch * MS
@@ -286,8 +286,8 @@ def test_workers_that_keep_up_are_not_to_be_more():
     finding = of(40, 38)
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, 3.5 * MS)
     assert finding.action == (
-        "Build each batch from fewer, larger tensors, or fewer bytes. Or try num_workers=0 if loading a batch"
-        " takes less than 4 ms."
+        "Build each batch from fewer, larger tensors, or fewer bytes. Alternatively, try num_workers=0 if"
+        " loading a batch takes less than 4 ms."
     )
     assert "95% of batches were ready when fetched" in finding.summary
     assert "More workers wouldn't help." in finding.summary

@@ -310,7 +310,7 @@ def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, statu
     analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
     finding = only(InputBound().evaluate(analysis))
     assert finding.status is status
-    assert evidence(finding)["waiting for data, per step"] == pytest.approx(
+    assert evidence(finding)["data wait per step"] == pytest.approx(
         STOPPED.mean() * MS
     )  # however it is judged
 
@@ -323,7 +323,7 @@ def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
     analysis = analysis_of(steps_of(100, forward=10, dataloader=fetches), setup=setup, slow=waited(share))
     finding = only(InputBound().evaluate(analysis))
     assert finding.severity is Severity.CRITICAL
-    assert evidence(finding)["waiting for data, per step"] == pytest.approx(10 * MS)
+    assert evidence(finding)["data wait per step"] == pytest.approx(10 * MS)
     assert finding.saving_ns_per_step == pytest.approx(10 * MS)
 
 
@@ -829,7 +829,7 @@ def test_one_thread_of_several():
     one = replace(SETUP, num_threads=1)
     finding = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(9))))
     assert finding.severity is Severity.INFO
-    assert evidence(finding)["training thread's CPU time, share of step"] == 0.9
+    assert evidence(finding)["share of step on training thread's CPU"] == 0.9
     unknown = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one)))
     assert unknown.status is Status.NOT_EVALUATED
     assert "no step's CPU time" in unknown.summary

@@ -108,7 +108,7 @@ def test_anomaly_detection(is_on, samples, status, severity):
     assert finding.saving_ns_per_step == (6 * MS if samples == 30 and is_on else None)
     is_timed = finding.saving_ns_per_step is not None
     assert finding.action.endswith("Saves at least 6 ms per step.") is is_timed
-    assert ("at least, per step" in [one.label for one in finding.evidence]) is is_timed
+    assert ("minimum time per step" in [one.label for one in finding.evidence]) is is_timed
 
 
 class Deep(LightningModule):

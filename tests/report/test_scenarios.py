@@ -73,7 +73,7 @@ def faults(scenario, report, cost_ns):
             yield f"a saving of {saving_ns} that nobody measured"
         return
     # What workers would save is less than the wait: tests/report/test_loader_advice.py has that.
-    waits_ns = [one.value for one in mine[0].evidence if one.label == "waiting for data, per step"]
+    waits_ns = [one.value for one in mine[0].evidence if one.label == "data wait per step"]
     if waits_ns:
         if not 0 < saving_ns <= waits_ns[0]:
             yield f"a saving of {saving_ns} ns, of {waits_ns[0]} that are waited for"

@@ -124,7 +124,7 @@ def test_the_finding_says_what_perf_summary_says():
     [finding] = [one for one in found_in(report) if one.kind == "input_bound"]
     evidence = {one.label: one.value for one in finding.evidence}
     wait_ns, step_ns = (cell(report, "perf_summary", row, "avg") for row in ("reader_cost", "batch_cost"))
-    assert evidence["waiting for data, per step"] == wait_ns
+    assert evidence["data wait per step"] == wait_ns
     assert finding.whole_ns == pytest.approx(step_ns)
     assert f"waits {per_step(wait_ns, step_ns)} for data" in finding.summary
 

@@ -27,17 +27,17 @@ DEFINITION = (
     (StepTag.FIRST_OF_EPOCH, None),
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
-    (StepTag.PROFILER_STOP, "window closed or archive saved"),
-    (StepTag.INSPECTED, "FLOPs counted or modules timed"),
+    (StepTag.PROFILER_STOP, "closing a window or saving the run"),
+    (StepTag.INSPECTED, "counting FLOPs or timing modules"),
     (StepTag.DRAINING, "prefetched while the profiler worked"),
-    (StepTag.VALIDATION, "validation inside"),
+    (StepTag.VALIDATION, "with validation"),
 )
 
 
 def reason_by_definition(tags, loop):
     for tag, reason in DEFINITION:
         if tags & tag:
-            return reason or ("first of an epoch" if loop.key == "fit" else "first of a dataloader")
+            return reason or ("first in an epoch" if loop.key == "fit" else "first in a dataloader")
     return ""
 
 
@@ -151,7 +151,7 @@ def test_every_tag_has_a_word_and_the_benchmarks_own_where_it_excludes():
     for tag, reason in DEFINITION:
         assert reason is None or TAG_WORDS[tag] == reason
     steps = make_run(2)
-    for loop, word in ((FIT, "first of an epoch"), (LOOPS["test"], "first of a dataloader")):
+    for loop, word in ((FIT, "first in an epoch"), (LOOPS["test"], "first in a dataloader")):
         steps.tags[0] = StepTag.FIRST_OF_EPOCH
         meta, _ = unpack_columns(pack_steps(step_columns(steps, loop)))
         assert meta["tags"]["1"] == word

@@ -164,11 +164,11 @@ def finding_of(callback: Any) -> Any:
 CASES = {
     "dataset": (
         lambda: {"val": validation(SlowNumbers(5))},
-        *("dataloader", "Dataloader", "dataset", None, "(currently 0)"),
+        *("dataloader", "Dataloader", "dataset", None, "(currently num_workers=0)"),
     ),
     "second dataset": (
         lambda: {"module": Two(), "val": [validation(Numbers(2)), validation(SlowNumbers(5))]},
-        *("dataloader", "Dataloader", "dataset", None, "(currently 0)"),
+        *("dataloader", "Dataloader", "dataset", None, "(currently num_workers=0)"),
     ),
     "transfer": (
         lambda: {"module": SlowTransfer()},
@@ -343,7 +343,7 @@ def test_numbers_behind_it():
     assert evidence["Dataloader, per validation"] == 150 * MS
     assert evidence["validation runs"] == 2
     # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
-    assert evidence["num_workers advised"] == 3
+    assert evidence["recommended num_workers"] == 3
     assert "Set num_workers=3, persistent_workers=True" in finding.action
     assert "Workers only help if CPUs are free." in finding.summary
 

@@ -368,7 +368,7 @@ def test_too_few_workers():
     assert one.saving_ns_per_step == 10 * MS
     told = evidence(one)
     assert told["cause"] == "too few workers"
-    assert (told["num_workers"], told["num_workers advised"]) == (2, 4)
+    assert (told["num_workers"], told["recommended num_workers"]) == (2, 4)
     assert told["predicted step time"] == pytest.approx(10 * MS)
     assert (told["slowest call in the workers"], told["its time per sample"]) == ("Crop", 9 * MS)
 
@@ -380,19 +380,19 @@ def test_no_number_of_workers_helps_and_what_would():
         "Make Crop cheaper. Cache results, decode whole batches, or use the GPU. Saves up to 40 ms per step."
     )
     assert one.summary.endswith(
-        " No num_workers from 0 to 8 helps; batches have to get 5 times cheaper."
+        " No value of num_workers from 0 to 8 helps; batches must get 5 times cheaper."
         " Loading a batch is CPU-bound (100% of its time is CPU time)."
     )
     assert evidence(one)["cause"] == "samples are CPU-bound"
-    assert "num_workers advised" not in evidence(one)
+    assert "recommended num_workers" not in evidence(one)
 
 
 def test_batches_that_nothing_makes_fast_enough_get_no_factor():
     """Beside 1 ms of the rest they would have to be 50 times cheaper, which is no goal."""
     said = finding(played(400, workers=8, cpu=1.0, rest_ms=1)).summary
     assert (
-        "No num_workers from 0 to 8 helps, and training would still wait if batches were 20 times cheaper."
-        in said
+        "No value of num_workers from 0 to 8 helps, and training would still wait if batches were 20 times"
+        " cheaper." in said
     )
 
 
@@ -561,7 +561,7 @@ def test_idle_workers_that_cost_more_than_they_give_are_to_go():
     assert one.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → at most 11 ms per step.")
     assert "100% of batches were ready" in one.summary
     assert (one.saving_ns_per_step, one.severity) == (4 * MS, Severity.CRITICAL)
-    assert evidence(one)["num_workers advised"] == 0
+    assert evidence(one)["recommended num_workers"] == 0
     assert "Build each batch from fewer" not in one.action
     # A DataLoader without workers refuses to keep them, and to fetch ahead.
     [facts] = idle().workers
@@ -585,7 +585,7 @@ def test_the_same_fault_costs_its_wait_however_many_workers_are_advised(workers)
     """400 ms a batch beside 10 ms: cheaper batches end the wait, whatever workers gain."""
     run = played(400, workers=workers) if workers else inline(400)
     one = finding(run)
-    wait_ns = evidence(one)["waiting for data, per step"]
+    wait_ns = evidence(one)["data wait per step"]
     handover_ns = run.workers[0].queue.handover_ns if workers else 0
     assert one.saving_ns_per_step == pytest.approx(wait_ns - handover_ns, rel=0.01)
 
@@ -620,7 +620,7 @@ def test_predictions_as_a_table_and_a_chart():
     steps = {row[0]: row[3] for row in one.rows if row[1] in (2, None)}
     for workers, expected in (("0", 50), ("1", 40), ("2", 20), ("4", 10), ("8", 10)):
         assert steps[workers] == pytest.approx(expected * MS, rel=0.01), workers
-    assert {row[2]: row[:2] for row in one.rows if row[2]} == {"now": ("2", 2), "advised": ("4", 2)}
+    assert {row[2]: row[:2] for row in one.rows if row[2]} == {"current": ("2", 2), "recommended": ("4", 2)}
     assert cells(one, "steps_per_s")[0] == pytest.approx(20, rel=0.01)
     assert one.notes[0].startswith("A step took 20 ms; the simulation predicts 20 ms.")
     chart = next(one for one in report.charts if one.id == "num_workers")
@@ -633,7 +633,7 @@ def test_predictions_as_a_table_and_a_chart():
 
 def test_the_present_number_may_be_the_advised_one():
     one = table(build_report(played(40, workers=4, rest_ms=12)), "num_workers")
-    assert [row[:3] for row in one.rows if row[2]] == [("4", 2, "now, advised")]
+    assert [row[:3] for row in one.rows if row[2]] == [("4", 2, "current, recommended")]
 
 
 def test_no_prediction_says_why():
@@ -662,7 +662,10 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
     steps = {row[0]: row[3] / MS for row in one.rows if row[1] in (2, None)}
     expected = {0: 50, 1: 40, 2: 20, 3: 40 / 3, 4: 10.5, 8: 10.5}
     assert {each: steps[str(each)] for each in expected} == pytest.approx(expected, rel=1e-3)
-    assert {row[2]: row[:2] for row in one.rows if row[2]} == {"now": ("0", None), "advised": ("4", 2)}
+    assert {row[2]: row[:2] for row in one.rows if row[2]} == {
+        "current": ("0", None),
+        "recommended": ("4", 2),
+    }
     assert one.notes[0].startswith("A step took 50 ms; the simulation predicts 50 ms.")
     assert one.notes[1].startswith(UNSEEN)
     assert one.notes[1].endswith(", plus 0.5 ms for the transfer.")
@@ -673,12 +676,13 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
     assert any(UNSEEN in note for note in chart.notes)
     found = finding(analysis)
     assert found.action == (
-        "Set num_workers=4, persistent_workers=True (currently 0). Expect about 50 → 10.5 ms per step."
+        "Set num_workers=4, persistent_workers=True (currently num_workers=0). Expect about 50 → 10.5 ms per"
+        " step."
     )
     assert EXTRAPOLATED in found.summary
     assert found.saving_ns_per_step == 40 * MS, "the wait is what it costs"
     told = evidence(found)
-    assert (told["num_workers"], told["num_workers advised"], told["usable CPUs"]) == (0, 4, 8)
+    assert (told["num_workers"], told["recommended num_workers"], told["usable CPUs"]) == (0, 4, 8)
     assert told["predicted step time"] == 10.5 * MS
     # What is about workers one by one has nothing to say.
     assert not [one for one in report.tables if one.id in ("workers", "worker_transforms")]

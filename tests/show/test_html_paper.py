@@ -70,7 +70,7 @@ def usual():
     return report_of(
         flat(),
         modules(50),
-        title="lightning-modelprof: 450 training steps of Net, finished",
+        title="lightning-modelprof: Net, 450 training steps (finished)",
         verdict=Verdict(
             kind="input_bound",
             summary="The loop waits for its batches in 40% of its time, most of it in Digits.__getitem__.",

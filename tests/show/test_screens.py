@@ -154,7 +154,7 @@ def test_every_line_of_the_report_is_on_the_screen(written, bar, width):
     begin = lines.index(wanted[0])
     assert lines[begin : begin + len(wanted)] == wanted
     above, below = lines[:begin], lines[begin + len(wanted) :]
-    assert not any("training steps of" in line for line in above), "it is printed once"
+    assert not any(" training steps (" in line for line in above), "it is printed once"
     # Right below stands where the rest is: in lines as long as they are, which can be copied.
     words = "".join(below).replace(" ", "")
     assert words.startswith(f"page:{folder}/{bar}-{width}/modelprof/report.html")
@@ -215,10 +215,10 @@ def test_a_fit_in_a_notebook(tmp_path):
         for output in outputs[2]
         if output.output_type == "display_data" and "<svg" in output.data["text/html"]
     )
-    assert "8 training steps of Net, finished" in card["text/html"]
+    assert "Net, 8 training steps (finished)" in card["text/html"]
     assert card["text/plain"].count("\n") == 0
     (result,) = (output for output in outputs[2] if output.output_type == "execute_result")
-    assert "8 training steps of Net, finished" in result.data["text/plain"]
+    assert "Net, 8 training steps (finished)" in result.data["text/plain"]
 
     shown = "".join(output.text for output in outputs[3] if output.output_type == "stream")
     assert "half: 8 steps, 8 measured" in shown

@@ -178,7 +178,7 @@ def test_what_a_found_run_says(monkeypatch):
 
 
 def test_a_busy_machine_is_named_in_the_verdict(monkeypatch):
-    assert "CPU contention: training had no CPU" in printed(busy(None), monkeypatch).replace("\n", " ")
+    assert "CPU contention: training spent" in printed(busy(None), monkeypatch).replace("\n", " ")
 
 
 def test_the_bar_is_to_scale(monkeypatch):

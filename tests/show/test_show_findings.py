@@ -67,7 +67,7 @@ def report(*findings, ratio=0.987):
 def test_the_verdict_is_the_first_line():
     lines = render_text(report(SLOW, CLEAN, SILENT)).split("\n")
     assert lines[:3] == [
-        "OVERHEAD-BOUND: 45% of a step is overhead. 99% of the time is attributed.",
+        "OVERHEAD-BOUND: 45% of a step is overhead. 99% of the time is accounted for.",
         "",
         "a run",
     ]
@@ -79,14 +79,14 @@ def test_findings_in_text():
         "Findings:\n"
         "- [CRITICAL] Slow callback (slow_callback): −10 ms/step\n"
         "  Slow takes 10 ms per step.\n"
-        "  Do: Do less in Slow.\n"
+        "  Fix: Do less in Slow.\n"
         "  Evidence: time per step 10.0 ms\n"
-        "  At: /home/me/1.py:1 (def Slow.hook)\n"
-        "  At: /home/me/2.py:2 (def Slow.hook)\n"
-        "  At: /home/me/3.py:3 (def Slow.hook)\n"
-        "  At: 2 more places\n"
+        "  Where: /home/me/1.py:1 in Slow.hook\n"
+        "  Where: /home/me/2.py:2 in Slow.hook\n"
+        "  Where: /home/me/3.py:3 in Slow.hook\n"
+        "  Where: 2 more places\n"
         "Passed: Logging.\n"
-        "1 found, 1 passed, 1 not applicable; report.json lists all checks.\n"
+        "1 finding, 1 passed, 1 not applicable; report.json lists all checks.\n"
     ) in text
     assert "All is well" not in text
 
@@ -103,7 +103,7 @@ STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact
             "train.py:40 in Net.training_step → losses.py:5 in weighted_nll (where most of the time goes)",
         ),
         (LOSS, "losses.py:5 in weighted_nll"),
-        (replace(LOSS, is_exact=False), "losses.py:5 (def weighted_nll)"),
+        (replace(LOSS, is_exact=False), "losses.py:5 in weighted_nll"),
         (replace(LOSS, module="net.loss"), "losses.py:5 in weighted_nll, module net.loss"),
         (replace(LOSS, function=None), "losses.py:5"),
         (replace(LOSS, line=None, is_exact=False), "losses.py in weighted_nll"),
@@ -114,14 +114,14 @@ STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact
 )
 def test_places_in_words(location, words):
     (text,) = found_texts((replace(SLOW, locations=(location,)),))
-    assert text.lines[-1] == f"At: {words}"
+    assert text.lines[-1] == f"Where: {words}"
 
 
 def test_a_place_that_is_not_known_is_not_there():
     (text,) = found_texts((replace(SLOW, locations=(Location(),)),))
     assert text.lines == (
         "Slow takes 10 ms per step.",
-        "Do: Do less in Slow.",
+        "Fix: Do less in Slow.",
         "Evidence: time per step 10.0 ms",
     )
 

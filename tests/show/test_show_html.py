@@ -302,15 +302,13 @@ def test_a_finding_says_all_that_it_knows():
         )
     )
     verdict = page.one("p", class_="verdict")
-    assert verdict["text"] == (
-        "INPUT-BOUND 17.5 of 43.5 ms wait. 99% of the wall time is attributed to a phase."
-    )
+    assert verdict["text"] == ("INPUT-BOUND 17.5 of 43.5 ms wait. 99% of the wall time is accounted for.")
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
     assert page.one("span", class_="stake")["text"] == "−17.5 ms/step"
     assert [one["text"] for one in page.within(article, "code")] == ["train.py:42", "losses.py:5"]
     assert [one["text"] for one in page.within(page.one("ul", class_="places"), "li")] == [
-        "train.py:42 in make, module net.a → losses.py:5 (def nll) (where most of the time goes)"
+        "train.py:42 in make, module net.a → losses.py:5 in nll (where most of the time goes)"
     ]
     assert [one["text"] for one in page.within(article, "dd")] == ["40%", "17.5 ms", "0", DASH]
 

@@ -131,7 +131,7 @@ def test_the_number_of_rows_that_was_asked_for(monkeypatch):
     text = without_colour(printed(replace(report, tables=(table,)), 100, monkeypatch))
     assert text.count("aten::operator") == 5
     assert "time in s\n" in text
-    assert "more with row_limit or --row-limit" in text
+    assert "Raise row_limit (--row-limit) to see more" in text
 
 
 def test_colour_where_wanted(monkeypatch):

@@ -164,7 +164,7 @@ def test_the_number_of_rows_that_was_asked_for():
     text = render_text(report_of(apply_options(table, TableOptions())), max_rows=7)
     assert "aten::operator_19 " in text
     assert "aten::operator_20 " not in text
-    note = "Shows the first 20 of 10,000 rows; more with row_limit or --row-limit, all of them in the JSON"
+    note = "Shows the first 20 of 10,000 rows. Raise row_limit (--row-limit) to see more; the JSON report has"
     assert note in " ".join(text.split())
     whole = render_text(report_of(apply_options(table, TableOptions(row_limit=10_000))))
     assert "aten::operator_9999 " in whole

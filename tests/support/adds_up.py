@@ -101,7 +101,7 @@ def _of_verdict(report: Report) -> Iterator[str]:
         for finding in found(report)
         if finding.kind == "input_bound"
         for one in finding.evidence
-        if one.label == "waiting for data, per step"
+        if one.label == "data wait per step"
     ]
     others = [one for one in found(report) if one.share_of == "loop"]
     if (

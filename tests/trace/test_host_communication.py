@@ -63,7 +63,9 @@ def test_the_step_is_bound_by_communication(report_of, name, category):
     assert "40%" in report.verdict.summary
     found = {one.kind: one for one in report.findings if one.saving_ns_per_step}
     assert found["communication_exposed"].saving_ns_per_step == 4_000_000
-    late = {one.label: one.value for one in found["launch_bound"].evidence}["GPU idle per step, CPU late"]
+    late = {one.label: one.value for one in found["launch_bound"].evidence}[
+        "GPU idle per step while the CPU is late"
+    ]
     assert late == pytest.approx(1_500_000)
     assert found["launch_bound"].saving_ns_per_step == pytest.approx(1_400_000)  # without aten::mm
     assert not any(name in text for text in (found["launch_bound"].summary, found["launch_bound"].action))

@@ -122,7 +122,7 @@ def fit(folder, *others, **trainer):
 
 def check(callback, folder, messages, expected):
     """The report is there, in memory and on disk."""
-    assert "8 training steps of Net, finished" in callback.report.title
+    assert "Net, 8 training steps (finished)" in callback.report.title
     assert len(steps_of(callback)) == NUM_STEPS
     assert report_of(folder)["run"]["status"] == "finished"
     assert len(messages) == expected, messages
@@ -182,7 +182,7 @@ def test_a_stream_that_does_not_know_its_encoding(tmp_path, monkeypatch):
     with our_warnings() as messages:
         callback, _ = fit(tmp_path / "\u2603")
     check(callback, tmp_path / "\u2603", messages, expected=0)
-    assert "training steps of" in stream.written
+    assert " training steps (" in stream.written
     assert "\\u2603/modelprof" in stream.written
 
 
@@ -192,7 +192,7 @@ def test_a_standard_output_that_does_not_say_what_it_is(tmp_path, monkeypatch):
     with our_warnings() as messages:
         callback, _ = fit(tmp_path)
     check(callback, tmp_path, messages, expected=0)
-    assert "training steps of" in stream.getvalue()
+    assert " training steps (" in stream.getvalue()
 
 
 def test_a_live_display_whose_reader_has_gone(monkeypatch):

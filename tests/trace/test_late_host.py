@@ -101,7 +101,7 @@ def test_what_fills_the_gap_is_named(tmp_path, what):
 @pytest.mark.parametrize("what", ["aten::sort", "Python code in augment"])
 def test_share_of_the_critical_path(tmp_path, what):
     finding = finding_of(report_of(tmp_path, WORK[what]))
-    share = next(one.value for one in finding.evidence if one.label == "its share of the critical path")
+    share = next(one.value for one in finding.evidence if one.label == "share of the critical path")
     assert share == pytest.approx(0.97, abs=0.04)
     assert "of the critical path" in finding.summary
 
@@ -136,7 +136,7 @@ def test_milliseconds_are_those_of_the_table(tmp_path):
     place = [column.key for column in table.columns].index("idle_ns")
     late = next(row[place] for row in table.rows if row[0] == "CPU late")
     known = {one.label: one.value for one in finding_of(report).evidence}
-    assert known["GPU idle per step, CPU late"] == pytest.approx(late)
+    assert known["GPU idle per step while the CPU is late"] == pytest.approx(late)
     assert f"{100 * known['its share of the step']:.0f}%" in report.verdict.summary
 
 

@@ -316,7 +316,7 @@ def _notes(cost: ModelCost) -> Iterable[str]:
         yield f"Latency wasn't measured: {cost.times_note or 'no step was timed'}."
     else:
         if cost.times.times and not any(time.calls for time in cost.times.times if not time.path):
-            yield "Only submodules of the model were called, so its latency is their sum."
+            yield "The model itself wasn't called, only its submodules, so its latency is the sum of theirs."
         yield from cost.times.notes
 
 

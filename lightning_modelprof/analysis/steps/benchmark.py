@@ -93,11 +93,11 @@ _REASONS: Final = (
     (StepTag.FIRST_OF_EPOCH, FIT.first_of),
     (StepTag.PROFILED, "recorded by torch.profiler"),
     (StepTag.PROFILER_WARMUP, "profiler warm-up"),
-    (StepTag.PROFILER_STOP, "window closed or archive saved"),
-    (StepTag.INSPECTED, "FLOPs counted or modules timed"),
+    (StepTag.PROFILER_STOP, "closing a window or saving the run"),
+    (StepTag.INSPECTED, "counting FLOPs or timing modules"),
     (StepTag.DRAINING, "prefetched while the profiler worked"),
-    (StepTag.VALIDATION, "validation inside"),
-    (StepTag.RUN_AHEAD, "CPU ran ahead of the GPU"),
+    (StepTag.VALIDATION, "with validation"),
+    (StepTag.RUN_AHEAD, "CPU ahead of the GPU"),
 )
 
 

@@ -214,7 +214,7 @@ def step_costs(
     steady = steps.select((steps.tags & _OURS) == 0)
     if len(steady) == 0:
         return Absent(
-            "no step after the first ones is without profiler or inspection (train for longer, or lower"
+            "every step after the first ones was profiled or inspected (train for longer, or lower"
             " skip_first and active)"
         )
     clean = steady.clean()

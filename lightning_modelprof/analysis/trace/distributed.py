@@ -51,8 +51,8 @@ _ONE_PROCESS: Final = Absent(
 
 
 _NOT_RECOGNISED: Final = Absent(
-    "no communication kernel was recognized, although the CPU called for communication and the job has"
-    " several processes"
+    "no communication kernel was recognized, although the CPU called for communication and the job has more"
+    " than one process"
 )
 
 

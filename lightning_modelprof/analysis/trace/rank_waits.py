@@ -284,7 +284,7 @@ ONE_SIDED: Final = "a rank may leave before the others arrive"
 ALONE: Final = "only one rank of their process group is loaded"
 
 
-UNCLEAR_GROUP: Final = "several process groups share their name"
+UNCLEAR_GROUP: Final = "multiple process groups share a name"
 
 
 LACKING: Final = "the ranks have different numbers of them"

@@ -119,8 +119,8 @@ def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
         return []
     return [
         f"{int(wrong.sum()):,} steps start before the previous one ends, by up to"
-        f" {milliseconds(int(overlap_ns.max()))}. The clock was set back while recording, or several traces"
-        " were merged. Don't trust the times of this trace."
+        f" {milliseconds(int(overlap_ns.max()))}. The clock was set back while recording, or multiple traces"
+        " were merged. The times in this trace are unreliable."
     ]
 
 
@@ -136,8 +136,8 @@ def _gaps(steps: Steps) -> list[str]:
     worst = int(wrong[np.argmax(gap_ns[wrong])])
     return [
         f"{milliseconds(int(gap_ns[worst]))} between step {numbers[worst]} and step {numbers[worst + 1]}"
-        " belong to no step. This is work outside the steps, a wait for a CPU on a busy machine, or"
-        " a clock that was set forward."
+        " belong to no step. This is work outside the steps, a wait for a CPU on a busy machine or a clock"
+        " that was set forward."
     ]
 
 
@@ -148,8 +148,8 @@ def _repeated_steps(steps: Steps) -> list[str]:
     if not repeated:
         return []
     return [
-        f"Several steps have the same number (steps {_listed(repeated)}), because several windows or runs"
-        " were merged. Their figures are mixed."
+        f"Multiple steps have the same number (steps {_listed(repeated)}), because windows or runs were"
+        " merged. Their figures are mixed."
     ]
 
 

@@ -13,7 +13,7 @@ from lightning_modelprof.errors import quoted
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import PeakRate
 
-_REMEDY = "set peak_flops_per_s"
+_REMEDY = "set inspect={'peak_flops_per_s': ...}"
 
 
 class _Identity(NamedTuple):

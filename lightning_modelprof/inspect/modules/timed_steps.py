@@ -178,8 +178,8 @@ class TimedSteps:
         outside_ns = sum(ns for owner, ns in times.items() if owner.path is None)
         if outside_ns and any(owner.path is not None and owner.is_backward for owner in times):
             notes.append(
-                f"Backward outside all modules, such as a loss function's, takes {milliseconds(outside_ns)}"
-                " per step."
+                "Backward for code outside any module, such as a loss function, takes"
+                f" {milliseconds(outside_ns)} per step and isn't attributed to a module."
             )
         if self._hidden:
             notes.append(

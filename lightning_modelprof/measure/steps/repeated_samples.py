@@ -188,7 +188,7 @@ class RepeatedSampleWatch:
     def _running_iterator(self) -> Any:
         iterators = self._host.iterators()
         if len(iterators) != 1:
-            raise _UnseenError("there are several dataloaders")
+            raise _UnseenError("there's more than one dataloader")
         return iterators[0]
 
     def _watch(self, iterator: Any) -> None:

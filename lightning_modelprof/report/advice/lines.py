@@ -29,7 +29,7 @@ MANY_OPERATORS: Final = 64
 
 IN_GENERAL: Final = (
     "Use operations on whole tensors in {where}. Look for loops over rows, lists of numbers (.tolist()),"
-    " reads (.item()), sums over all past steps, and self.log calls."
+    " reads (.item()), sums over all past steps and self.log calls."
 )
 
 
@@ -73,7 +73,7 @@ def advice_for(
     if source.operators == 0:
         return (
             "Run it every N steps, or move it into the Dataset."
-            f" {told} runs no torch operator; Python or a library takes its time."
+            f" {told} runs no torch operators; its time is spent in Python or a library."
         )
     return IN_GENERAL.format(where=where)
 
@@ -107,8 +107,9 @@ def _growing_at(analysis: Analysis, file: str | None, line: int | None) -> str:
         classes = {one.owner, *(place.name.partition(".")[0] for place in one.lines)}
         if reads_attribute(file, line, one.name, classes, analysis.info.created):
             return (
-                f"Replace self.{one.name} with a running sum or count. The attribute grows every step (line"
-                f" {one.lines[0].line}; {one.last_size:,} elements after {one.last_step:,} steps)."
+                f"Replace self.{one.name}, which grows every step (line"
+                f" {one.lines[0].line}; {one.last_size:,} elements after {one.last_step:,} steps), with a"
+                " running sum or count."
             )
     return ""
 

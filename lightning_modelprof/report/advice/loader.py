@@ -83,7 +83,7 @@ def bound_of(fixes: Sequence[Fix], queue: LoaderQueue | None) -> SavingIs:
 def in_words(fixes: Sequence[Fix]) -> str:
     """All fixes, in the order of :func:`best_first`."""
     ranked = best_first(fixes)
-    return " Or ".join([ranked[0].action, *(_after_or(one.action) for one in ranked[1:])])
+    return " Alternatively, ".join([ranked[0].action, *(_after_comma(one.action) for one in ranked[1:])])
 
 
 def fix_up_to(action: str, saving_ns: float) -> Fix:
@@ -91,7 +91,7 @@ def fix_up_to(action: str, saving_ns: float) -> Fix:
     return Fix(f"{action} Saves up to {milliseconds(saving_ns)} per step.", saving_ns)
 
 
-def _after_or(action: str) -> str:
+def _after_comma(action: str) -> str:
     word = action.partition(" ")[0]
     return action[:1].lower() + action[1:] if word.isalpha() else action
 
@@ -236,7 +236,7 @@ def workers_advice(
         gain_ns = saved_by_workers(queue, wait_ns)
     evidence = [
         count("num_workers", workers),
-        duration("max batch time, one worker", batch_ns),
+        duration("max batch time per worker", batch_ns),
         *_cpu_evidence(cpu),
         duration("rest of the step", rest_ns),
     ]
@@ -258,13 +258,14 @@ def workers_advice(
         evidence[1:1] = predicted_evidence(queue)
     else:
         arguments = _arguments(loader, advised)
-        action = f"{written_call(loader.kind, arguments, owner)} (currently {workers})."
+        now = f"{'num_workers=' * (len(arguments) > 1)}{workers}"
+        action = f"{written_call(loader.kind, arguments, owner)} (currently {now})."
         if gain_ns < _MOST_OF_IT * wait_ns:
             action += f" Saves at most {milliseconds(gain_ns)} per step."
         number, told = advised, _whose_cpu(cpu)
         evidence[1:1] = [
-            count("num_workers advised", advised),
-            duration("step time with these workers, at best", step_ns),
+            count("recommended num_workers", advised),
+            duration("best step time with these workers", step_ns),
         ]
     fixes.append(Fix(action, gain_ns, arguments))
     if gain_ns < _MOST_OF_IT * wait_ns:
@@ -304,7 +305,7 @@ def predicted_call(
     """What to write for the number of workers that is advised, what it is now, and what to expect."""
     present, advised = queue.present, queue.advised
     arguments = predicted_arguments(queue, is_persistent)
-    now = str(present.workers)
+    now = f"{'num_workers=' * (len(arguments) > 1)}{present.workers}"
     if advised.workers and advised.prefetch_factor != present.prefetch_factor and present.workers:
         now = f"num_workers={present.workers}, prefetch_factor={present.prefetch_factor}"
     before_ns = queue.step_ns
@@ -316,10 +317,9 @@ def predicted_call(
     # The CPU time that idle workers take from the training comes on top.
     is_least = advised.workers < present.workers
     return (
-        f"{written_call(kind, arguments, owner)} (currently {now}). Expect {'up to' if is_bound else 'about'}"
-        f" {digits(before_ns / 1e6)} →"
-        f" {'at most ' * is_least}{digits(after_ns / 1e6)} ms per"
-        f" step{'; less if workers compete with training for CPU' * is_bound}."
+        f"{written_call(kind, arguments, owner)} (currently {now}). Expect{' about' * (not is_bound)}"
+        f" {digits(before_ns / 1e6)} → {'at most ' * is_least}{digits(after_ns / 1e6)} ms per"
+        f" step{' at best; the gain is smaller if workers compete with training for CPU' * is_bound}."
         + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
     )
 
@@ -328,11 +328,11 @@ def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
     """The numbers behind the number of workers that is advised."""
     advised = queue.advised
     return [
-        count("num_workers advised", advised.workers),
+        count("recommended num_workers", advised.workers),
         duration("predicted step time", advised.step_ns),
-        duration("predicted step time, lower bound", advised.low_ns),
-        duration("predicted step time, upper bound", advised.high_ns),
-        count("prefetch_factor advised", advised.prefetch_factor if advised.workers else None),
+        duration("lower bound of predicted step time", advised.low_ns),
+        duration("upper bound of predicted step time", advised.high_ns),
+        count("recommended prefetch_factor", advised.prefetch_factor if advised.workers else None),
     ]
 
 
@@ -355,7 +355,7 @@ def _handover_advice(
             arguments=predicted_arguments(queue, bool(loader.persistent_workers)),
             saving_is="at least",
         )
-    unseen = f" Or try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
+    unseen = f" Alternatively, try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
     return LoaderAdvice(
         f"Build each batch from fewer, larger tensors, or fewer bytes.{unseen if queue is None else ''}",
         evidence,

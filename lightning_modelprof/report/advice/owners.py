@@ -44,7 +44,7 @@ class Owner(Record, frozen=True, kw_only=True):
     def cheaper_batches(self) -> str:
         """The library's way to cheaper batches, as a sentence that starts with a space, or ``""``."""
         said, _ = reached(self._ways.batches, {"": None}, "")
-        return f" Or {said} ({self.package})." if said else ""
+        return f" Alternatively, {said} ({self.package})." if said else ""
 
     def _call(self, kind: str, arguments: dict[str, Any], said: str, left: dict[str, Any]) -> str:
         made = f"{self.package} makes the {kind} in {self.where}"

@@ -105,8 +105,8 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
         action=action,
         locations=(location_at(line),) if line is not None else tuple(map(location_of, places(part))),
         evidence=(
-            ratio(f"{label}, share of validation", share),
-            duration(f"{label}, per validation", costs[key] / max(split.num_runs, 1)),
+            ratio(f"{label} share of validation", share),
+            duration(f"{label} time per validation", costs[key] / max(split.num_runs, 1)),
             count("validation runs", split.num_runs),
             *evidence,
         ),

@@ -210,13 +210,13 @@ def _most(facts: WorkersFacts) -> str:
 def _no_number(queue: LoaderQueue) -> str:
     """That no number of workers helps, and by how much batches would have to be cheaper."""
     most = max(one.workers for one in queue.predictions)
-    said = f"No num_workers from 0 to {most} helps"
+    said = f"No value of num_workers from 0 to {most} helps"
     factor = queue.needed_factor
     if factor is None:
         return f"{said}."
     if factor > _MOST_TIMES:
         return f"{said}, and training would still wait if batches were {_MOST_TIMES} times cheaper."
-    return f"{said}; batches have to get {digits(factor)} times cheaper."
+    return f"{said}; batches must get {digits(factor)} times cheaper."
 
 
 def _action(
@@ -297,7 +297,7 @@ def _evidence(
     one = costliest(facts)
     told = [text("cause", _WHY[cause.why]), count("num_workers", facts.record.num_workers)]
     if facts.batch is not None:
-        told.append(duration("batch time, one worker", facts.batch.mean_ns))
+        told.append(duration("batch time per worker", facts.batch.mean_ns))
     told.append(ratio(CPU_BOUND, facts.computing))
     if facts.cpu_wait is not None:
         told.append(ratio("share of batch time waiting for a CPU", facts.cpu_wait))
@@ -308,7 +308,7 @@ def _evidence(
                 "its time per " + ("batch" if one.call.kind == "collate" else "sample"),
                 own_ns(facts, one),
             ),
-            ratio("its share of worker time", one.share or 0.0),
+            ratio("share of worker time", one.share or 0.0),
         ]
     if cpus is not None:
         told.append(count("usable CPUs", cpus))

@@ -76,8 +76,8 @@ CHARTS: Final = (
         title="Throughput",
         draw=throughput,
         help=(
-            "Samples per second over all steps of a point, clean or not. Shows steps per second if any"
-            " step's sample count is unknown."
+            "Samples per second over all steps in a point, including excluded ones. Shows steps per second"
+            " if any step's sample count is unknown."
         ),
         views=("overview",),
     ),
@@ -86,9 +86,9 @@ CHARTS: Final = (
         title="Predicted step time by worker count",
         draw=workers_prediction,
         help=(
-            "The Number of workers table at the current prefetch factor. *now* is the measured step time,"
-            " and the horizontal line is the step time without waiting for data. With several loaders, it"
-            " shows the one with the longest predicted step."
+            "The Number of workers table at the current prefetch factor. *Measured* is the measured step"
+            " time, and the horizontal line is the step time without waiting for data. With multiple"
+            " loaders, it shows the one with the longest predicted step."
         ),
         views=("workers",),
     ),
@@ -99,7 +99,7 @@ CHARTS: Final = (
         help=(
             "How many workers are making a batch, and how many finished batches wait behind an unfinished"
             " one. Covers the newest 1,000 batches in at most 200 time slices. If all workers are busy,"
-            " they're too slow or too few; idle workers have filled the queue. With several loaders, it"
+            " they're too slow or too few; idle workers have filled the queue. With multiple loaders, it"
             " shows the one with the busiest workers."
         ),
         views=("workers",),
@@ -111,7 +111,7 @@ CHARTS: Final = (
         help=(
             "How many batches were ready when training fetched one. Every thirteenth clean step is sampled,"
             " and at least seven samples are needed. At 0, training waits; if the queue is always full, you"
-            " have more workers than you need. With several loaders, it shows the one with the fewest ready"
+            " have more workers than you need. With multiple loaders, it shows the one with the fewest ready"
             " batches. On macOS it only shows whether any batch was ready."
         ),
         views=("workers",),
@@ -163,7 +163,7 @@ TRACE_CHARTS: Final = (
         title="Step time breakdown by step",
         draw=trace_steps,
         help=(
-            "The Step time breakdown table as bars. With several ranks, it shows each rank's mean step."
+            "The Step time breakdown table as bars. With multiple ranks,  it shows each rank's mean step."
             " More than 400 steps are averaged into fewer points. Step numbers with gaps are renumbered"
             " from 1."
         ),
@@ -224,7 +224,7 @@ FLAMES: Final = (
         draw=worker_flame,
         help=(
             "Functions in the DataLoader workers by caller, all workers of a loader together. Width is"
-            " sampled time, as in *Training thread (flame graph)*. With several loaders, it shows the one"
+            " sampled time, as in *Training thread (flame graph)*. With multiple loaders, it shows the one"
             " with the busiest workers."
         ),
         views=("workers",),

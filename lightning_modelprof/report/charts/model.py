@@ -31,7 +31,10 @@ def flops_by_phase(analysis: Analysis) -> Chart | None:
             Series(key=phase, label=phase.replace("_", " ").capitalize(), values=(float(flops),))
             for phase, flops in facts.phases.items()
         ),
-        notes=("Contractions in one step of one process. One multiply-add is two FLOPs.",),
+        notes=(
+            "Matmuls, convolutions, attention and recurrent gates in one step of one process. 1 MAC is 2"
+            " FLOPs.",
+        ),
     )
 
 
@@ -64,7 +67,9 @@ def memory_curve(analysis: Analysis) -> Chart | None:
         x=tuple(float(point.step) for point in curve),
         unit=Unit.BYTES,
         series=series,
-        notes=("First sample in each step. Private memory excludes files and shared memory.",),
+        notes=(
+            "Each point is the first sample in its step. Private memory excludes files and shared memory.",
+        ),
     )
 
 

@@ -74,7 +74,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
         unit=Unit.DURATION_NS,
         series=tuple(series),
         notes=(
-            f"{which} {loop.steps}, clean or not. {per_point}",
+            f"{which} {loop.steps}, including excluded ones. {per_point}",
             *layer_notes(analysis.phases, rest),
         ),
     )
@@ -158,7 +158,7 @@ def throughput(analysis: Analysis) -> Chart | None:
         x=tuple(steps.step[starts].astype(float).tolist()),
         unit=Unit.RATE,
         series=(Series(key="throughput", label=name, values=tuple(rates)),),
-        notes=(f"All {loop.steps}, clean or not. {per_point}.",),
+        notes=(f"All {loop.steps}, including excluded ones. {per_point}.",),
     )
 
 

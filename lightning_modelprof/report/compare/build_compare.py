@@ -63,7 +63,7 @@ def build_comparison(
     if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
         reason = (
             f"{' and '.join(run.source for run in busy)} ran on a busy machine, where single runs vary more"
-            " than their steps show; pass several interleaved runs per side"
+            " than their steps show; pass multiple interleaved runs per side"
         )
         result = replace(result, outcome=Outcome.CANNOT_TELL, reason=reason)
     loop = loop_of(before[0].loop)
@@ -211,7 +211,7 @@ def _interval_note(result: Comparison) -> str:
         return (
             f"{method}. It also includes the assumed difference between single runs,"
             f" {percent(ASSUMED_RUN_SPREAD)}, and the drift within each run. A machine that was slower"
-            " during one run looks like slower code. For a tighter interval pass several interleaved runs"
+            " during one run looks like slower code. For a tighter interval, pass multiple interleaved runs"
             " per side: compare --before A1 A2 A3 --after B1 B2 B3."
         )
     if result.paired:

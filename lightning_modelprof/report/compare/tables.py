@@ -23,7 +23,7 @@ _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 SPEED: Final = TableKind(
     id="comparison_figures",
     title="Speed",
-    help="Perf Summary figures of both sides. Several runs are averaged.",
+    help="Perf Summary figures of both sides. Multiple runs are averaged.",
     columns=(
         Column("figure", ""),
         Column("before", "before", Unit.BY_ROW, help="value before."),

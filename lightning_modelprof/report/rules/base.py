@@ -295,7 +295,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
                 saving_is="at least" if self.is_lower_bound else "",
                 places=[location_at(line) for line in calls.lines],
                 evidence=[
-                    duration("at least, per step" if self.is_lower_bound else "time per step", took_ns),
+                    duration("minimum time per step" if self.is_lower_bound else "time per step", took_ns),
                     ratio("share of samples", calls.share),
                     count("samples", calls.samples),
                 ],

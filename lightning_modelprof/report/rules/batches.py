@@ -187,7 +187,7 @@ def _evidence(found: BatchScaling) -> list[Evidence]:
     smallest, largest = found.sizes
     if not found.num_other:
         return [
-            duration("fixed time per step, at least", found.fixed_ns),
+            duration("minimum fixed time per step", found.fixed_ns),
             ratio("fixed share of the median step", found.fixed_ns / found.step_ns),
         ]
     return [
@@ -195,9 +195,9 @@ def _evidence(found: BatchScaling) -> list[Evidence]:
         ratio("fixed share of the median step", found.fixed_ns / found.step_ns),
         duration("time per additional sample", found.per_sample_ns),
         ratio("epoch time with twice the batch size", found.with_twice(found.fixed_ns)),
-        ratio("epoch time with twice the batch size, at most", found.most_with_twice),
-        duration("fixed time per step, lower bound", found.least_fixed_ns),
-        duration("fixed time per step, upper bound", found.most_fixed_ns),
+        ratio("maximum epoch time with twice the batch size", found.most_with_twice),
+        duration("lower bound of fixed time per step", found.least_fixed_ns),
+        duration("upper bound of fixed time per step", found.most_fixed_ns),
         count("steps with other batch sizes", found.num_other),
         count("smallest batch", smallest),
         count("largest batch", largest),

@@ -101,8 +101,8 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
         evidence: list[Evidence] = [duration("time per step", per_step_ns)]
         for one in worst[:3]:
             evidence += [
-                duration(f"{one.hook}, per call", one.total_ns / one.calls),
-                count(f"{one.hook}, calls", one.calls),
+                duration(f"time per {one.hook} call", one.total_ns / one.calls),
+                count(f"{one.hook} calls", one.calls),
             ]
         is_bar = "ProgressBar" in name.partition("{")[0]
         return self.found(
@@ -134,8 +134,8 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_layer_hooks"
-    title: ClassVar[str] = "Slow hooks on layers"
-    healthy: ClassVar[str] = "Layer hooks are cheap"
+    title: ClassVar[str] = "Slow PyTorch hooks"
+    healthy: ClassVar[str] = "PyTorch hooks are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share minus"
@@ -145,7 +145,7 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
         where="the hooks' lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    what: ClassVar[str] = "Hooks on layers take"
+    what: ClassVar[str] = "PyTorch hooks take"
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:  # noqa: ARG002
         """As the analysis has found them."""
@@ -154,11 +154,11 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
         """Which functions."""
         names = ", ".join(calls.functions[:_MOST_NAMES])
-        return f"Hooks on the model's layers or tensors ({names}) take {took}."
+        return f"Hooks on the model's modules or tensors ({names}) take {took}."
 
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
         """Fewer of them."""
-        return "Remove the hook with handle.remove(), or register it on fewer layers."
+        return "Remove the hook with handle.remove(), or register it on fewer modules."
 
 
 _IS_ON: Final = (
@@ -220,7 +220,7 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "profiler_left_on"
     title: ClassVar[str] = "Lightning's AdvancedProfiler is on"
-    healthy: ClassVar[str] = "No profiler slows Python"
+    healthy: ClassVar[str] = "No Python profiler is slowing training"
     help: ClassVar[RuleHelp] = RuleHelp(
         'the Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown',
         where="the `Trainer(...)` call",
@@ -252,7 +252,7 @@ def _traceback(path: Sequence[StackFrame]) -> int | None:
     return next((at for at, frame in enumerate(path) if frame.module == "traceback"), None)
 
 
-_IN_STEP: Final = "of which inside training steps"
+_IN_STEP: Final = "time inside training steps"
 
 
 _MOST_LINES: Final = 5
@@ -293,7 +293,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_logging_calls"
     title: ClassVar[str] = "Slow self.log, logger and metric calls"
-    healthy: ClassVar[str] = "Logging calls are cheap"
+    healthy: ClassVar[str] = "self.log and metric calls are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"
@@ -335,11 +335,11 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
             took = milliseconds(calls.share * wall_ns)
-            return self.clean(f"self.log, loggers and metrics take {took} per step.", evidence)
+            return self.clean(f"self.log, logger and metric calls take {took} per step.", evidence)
         every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
         return (
             self.found(
-                f"self.log, loggers and metrics take {COST}. {_where(calls.lines)}",
+                f"self.log, logger and metric calls take {COST}. {_where(calls.lines)}",
                 _action(calls, every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0),
                 self.severity(calls.share),
                 saving_ns=calls.share * wall_ns,
@@ -397,11 +397,12 @@ def _help(kind: str, every: int) -> str:
     if kind == LOGGER:
         steps = every if every > 1 else 50
         return (
-            f"Use self.log_dict, or call the logger every {steps} steps (if self.global_step % {steps} == 0)."
+            f"Use self.log_dict, or call the logger only every {steps} steps (if self.global_step % {steps}"
+            " == 0)."
         )
     if kind != LOG:
         return _HELP[kind]
-    per_epoch = "Log epoch values once, with on_step=False, on_epoch=True."
+    per_epoch = "Log per-epoch values once per epoch, with on_step=False, on_epoch=True."
     if every <= 1:  # 0 outside of a fit's steps
         return per_epoch
     return (

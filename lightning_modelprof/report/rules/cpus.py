@@ -42,7 +42,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "single_cpu_thread"
-    title: ClassVar[str] = "Torch uses one of several CPUs"
+    title: ClassVar[str] = "Torch uses only one CPU"
     healthy: ClassVar[str] = "Torch uses the available CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
         "CPU training where torch uses one thread, more CPUs are free, and both forward plus backward and the"
@@ -69,7 +69,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
             return self.not_evaluated("the number of threads or CPUs is unknown")
         if costs.cpu_wait_share is not None and costs.cpu_wait_share >= self.most_wait:
             waited = percent(costs.cpu_wait_share)
-            return self.not_evaluated(f"no CPU was free; training had no CPU {waited} of the time")
+            return self.not_evaluated(f"no CPU was free; training waited for a CPU {waited} of the time")
         present = sum(one.num_workers or 0 for one in setup.loaders)
         cpu = analysis.batch_cpu
         workers = max(present, _advised_workers(costs, setup, cpu))
@@ -81,7 +81,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         evidence = [
             count("torch threads", setup.num_threads),
             count("usable CPUs", setup.usable_cpus),
-            ratio("forward and backward, share of step", share),
+            ratio("share of step in forward and backward", share),
         ]
         if setup.num_threads > 1 or free <= 0 or share is None or share < self.least_share:
             used = "" if free > 0 or setup.num_threads > 1 else "; none is free"
@@ -92,7 +92,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
             )
         if isinstance(cpu, Absent):
             return self.not_evaluated(cpu.reason)
-        evidence.append(ratio("training thread's CPU time, share of step", cpu.thread_share))
+        evidence.append(ratio("share of step on training thread's CPU", cpu.thread_share))
         if cpu.thread_share < self.least_share:
             return self.clean(
                 f"The training thread only computes {percent(cpu.thread_share)} of the step.",
@@ -152,7 +152,7 @@ class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "cpu_threads_oversubscribed"
     title: ClassVar[str] = "More threads than CPUs"
-    healthy: ClassVar[str] = "Threads fit the CPUs"
+    healthy: ClassVar[str] = "Thread count fits the CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
         "CPU training where the torch threads of all processes on this machine outnumber the usable CPUs",
         levels="more than `most` = 1 thread per CPU",
@@ -204,7 +204,7 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "CPUs are free for training"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "share of the loop in which the training thread was ready to run but had no CPU"
+            "share of the loop in which the training thread was ready to run but waited for a CPU"
             " (`/proc/thread-self/schedstat`). All timings are inflated by it"
         ),
         levels="hint 10%, warning 25% of the loop",
@@ -222,13 +222,13 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
         share = facts.record.cpu_wait_share
         if share is None:
             return self.not_evaluated(facts.record.why_no_cpu_wait or "no step was measured")
-        evidence = [ratio("time without a CPU, share of loop", share)]
+        evidence = [ratio("share of loop waiting for a CPU", share)]
         if share < self.hint:
-            return self.clean(f"Training had no CPU {percent(share)} of the time.", evidence)
+            return self.clean(f"Training spent {percent(share)} of the time waiting for a CPU.", evidence)
         return (
             self.found(
-                f"Training had no CPU {percent(share)} of the time. All timings below are inflated,"
-                " including the model's.",
+                f"Training spent {percent(share)} of the time waiting for a CPU. All timings below are"
+                " inflated, including the model's.",
                 _own_workers(analysis) or "Re-run on an idle machine, or reserve CPUs for this job.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,
@@ -312,8 +312,8 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
                     saving_is="up to",
                     places=[place],
                     evidence=[
-                        duration("cost per step, at most", cost_ns),
-                        ratio("thread's CPU time, share of loop", thread.cpu_ns / samples.loop_ns),
+                        duration("maximum cost per step", cost_ns),
+                        ratio("thread's CPU share of loop", thread.cpu_ns / samples.loop_ns),
                         count("samples", sum(one.samples for one in thread.stacks)),
                     ],
                 )

@@ -116,7 +116,7 @@ _MOST_LINES: Final = 3
 
 
 _ACTION: Final = (
-    "Use torch.compile(mode='reduce-overhead'), larger batches, a fused optimizer, or fewer small operators."
+    "Use torch.compile(mode='reduce-overhead'), larger batches, a fused optimizer or fewer small operators."
 )
 
 
@@ -204,13 +204,13 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
                 text(LATE_WORK, what),
                 ratio(LATE_SHARE, share),
                 *evidence[:1],
-                ratio("its share of the critical path", path),
+                ratio("share of the critical path", path),
                 *evidence[1:],
             ],
         )
 
 
-HOST_LATE: Final = "GPU idle per step, CPU late"
+HOST_LATE: Final = "GPU idle per step while the CPU is late"
 """Label of the idle time in which the CPU is late, whatever it does."""
 
 
@@ -218,7 +218,7 @@ LATE_WORK: Final = "CPU work while the GPU is idle"
 """Label of what an idle device waits for, where it is no launches."""
 
 
-LATE_SHARE: Final = "its share of the step"
+LATE_SHARE: Final = "share of the step"
 """Label of what that covers of the idle time."""
 
 

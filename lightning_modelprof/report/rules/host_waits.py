@@ -29,11 +29,11 @@ from lightning_modelprof.run.sites import (
 )
 from lightning_modelprof.units import milliseconds
 
-COULD_SAVE: Final = "could save, per step"
+COULD_SAVE: Final = "could save per step"
 """Label."""
 
 
-HOST_WAIT: Final = "CPU wait per step"
+HOST_WAIT: Final = "sync wait per step"
 """Label of the evidence for how long the CPU waits."""
 
 
@@ -166,8 +166,8 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
             return "There are no such waits in the recorded steps."
         host_ns = circumstances.per_step(sum(wait.wait_ns for wait in waits), facts.steps_ns, facts.num_steps)
         return (
-            f"The CPU waits {_times(calls)} per step, for {milliseconds(host_ns)} in total. Without these"
-            f" waits the GPU finishes {milliseconds(cost_ns)} earlier."
+            f"The CPU waits {_times(calls)} per step, {milliseconds(host_ns)} in total. Without these waits,"
+            f" the GPU would finish {milliseconds(cost_ns)} earlier."
         )
 
     def _grouped(
@@ -194,8 +194,8 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         sites = tuple(dict.fromkeys(site for spot in spots for site in spot.sites))
         places: dict[Location, None] = dict.fromkeys(place for spot in spots for place in spot.locations)
         found = self.found(
-            f"The CPU waits {_times(calls)} per step in {what}, for {milliseconds(host_ns)}. The GPU then"
-            f" idles until the CPU launches more. Without these waits it finishes"
+            f"The CPU waits {_times(calls)} per step in {what}, {milliseconds(host_ns)} in total. The GPU"
+            " then idles until the CPU launches more. Without these waits, it would finish"
             f" {f'{self.saving_is} {COST}'.lstrip()} earlier.",
             self.advice([wait for spot in spots for wait in spot.waits], sites, circumstances),
             self._severity(share, cost_ns),

@@ -45,7 +45,7 @@ from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds
 
-WAIT: Final = "waiting for data, per step"
+WAIT: Final = "data wait per step"
 """Label."""
 
 
@@ -88,7 +88,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "input_bound"
     title: ClassVar[str] = "Training waits for data"
-    healthy: ClassVar[str] = "Data keeps up"
+    healthy: ClassVar[str] = "Data loading keeps up"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "waiting for data, mean over the clean steps. On a GPU, the time between events around the fetch"
@@ -241,7 +241,7 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
         if not self.is_wait_found(costs, share):
             return self.clean(f"num_workers is 0, but a batch takes only {milliseconds(wait_ns)}.")
         if share >= self.covered:
-            return self.clean("num_workers is 0; the finding input_bound covers it.")
+            return self.clean("num_workers is 0; input_bound covers this.")
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = loader_advice(
             (loader,),
@@ -398,7 +398,7 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Batch transfer is fast"
     help: ClassVar[RuleHelp] = RuleHelp("the phase Transfer", where="your transfer hooks")
     phase: ClassVar[str] = "transfer"
-    what: ClassVar[str] = "Moving the batch to the GPU"
+    what: ClassVar[str] = "Moving the batch to the device"
     less: ClassVar[str] = "Move work from {names} into the DataLoader's workers."
 
     def action(self, setup: TrainingSetup) -> str:
@@ -445,7 +445,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "repeated_work"
     title: ClassVar[str] = "Samples are recomputed every epoch"
-    healthy: ClassVar[str] = "No costly repeated samples"
+    healthy: ClassVar[str] = "No samples recomputed every epoch"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "training waits for more than indexing rows, and at least 12 sampled indices returned identical"
@@ -490,11 +490,11 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
                 seen.note or f"only {seen.num_compared} samples were fetched twice while being compared"
             )
         evidence = [duration(WAIT, wait_ns), *compared]
-        memory = f"A sample takes {seen.sample_bytes:,} bytes"
+        memory = f"Each takes {seen.sample_bytes:,} bytes"
         if seen.num_samples:
             total = seen.sample_bytes * seen.num_samples
-            memory += f", all {seen.num_samples:,} take {_mebibytes(total)}"
-            evidence.append(Evidence(label="cache size, all samples", value=total, unit=Unit.BYTES))
+            memory += f"; all {seen.num_samples:,} take {_mebibytes(total)}"
+            evidence.append(Evidence(label="cache size for all samples", value=total, unit=Unit.BYTES))
         owner = owner_of_loader(setup, setup.loaders[0])
         each = " per worker" if setup.loaders[0].num_workers else ""
         return (
@@ -502,7 +502,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
                 f"All {seen.num_indices} sampled indices returned identical data every time"
                 f" ({seen.num_compared} comparisons). Training waits {per_step(wait_ns, costs.step_ns)} for"
                 " data.",
-                f"Cache each sample, in memory or on disk. {memory}{each}. Keep random augmentation after"
+                f"Cache each sample, in memory or on disk. {memory}{each}. Apply random augmentation after"
                 f" the cache.{'' if owner is None else owner.cheaper_batches}",
                 Severity.INFO,
                 places=places_of_batches(setup.loaders),

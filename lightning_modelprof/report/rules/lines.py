@@ -181,9 +181,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
                 for one in loop.lines[:_MOST_LINES]
             ],
             evidence=[
-                duration(
-                    "time per step, at the line" if is_one else "time per step, at these lines", took_ns
-                ),
+                duration("time per step at the line" if is_one else "time per step at these lines", took_ns),
                 ratio("share of samples", share),
                 count("operators per step", sum(one.own_operators for one in loop.lines)),
                 count("samples", samples),
@@ -303,7 +301,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "constant_work"
     title: ClassVar[str] = "Constant result is recomputed every step"
-    healthy: ClassVar[str] = "No constant work in steps"
+    healthy: ClassVar[str] = "No constants recomputed every step"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples at lines of one function whose operators depend only on sizes and on module tensors that"
@@ -367,7 +365,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
                     for one in found[:_MOST_LINES]
                 ],
                 evidence=[
-                    duration("time per step, at these lines", took_ns),
+                    duration("time per step at these lines", took_ns),
                     ratio("share of samples", share),
                     count("operators per step", sum(one.constant_operators for one in found)),
                     count("samples", samples),
@@ -499,7 +497,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_forward_outside_model"
     title: ClassVar[str] = "Slow code in training_step outside the model"
-    healthy: ClassVar[str] = "training_step adds little"
+    healthy: ClassVar[str] = "training_step adds little overhead"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster"

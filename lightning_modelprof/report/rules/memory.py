@@ -65,8 +65,8 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "memory_creep"
-    title: ClassVar[str] = "Memory keeps growing"
-    healthy: ClassVar[str] = "Memory stays level"
+    title: ClassVar[str] = "Memory usage keeps growing"
+    healthy: ClassVar[str] = "Memory usage is stable"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95% interval"
@@ -143,12 +143,12 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             _EPOCH_ACTION,
             Severity.WARNING,
             evidence=(
-                Evidence(label=f"growth per epoch, {name}", value=growth.grown_bytes, unit=Unit.BYTES),
+                Evidence(label=f"{name} growth per epoch", value=growth.grown_bytes, unit=Unit.BYTES),
                 Evidence(label="freed at the end of an epoch", value=growth.fallen_bytes, unit=Unit.BYTES),
                 Evidence(label="growth per step", value=growth.bytes_per_step, unit=Unit.BYTES),
                 Evidence(label="highest level", value=growth.level_bytes, unit=Unit.BYTES),
-                Evidence(label="growth per step, 95% lower bound", value=growth.low, unit=Unit.BYTES),
-                Evidence(label="growth per step, 95% upper bound", value=growth.high, unit=Unit.BYTES),
+                Evidence(label="95% lower bound of growth per step", value=growth.low, unit=Unit.BYTES),
+                Evidence(label="95% upper bound of growth per step", value=growth.high, unit=Unit.BYTES),
                 count("epochs", growth.num_epochs),
             ),
         )
@@ -167,7 +167,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             f" (95% interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
         )
         if full_ns is not None:
-            summary += f" and is full in about {full_ns / _HOUR_NS:.2g} hours"
+            summary += f" and will be full in about {full_ns / _HOUR_NS:.2g} hours"
         evidence = list(_evidence(growth))
         if full_ns is not None:
             evidence.insert(1, duration("time until memory is full", full_ns))
@@ -235,11 +235,11 @@ def _evidence(growth: Growth) -> tuple[Evidence, ...]:
     name = _NAMES[growth.kind]
     return (
         Evidence(
-            label=f"growth per {_PER:,} steps, {name}", value=growth.bytes_per_step * _PER, unit=Unit.BYTES
+            label=f"{name} growth per {_PER:,} steps", value=growth.bytes_per_step * _PER, unit=Unit.BYTES
         ),
-        Evidence(label=f"level, {name}", value=growth.level_bytes, unit=Unit.BYTES),
-        Evidence(label="growth, 95% lower bound", value=growth.low * _PER, unit=Unit.BYTES),
-        Evidence(label="growth, 95% upper bound", value=growth.high * _PER, unit=Unit.BYTES),
+        Evidence(label=f"{name} level", value=growth.level_bytes, unit=Unit.BYTES),
+        Evidence(label="95% lower bound of growth", value=growth.low * _PER, unit=Unit.BYTES),
+        Evidence(label="95% upper bound of growth", value=growth.high * _PER, unit=Unit.BYTES),
         count("first step", growth.first_step),
         count("last step", growth.last_step),
     )
@@ -408,7 +408,7 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "out_of_memory"
     title: ClassVar[str] = "Out of memory"
-    healthy: ClassVar[str] = "No out-of-memory error"
+    healthy: ClassVar[str] = "No out-of-memory errors"
     help: ClassVar[RuleHelp] = RuleHelp(
         "an out-of-memory error ended the loop. Suggestions are in order of the memory they should free",
         levels="critical",

@@ -179,8 +179,8 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Logging: collecting metrics after the batch, and the loggers' ``log_metrics``."""
 
     kind: ClassVar[str] = "slow_logger"
-    title: ClassVar[str] = "Slow logging"
-    healthy: ClassVar[str] = "Logging is cheap"
+    title: ClassVar[str] = "Slow logger writes"
+    healthy: ClassVar[str] = "Logger writes are cheap"
     help: ClassVar[RuleHelp] = RuleHelp("the phase Logging", of="of the loop", where="`log_metrics`")
     phase: ClassVar[str] = "logging"
     what: ClassVar[str] = "Logging"
@@ -232,15 +232,15 @@ class SlowModuleHook(PhaseShareRule, frozen=True, kw_only=True):
     """The phase Module hooks. The phase has all hooks in one: with several, all of them are named."""
 
     kind: ClassVar[str] = "slow_module_hook"
-    title: ClassVar[str] = "Slow module hooks"
-    healthy: ClassVar[str] = "Module hooks are cheap"
+    title: ClassVar[str] = "Slow LightningModule hooks"
+    healthy: ClassVar[str] = "LightningModule hooks are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         "the phase Module hooks",
         of="of the loop",
         where="all your hooks; the phase doesn't distinguish them",
     )
     phase: ClassVar[str] = "module_hooks"
-    what: ClassVar[str] = "Running module hooks"
+    what: ClassVar[str] = "Running LightningModule hooks"
     is_in_every_step: ClassVar[bool] = False
     less: ClassVar[str] = "Do less in {names}, or run it less often."
 
@@ -268,8 +268,8 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "zero_grad_cost"
-    title: ClassVar[str] = "Slow gradient clearing"
-    healthy: ClassVar[str] = "Gradient clearing is cheap"
+    title: ClassVar[str] = "Slow gradient zeroing"
+    healthy: ClassVar[str] = "Zeroing gradients is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         "your `optimizer_zero_grad` hook, by its time; a hint if it passes `set_to_none=False`",
         where="the hook",
@@ -330,7 +330,7 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "Slow startup"
     healthy: ClassVar[str] = "Startup is fast"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "time before the first step (Around the loop); a hint",
+        "time before the first step (Outside the loop); a hint",
         levels="20% of the total time, and 5 s",
         where="your slowest method",
     )
@@ -358,7 +358,7 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
                 f"Startup takes {took} ({percent(share)} of the total time), of which"
                 f" {milliseconds(max(most.after_ns, most.total_ns))} {'follow' if is_gap else 'are in'}"
                 f" {most.label}.",
-                "Check checkpoint loading, moving the model to the GPU, and worker startup."
+                "Check checkpoint loading, moving the model to the GPU and worker startup."
                 if is_gap
                 else f"Cache the result of {most.label} on disk, or skip it.",
                 Severity.INFO,

@@ -219,7 +219,7 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
         share = usual_ns / wall_ns if wall_ns else None
         evidence = [
             ratio("float64 share of parameters", double / every),
-            duration("could save, per step", cost_ns),
+            duration("could save per step", cost_ns),
         ]
         if share is None or not self.is_found(share, usual_ns):
             return self.clean(f"float64 costs about {milliseconds(cost_ns)} per step.", evidence)

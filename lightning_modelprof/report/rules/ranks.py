@@ -31,7 +31,7 @@ _ADVICE: Final = {
     "logging": "Log less often; all ranks wait for the one that writes.",
     "checkpoint": "Save less often, or asynchronously; all ranks wait for the one that writes.",
     "forward": "Check for extra work of {rank} in training_step. Give all ranks equally large batches.",
-    "optimizer": "Check {rank} for extra parameters, CPU state, or a slower CPU.",
+    "optimizer": "Check {rank} for extra parameters, CPU state or a slower CPU.",
 }
 
 
@@ -78,7 +78,7 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated(f"fewer than {LEAST_STEPS} steps are clean on all ranks")
         late = skew.straggler
         evidence = [
-            duration("slowest rank above the mean, per step", skew.imbalance_ns),
+            duration("slowest rank's time above the mean per step", skew.imbalance_ns),
             count("ranks", len(skew.ranks)),
             count("steps compared", skew.num_common),
         ]
@@ -86,9 +86,9 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
         if late is None or not self.is_found(share, late.cost_ns):
             return self.clean(_clean_summary(skew), evidence)
         evidence = [
-            duration("could save, per step", late.cost_ns),
-            duration(f"rank {late.rank} is late by, per step", late.late_ns),
-            duration("other ranks wait, per step", late.waited_ns),
+            duration("could save per step", late.cost_ns),
+            duration(f"rank {late.rank} delay per step", late.late_ns),
+            duration("other ranks' wait per step", late.waited_ns),
             *evidence,
         ]
         if late.is_ambiguous:
@@ -218,7 +218,7 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
             ratio("exposed share of communication", exposed / max(sum(one.all_ns for one in known), 1)),
             *_collectives(traces),
             *[
-                ratio("exposed share of the step, best rank", min(one.share for one in known))
+                ratio("exposed share of the step on the best rank", min(one.share for one in known))
                 for _ in known[1:2]
             ],
         ]
@@ -377,10 +377,10 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
             return self.clean("No single rank makes the others wait.")
         evidence = [
             count(LATE_RANK, late.rank),
-            duration("other ranks wait, per step", late.cost_ns),
+            duration("other ranks' wait per step", late.cost_ns),
             text(LATE_PHASE, late.phase),
-            duration("extra time in that phase, per step", late.excess_ns),
-            count("calls to which it came last", late.last),
+            duration("extra time per step in the slower phase", late.excess_ns),
+            count("calls it joined last", late.last),
             count("calls", late.calls),
         ]
         if not self.is_found(late.share, late.cost_ns):

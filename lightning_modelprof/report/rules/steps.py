@@ -72,8 +72,8 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_steps"
-    title: ClassVar[str] = "A few slow steps"
-    healthy: ClassVar[str] = "Steps take similar times"
+    title: ClassVar[str] = "Occasional slow steps"
+    healthy: ClassVar[str] = "Step times are consistent"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "time that slow clean steps (Slow steps) take above the median, spread over all clean steps. A"
@@ -96,7 +96,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         share = cost_ns / costs.batch_cost_ns.avg if costs.batch_cost_ns.avg else None
         evidence = [
             count("slow steps", record.count),
-            duration("time above the median, per step", cost_ns),
+            duration("time above the median per step", cost_ns),
         ]
         if not record.count or not self.is_found(share, cost_ns):
             return self.clean(
@@ -162,7 +162,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "growing_steps"
     title: ClassVar[str] = "Steps get slower over time"
-    healthy: ClassVar[str] = "Step times stay level"
+    healthy: ClassVar[str] = "Steps don't slow down over time"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "one phase grows steadily over the clean steps (Theil-Sen slope over medians of 20 groups, lower"
@@ -202,16 +202,16 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
             replace(
                 self.found(
                     f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
-                    f" {milliseconds(seen.late_ns)} in the last, while other phases don't grow. So far this"
-                    f" cost {COST}.",
-                    "Replace a growing list with a running sum or fixed-size window.",
+                    f" {milliseconds(seen.late_ns)} in the last, while other phases stay flat. Averaged over"
+                    f" the run, this costs {COST}.",
+                    "Replace the growing list with a running sum or a fixed-size window.",
                     self.severity(share),
                     saving_ns=seen.excess_ns,
                     places=[*_growing_line(analysis, seen.phase), *_growing_attributes(analysis)],
                     evidence=[
-                        duration(f"{label.lower()} per step, first quarter", seen.early_ns),
-                        duration(f"{label.lower()} per step, last quarter", seen.late_ns),
-                        duration("time above the first quarter, per step", seen.excess_ns),
+                        duration(f"{label.lower()} per step in first quarter", seen.early_ns),
+                        duration(f"{label.lower()} per step in last quarter", seen.late_ns),
+                        duration("extra time per step vs. first quarter", seen.excess_ns),
                     ],
                 ),
                 phases=(seen.phase,),

@@ -59,7 +59,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         else:
             uses_them = True
         if not uses_them:
-            return self.not_evaluated("amp_off and tensor_cores_unused cover it")
+            return self.not_evaluated("amp_off and tensor_cores_unused cover this")
         return super().evaluate(analysis)
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:  # noqa: ARG002
@@ -110,7 +110,7 @@ def eligible_words(use: TensorCoreUse) -> str:
     used, unused = (percent(time_ns / use.eligible_ns) for time_ns in (use.used_ns, use.unused_ns))
     rest = "; the rest is unclassified" if use.untold_ns else ""
     return (
-        f"{eligible} of kernel time is eligible for tensor cores. Of that, {used} uses them and {unused}"
+        f"{eligible} of kernel time is eligible for tensor cores. {used} of that uses them and {unused}"
         f" doesn't{rest}."
     )
 
@@ -145,17 +145,22 @@ def _capability(traces: Iterable[TraceFacts]) -> tuple[int, int] | None:
 
 
 def _advice(capability: tuple[int, int] | None, use: TensorCoreUse, has_convolutions: bool) -> str:
-    half = "torch.autocast('cuda', torch.float16) with a GradScaler (Trainer(precision='16-mixed'))"
-    bfloat = "torch.autocast('cuda', torch.bfloat16) (Trainer(precision='bf16-mixed'))"
-    tf32 = "torch.set_float32_matmul_precision('high') for TF32"
+    half = (
+        "fp16 autocast (Trainer(precision='16-mixed'), or torch.autocast('cuda', torch.float16) with a"
+        " GradScaler)"
+    )
+    bfloat = "bf16 autocast (Trainer(precision='bf16-mixed') or torch.autocast('cuda', torch.bfloat16))"
+    tf32 = "TF32 (torch.set_float32_matmul_precision('high'))"
     if capability is None:
-        ways = f"{half}. On Ampere and newer, use {bfloat} or {tf32}."
+        ways = f"{half}. On Ampere and newer, use {bfloat}, or {tf32}."
     elif capability >= AMPERE:
-        ways = f"{bfloat} or {tf32}."
+        ways = f"{bfloat}, or {tf32}."
     else:
         ways = f"{half}. This GPU's tensor cores support neither TF32 nor bfloat16."
-    rest = " for the remaining operators" if use.used_ns else ""
-    ways = f"Use {ways[:-1]}{rest}. This changes numerics. Layer and batch sizes should be multiples of 8."
+    start = "For the remaining operators, use" if use.used_ns else "Use"
+    ways = (
+        f"{start} {ways} Reduced precision changes numerics. Layer and batch sizes should be multiples of 8."
+    )
     if not has_convolutions:
         return ways
     return f"{ways} For convolutions, use model.to(memory_format=torch.channels_last), also for images."

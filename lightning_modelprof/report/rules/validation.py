@@ -92,7 +92,7 @@ def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
         finding,
         title=f"{finding.title}, mostly {advice.label}",
         summary=f"{finding.summary} {advice.summary}",
-        action=f"{advice.action} Or {finding.action[:1].lower()}{finding.action[1:]}",
+        action=f"{advice.action} Alternatively, {finding.action[:1].lower()}{finding.action[1:]}",
         locations=advice.locations or finding.locations,
         evidence=(*finding.evidence[:1], *advice.evidence, *finding.evidence[1:]),
     )
@@ -113,7 +113,7 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Sanity check is short"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "time of the validation batches before training (Around the loop), estimated from validation"
+            "time of the validation batches before training (Outside the loop), estimated from validation"
             " during training if it wasn't measured"
         ),
         of="of the loop",
@@ -145,7 +145,7 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
         cost_ns = took_ns / max(analysis.num_steps, 1)
         share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
         evidence = [
-            duration("sanity check, estimated" if about else "sanity check", took_ns),
+            duration("estimated sanity check time" if about else "sanity check time", took_ns),
             ratio("share of the loop", share),
             count("validation batches before training", setup.num_sanity_batches),
         ]
@@ -172,10 +172,10 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_epoch_turns"
-    title: ClassVar[str] = "Slow epoch changes"
-    healthy: ClassVar[str] = "Epoch changes are cheap"
+    title: ClassVar[str] = "Slow epoch boundaries"
+    healthy: ClassVar[str] = "Epoch boundaries are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "the phase Epoch turn with more than one epoch. Smaller batches and samplers that repeat data"
+        "the phase Epoch boundary with more than one epoch. Smaller batches and samplers that repeat data"
         " change the training",
         of="of the loop",
     )
@@ -201,15 +201,15 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
         each_ns = cost_ns * analysis.num_steps / (num_turns + 1)
         batches = analysis.num_steps / (num_turns + 1)
         evidence = [
-            duration("time per epoch change", each_ns),
+            duration("time per epoch boundary", each_ns),
             duration("time per step", cost_ns),
             count("epochs", num_turns + 1),
         ]
         if not self.is_found(share, cost_ns):
-            return self.clean(f"An epoch change takes {milliseconds(each_ns)}.", evidence)
+            return self.clean(f"An epoch boundary takes {milliseconds(each_ns)}.", evidence)
         return (
             self.found(
-                f"Lightning takes {milliseconds(each_ns)} per epoch change, and an epoch has"
+                f"Lightning takes {milliseconds(each_ns)} per epoch boundary, and an epoch has"
                 f" {_batches(batches)}. That costs {COST}.",
                 "Make epochs longer, with a sampler such as RandomSampler(data, replacement=True,"
                 " num_samples=...), and use max_steps. This changes training.",

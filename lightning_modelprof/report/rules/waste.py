@@ -323,7 +323,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "frozen_forward"
     title: ClassVar[str] = "Frozen module recomputes outputs every epoch"
-    healthy: ClassVar[str] = "Frozen modules cost little"
+    healthy: ClassVar[str] = "Frozen modules are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward time of the outermost modules without trainable parameters, if at least 12 sampled"
@@ -354,7 +354,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
         cost_ns = sum(one.forward_ns or 0 for one in frozen)
         share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if share is None or not self.is_found(share, cost_ns):
-            return self.clean("Frozen modules take little of the forward.")
+            return self.clean("Frozen modules take little of the forward pass.")
         if seen is None or seen.num_compared < self.least_compared:
             return self.not_evaluated("too few samples were fetched twice")
         if seen.num_equal < seen.num_compared:
@@ -465,7 +465,7 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
                 saving_ns=cost_ns,
                 places=_calls_of(outputs, name, worst[0]),
                 evidence=[
-                    duration("time for unused rows, per step", cost_ns),
+                    duration("time per step for unused rows", cost_ns),
                     ratio("unused rows", part),
                     count("output rows", rows),
                 ],
@@ -519,7 +519,7 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "many_calls"
     title: ClassVar[str] = "Module called many times per step"
-    healthy: ClassVar[str] = "Modules are called in batches"
+    healthy: ClassVar[str] = "Module calls are batched"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "the outermost module with parameters (no recurrent cell) with at least 16 calls per step, by the"
@@ -557,7 +557,7 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         taken_ns = 0 if worst is None else (worst.forward_ns or 0) + (worst.backward_ns or 0)
         share = taken_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if worst is None or share is None or not self.is_found(share, taken_ns):
-            return self.clean("Modules with many calls take little of the step.")
+            return self.clean("Modules with many calls take little of the step time.")
         number = round(calls[worst.path])
         return (
             self.found(
@@ -569,7 +569,7 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
                 places=_calling_line(analysis, worst.path),
                 evidence=[
                     count("calls per step", number),
-                    duration("their time per step", taken_ns),
+                    duration("time per step in these calls", taken_ns),
                 ],
             ),
         )
@@ -604,8 +604,8 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_torch_module"
-    title: ClassVar[str] = "Costly arguments of a torch module"
-    healthy: ClassVar[str] = "Torch module arguments are cheap"
+    title: ClassVar[str] = "Costly torch module options"
+    healthy: ClassVar[str] = "No costly torch module options"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
@@ -653,7 +653,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             found.append(
                 self.found(
                     f"{paths[0]} ({type_name}, {told}){more} takes {per_step(took_ns, costs.step_ns)}.",
-                    f"Use a cheaper module, or cheaper arguments than {told} (changes numerics)."
+                    f"Use a cheaper module, or cheaper options than {told} (changes numerics)."
                     if saving_ns is None
                     else f"Try {_ITERATIONS}1, torch's default (currently {number}). Saves up to"
                     f" {milliseconds(saving_ns)} per step (changes numerics).",
@@ -668,7 +668,9 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                     ],
                 )
             )
-        return tuple(found) or self.clean("Torch modules with unusual arguments take little of the step.")
+        return tuple(found) or self.clean(
+            "Torch modules with non-default options take little of the step time."
+        )
 
     def _unused_weights(
         self, analysis: Analysis, costs: StepCosts, modules: tuple[ModuleCost, ...]
@@ -710,7 +712,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                 saving_is="up to",
                 places=places[:3],
                 evidence=[
-                    duration("attention per step, forward and backward", own_ns),
+                    duration("attention per step in forward and backward", own_ns),
                     count("modules", len(paths)),
                 ],
             )
@@ -814,9 +816,13 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{first.normalisation} cancels out the bias of {first.convolution}"
-                + (f" ({len(pairs) - 1} more convolutions like this)" if len(pairs) > 1 else "")
-                + ("." if certain else ", assuming that their names give the order."),
-                "Pass bias=False to the convolution.",
+                + (
+                    f" ({len(pairs) - 1} other convolution{'s are' if len(pairs) > 2 else ' is'} affected)"
+                    if len(pairs) > 1
+                    else ""
+                )
+                + ("." if certain else ", assuming that their names reflect their order."),
+                "Set bias=False.",
                 Severity.INFO,
                 places=[
                     Location(
@@ -827,7 +833,7 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
                     )
                     for pair in pairs
                 ],
-                evidence=[count("convolutions", len(pairs))],
+                evidence=[count("affected convolutions", len(pairs))],
             ),
         )
 
@@ -894,7 +900,7 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
                 saving_ns=cost_ns,
                 places=lines_that_call(analysis.setup, "Embedding", "EmbeddingBag"),
                 evidence=[
-                    duration("time for unused rows, per step", cost_ns),
+                    duration("time per step for unused rows", cost_ns),
                     ratio("parameters in unused rows", part),
                     count("rows in the largest table", first.rows),
                     count("rows used per step", first.used),

@@ -33,7 +33,7 @@ _WHY: Final = (
     "the next work was queued and started less than 30 µs after the previous work",
     "the next work was queued, after work on another stream",
     "communication before or after the gap, or on the CPU before the launch",
-    "cause not recorded: work queued on the same stream, an unknown launch, or no work afterwards",
+    "cause not recorded: work queued on the same stream, an unknown launch or no work afterwards",
 )
 """In the order of ``CAUSES``."""
 

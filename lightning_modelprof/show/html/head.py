@@ -28,7 +28,7 @@ from lightning_modelprof.units import DASH, format_amount, format_cell, format_d
 _SEVERITIES: Final = {
     Severity.CRITICAL: ("critical", "■", "Critical"),
     Severity.WARNING: ("warning", "▲", "Warning"),
-    Severity.INFO: ("info", "●", "Info"),
+    Severity.INFO: ("info", "●", "Hint"),
     None: ("unjudged", "○", "Not judged"),
 }
 """Class, symbol and word, so that neither colour nor sight is needed to tell them apart."""
@@ -73,9 +73,7 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
         "kind": one_line(verdict.kind),
         "word": verdict_word(verdict),
         "summary": one_line(verdict.summary),
-        "accounted": ""
-        if accounted is None
-        else f"{percent(accounted)} of the wall time is attributed to a phase.",
+        "accounted": "" if accounted is None else f"{percent(accounted)} of the wall time is accounted for.",
     }
 
 
@@ -194,13 +192,13 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
 
 
 def file_lines(sections: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What lies in the run's folder, or which traces were read, and what each is for."""
+    """What lies in the run's directory, or which traces were read, and what each is for."""
     traces = sections.get("traces") or ()
     files = [(one_line(str(trace["source"])), "the analyzed trace") for trace in traces]
     if "windows" not in sections:
         return files
     files += [
-        ("report.json", "all figures of this page at full precision, for scripts"),
+        ("report.json", "all figures on this page at full precision, for scripts"),
         ("report.txt", "the tables as plain text"),
         ("run.json", "the measurements; lightning-modelprof report rebuilds everything from them"),
     ]

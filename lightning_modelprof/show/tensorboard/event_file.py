@@ -33,7 +33,7 @@ def tag_of(profile: Profile, folder: str = PLUGIN_NAME) -> str:
 
     Args:
         profile: the profile.
-        folder: name of the run's folder, which tells several fits with one logger apart.
+        folder: name of the run's directory, which tells several fits with one logger apart.
     """
     loop = () if profile.loop == "fit" else (profile.loop,)
     name = "run" if profile.kind == "run" else f"window_{profile.window}"

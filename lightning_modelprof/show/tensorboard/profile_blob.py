@@ -274,22 +274,22 @@ MAX_LAYERS: Final = 7
 
 
 TAG_WORDS: Final = {
-    1: "first of an epoch or dataloader",
+    1: "first in an epoch or dataloader",
     2: "skip_first",
     4: "profiler warm-up",
     8: "recorded by torch.profiler",
-    16: "window closed or archive saved",
-    32: "validation inside",
-    64: "no optimizer step",
+    16: "closing a window or saving the run",
+    32: "with validation",
+    64: "without an optimizer step",
     128: "prefetched while the profiler worked",
-    256: "FLOPs counted or modules timed",
+    256: "counting FLOPs or timing modules",
     512: "the whole epoch",
-    1024: "CPU ran ahead of the GPU",
+    1024: "CPU ahead of the GPU",
 }
 """Bit of ``run.records.StepTag`` → what it says of a step."""
 
 
-_FIRST_OF: Final = ("first of an epoch", "first of a dataloader")
+_FIRST_OF: Final = ("first in an epoch", "first in a dataloader")
 """What the benchmark calls the first tag, in a fit and in evaluation loops."""
 
 

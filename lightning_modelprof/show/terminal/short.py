@@ -111,7 +111,7 @@ class _Short:
         word, accounted = verdict_word(verdict), verdict.accounted_ratio
         text = f"{word}  {one_line(verdict.summary)}"
         if accounted is not None and accounted < _LEAST_ACCOUNTED:
-            text += f" Only {percent(accounted)} of the time is attributed."
+            text += f" Only {percent(accounted)} of the time is accounted for."
         first, *rest = wrap(text, self._width)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
@@ -164,7 +164,7 @@ class _Short:
 
         loops = [table.title for table in self._report.tables if table.id in _LOOPS and table.rows]
         if loops:
-            yield f"other loops of this process: {' and '.join(loops)} in the full report"
+            yield f"other loops in this process: {' and '.join(loops)} in the full report"
 
     def _bars(self) -> Iterator[str]:
         card = self._report.step_card

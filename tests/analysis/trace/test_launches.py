@@ -106,7 +106,7 @@ def test_graph_launch_counts_once():
     assert (fact.linked.count, fact.delay.median_ns) == (4, 2 * US)
     notes = launches_table({0: fact}, DEFAULT_OPTIONS).notes
     assert len(notes) == 4
-    assert notes[-1].startswith("1 calls launched several")
+    assert notes[-1].startswith("1 call launched more than one kernel")
     assert not any("use graphs" in note for note in notes)  # they are used
     plain = launches_table(
         {0: summarize_launches(timeline_of(call(0, 4, 1), kernel(4, 9, 1)))}, DEFAULT_OPTIONS

@@ -204,7 +204,7 @@ def test_short_steps_may_lie_further_apart_than_their_length():
 def test_steps_of_the_same_number():
     """Two windows in one file; of many numbers the first are named."""
     (note,) = checks(*SOUND, step(2, 10 * STEP), step(3, 11 * STEP))
-    assert note.startswith("Several steps have the same number (steps 2, 3), because ")
+    assert note.startswith("Multiple steps have the same number (steps 2, 3), because ")
     twice = [step(n % 5, n * STEP) for n in range(10)]
     (note,) = checks(*twice)
     assert "(steps 0, 1, 2 and 2 more)" in note

@@ -17,17 +17,17 @@ _MIN_SHARE: Final = 1e-3
 _UNTIL: Final = {True: "before", False: "after"}
 
 _AFTER_UNSEEN: Final = (
-    "Time after the loop isn't included. Trainer(profiler=ModelProfiler(...)) measures it and adds it to"
-    " the report and files at the end."
+    "Time after the loop isn't included. To add it to the report and files, use"
+    " Trainer(profiler=ModelProfiler(...))."
 )
 
 
 AROUND: Final = TableKind(
     id="around",
-    title="Around the loop",
+    title="Outside the loop",
     help=(
-        "Slow parts before and after the loop. Together with the loop they add up to all measured time,"
-        " exactly. The callback measures from its own `setup` to the loop."
+        "Slow parts before and after the loop. Together with the loop, they add up to the total measured"
+        " time. The callback measures from its own `setup` to the loop."
         " `Trainer(profiler=ModelProfiler(...))` measures from `configure_callbacks`, before data is"
         " prepared, to the very end, and then updates report and files. Nothing after an exception in the"
         " loop is measured."

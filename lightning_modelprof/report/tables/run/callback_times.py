@@ -61,15 +61,16 @@ def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ..
     if small_calls:
         rows.append(("all other hooks", None, small_calls, small_ns, small_ns / loop_ns if loop_ns else None))
     whole = "fit" if loop.is_fit else f"{loop.name} loop"
-    note = (
-        f"Time in the hook, excluding other callbacks' hooks, over the whole {whole}. Ratio is the share of"
-        f" the whole {whole}; findings exclude profiler overhead."
+    notes = (
+        f"Time spent in each hook over the entire {whole}, excluding nested hooks of other callbacks.",
+        f"Ratio is the share of {whole} time. Findings exclude profiler overhead, so their figures may be"
+        " lower.",
     )
     return (
         CALLBACKS.table(
             rows=tuple(rows),
-            notes=(note,) if rows else (),
-            absent_reason=None if rows else "no other callbacks ran",
+            notes=notes if rows else (),
+            absent_reason=None if rows else "none other than lightning-modelprof's own",
         ),
     )
 

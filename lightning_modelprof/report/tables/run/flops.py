@@ -31,11 +31,11 @@ _MAX_NAMED: Final = 5
 _MAX_SIZES: Final = 20
 _MAX_SHAPES: Final = 4
 _DEFINITION: Final = (
-    "Contractions only: matrix products, convolutions, attention, recurrent gates. 1 MAC is 2 FLOPs. Model"
-    " is forward and backward; Hardware is everything that ran."
+    "Only matmuls, convolutions, attention and recurrent gates are counted (1 MAC is 2 FLOPs). Model is"
+    " forward and backward; Hardware is everything that ran."
 )
 _NOTHING: Final = "no operator with FLOPs ran in the counted step"
-_RATIO: Final = "Ratio is the share of Hardware."
+_RATIO: Final = "Ratio is the share of Hardware FLOPs."
 _NO_FORMULA: Final = "A dash in FLOPs means that no formula covers the operator."
 
 
@@ -55,7 +55,7 @@ FLOPS: Final = TableKind(
         " [flops.md](flops.md)."
     ),
     columns=(
-        Column("part", "Part of a step"),
+        Column("part", "Part of the step"),
         Column(
             "flops",
             "FLOPs",
@@ -71,7 +71,7 @@ FLOPS: Final = TableKind(
                 " sizes vary."
             ),
         ),
-        Column("ratio", "Ratio(%)", Unit.RATIO, help="share of Hardware."),
+        Column("ratio", "Ratio(%)", Unit.RATIO, help="share of Hardware FLOPs."),
         Column(
             "flops_per_sample",
             "Per sample",
@@ -94,7 +94,7 @@ FLOPS: Final = TableKind(
     rows={
         "Model": "forward and backward, the FLOPs needed per step, however they're computed.",
         "Forward": (
-            "forward FLOPs of contractions: matrix products, convolutions, attention, recurrent gates."
+            "forward FLOPs of contractions (matmuls, convolutions, attention and recurrent gates)."
             " Norms, activations, biases, pooling and lookups count as 0."
         ),
         "Backward": (
@@ -188,9 +188,7 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
         why = f" because {count.copy_reason}" if count.copy_reason else ""
         where = f"Counted on a copy of the model without data and without the optimizer{why}."
     else:
-        where = (
-            "Counted while the model ran." if count.step is None else f"Counted while step {count.step} ran."
-        )
+        where = "Counted while the model ran." if count.step is None else f"Counted during step {count.step}."
     notes = [f"{where} {_DEFINITION}", *_size_notes(facts)]
     if facts.uncounted:
         notes.append(
@@ -290,7 +288,7 @@ def _peak_notes(facts: ModelFlops) -> list[str]:
     if any(share is not None and share > 1 for share in shares):
         notes.append("MFU is above 100%, so the assumed peak is too low. Set peak_flops_per_s.")
     if facts.without_peak:
-        notes.append(f"MFU and HFU are unknown without a peak for {', '.join(facts.without_peak)}.")
+        notes.append(f"MFU and HFU require the device's peak for {', '.join(facts.without_peak)}.")
     if facts.note:
         notes.append(f"{facts.note[0].upper()}{facts.note[1:].removesuffix('.')}.")
     return notes
@@ -319,7 +317,7 @@ FLOPS_BY_OPERATOR: Final = TableKind(
         Column("operator", "Operator"),
         Column("calls", "Calls", Unit.COUNT, adds_up=True),
         Column("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash means uncounted."),
-        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware."),
+        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware FLOPs."),
         *(
             Column(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="FLOPs in this phase.")
             for phase, label in _LABELS.items()

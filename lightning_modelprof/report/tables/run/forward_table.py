@@ -72,13 +72,13 @@ FORWARD_OPERATORS: Final = TableKind(
 )
 
 _UNIT_NOTE: Final = (
-    'fvcore, one forward pass on one batch. A MAC is one multiply-add, two FLOPs and one fvcore "flop".'
-    " Only contractions count: matrix products, convolutions, attention, recurrent layers."
+    "Counted by fvcore in one forward pass on one batch. A MAC is one multiply-add (two FLOPs, or one fvcore"
+    ' "flop").'
 )
-_OPERATOR_NOTE: Final = "fvcore, one forward pass on one batch, by fvcore's operator names."
+_OPERATOR_NOTE: Final = "Counted by fvcore in one forward pass on one batch, by fvcore's operator names."
 _ROWS_NOTE: Final = (
-    "Rows include submodules. Activations are the elements of contraction outputs. Tied parameters count at"
-    " their first occurrence. Modules without parameters, MACs or activations are omitted."
+    "Rows include submodules, and tied parameters count at their first occurrence. Modules without"
+    " parameters, MACs or activations are omitted."
 )
 
 
@@ -148,7 +148,7 @@ def _check_notes(facts: ForwardFacts) -> tuple[str, ...]:
         for found in facts.disagreements[:_MOST_NAMED]
     ]
     if facts.agrees:
-        notes.append("Agrees with the forward FLOPs of a real step within 0.1% in every module.")
+        notes.append("The result agrees with the forward FLOPs of a real step within 0.1% in every module.")
     more = len(facts.disagreements) - _MOST_NAMED
     if more > 0:
         notes.append(f"{more} more modules differ.")

@@ -20,7 +20,7 @@ _LABELS: Final = {
     "optimizer": "Optimization",
 }
 _NOTE: Final = (
-    "Whole storages of tensors on the model's device, each counted once. Operator workspace and allocator"
+    "Counts whole storages of tensors on the model's device, each once. Operator workspace and allocator"
     " rounding aren't included."
 )
 
@@ -39,21 +39,21 @@ MEMORY_PEAKS: Final = TableKind(
     id="memory_peaks",
     title="Memory",
     help="Peak memory of the run. Measuring it resets nothing, starts no device and waits for none.",
-    columns=(Column("figure", "Figure"), Column("value", "Value", Unit.BY_ROW, help="bytes or count.")),
+    columns=(Column("figure", "Metric"), Column("value", "Value", Unit.BY_ROW, help="bytes or count.")),
     rows={
-        "Process peak RSS": "peak RAM of the process since it started.",
+        "Peak process RSS": "peak RAM of the process since it started.",
         "Host memory": "memory of the machine or its container.",
-        "Device peak allocated": (
+        "Peak device memory allocated": (
             "peak memory torch's allocator gave to tensors, since the process started or you last reset the"
             " peaks."
         ),
-        "Device peak reserved": (
+        "Peak device memory reserved": (
             "peak memory torch's allocator reserved on the device, since the process started or you last"
             " reset the peaks."
         ),
         "Device memory": "total memory of the device.",
         "Allocator cache flushes": "how often the allocator freed its cache and retried.",
-        "Allocator out of memory": "how often an allocation failed.",
+        "Allocator out-of-memory errors": "how often an allocation failed.",
     },
     views=("memory",),
 )
@@ -62,13 +62,13 @@ MEMORY_PEAKS: Final = TableKind(
 def _peaks(record: MemoryRecord) -> Table:
     """How much memory the loop took at most."""
     figures: tuple[tuple[str, Cell, Unit], ...] = (
-        ("Process peak RSS", record.peak_rss_bytes, Unit.BYTES),
+        ("Peak process RSS", record.peak_rss_bytes, Unit.BYTES),
         ("Host memory", record.host_total_bytes, Unit.BYTES),
-        ("Device peak allocated", record.peak_allocated_bytes, Unit.BYTES),
-        ("Device peak reserved", record.peak_reserved_bytes, Unit.BYTES),
+        ("Peak device memory allocated", record.peak_allocated_bytes, Unit.BYTES),
+        ("Peak device memory reserved", record.peak_reserved_bytes, Unit.BYTES),
         ("Device memory", record.total_bytes, Unit.BYTES),
         ("Allocator cache flushes", record.num_retries, Unit.COUNT),
-        ("Allocator out of memory", record.num_ooms, Unit.COUNT),
+        ("Allocator out-of-memory errors", record.num_ooms, Unit.COUNT),
     )
     known = tuple(figure for figure in figures if figure[1] is not None)
     return MEMORY_PEAKS.table(
@@ -120,7 +120,7 @@ def _by_phase(memory: StepMemory | None, notes: tuple[str, ...]) -> Table:
         notes=notes
         if memory is None
         else (_NOTE, f"Step {memory.step}, on {memory.device}.", *_dropped(memory)),
-        absent_reason=None if memory is not None else "memory of a step wasn't tracked",
+        absent_reason=None if memory is not None else "not tracked",
     )
 
 

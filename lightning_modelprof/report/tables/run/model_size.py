@@ -15,8 +15,8 @@ _MOST_NAMES: Final = 5
 
 
 _NOTE: Final = (
-    "Everything this process holds. Tensors and shared memory count once. Activations and temporary tensors"
-    " aren't included."
+    "Covers everything this process holds, with shared tensors and memory counted once. Activations and"
+    " temporary tensors aren't included."
 )
 
 

@@ -119,7 +119,7 @@ TOP_MODULES: Final = TableKind(
     id="top_modules",
     title="Top modules by depth",
     help=(
-        "The classes with the most parameters, forward MACs, and forward and backward latency at each depth"
+        "The classes with the most parameters, forward MACs and latency (forward and backward) at each depth"
         " (0 is the model). All modules of a class at the same depth are added up, including everything"
         " inside them."
     ),
@@ -144,7 +144,7 @@ _SLOWEST_COLUMNS: Final = (
         Unit.DURATION_NS,
         help=_BACKWARD_LATENCY,
     ),
-    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward."),
+    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward time."),
 )
 SLOWEST_MODULES: Final = TableKind(
     id="slowest_modules",
@@ -160,18 +160,18 @@ _NUM_SLOWEST: Final = 5
 _FIGURES: Final[tuple[Figure, ...]] = ("parameters", "forward_macs", "forward_ns", "backward_ns")
 
 _DEFINITION: Final = (
-    "Rows include submodules. MACs count contractions (1 MAC is 2 FLOPs), latency is the median of the"
-    " timed steps, and FLOP/s is FLOPs / latency. A dash means not measured or not run."
+    "Rows include submodules. MACs cover the same operations as FLOPs, latency is the median of the timed"
+    " steps, and FLOP/s is FLOPs / latency."
 )
 _BACKWARD: Final = (
-    "Backward latency is the time of the autograd nodes created by a module's forward, including checkpoint"
-    " recomputation. FLOP/s include that too."
+    "Backward latency is the time spent in the autograd nodes created by a module's forward, including"
+    " checkpoint recomputation. Backward FLOP/s includes the recomputation too."
 )
 _DEVICE: Final = (
     "Latency is the time between events on the device's stream, so it includes waiting for the CPU."
 )
 _SLOWEST_DEFINITION: Final = (
-    "Self time without submodules. Ratio is the share of the model's forward and backward."
+    "Self time, excluding submodules. Ratio is the share of the model's forward and backward time."
 )
 _CLASS_DEFINITION: Final = (
     "Totals for all modules of one class at the same depth, with their submodules, ranked by parameters,"

@@ -20,8 +20,8 @@ NUM_WORKERS: Final = TableKind(
     title="Number of workers",
     help=(
         "Simulated step time for other worker counts and prefetch factors, from measured batch times,"
-        " in-order delivery and the free CPUs. *now* is the current setting, and *advised* is the smallest"
-        " worker count within 2% of the best. The current prefetch factor comes first."
+        " in-order delivery and the free CPUs. *current* is the current setting, and *recommended* is the"
+        " smallest worker count within 2% of the best. The current prefetch factor comes first."
     ),
     columns=(
         Column("workers", "num_workers", help="0 means that batches are made in the training process."),
@@ -31,10 +31,10 @@ NUM_WORKERS: Final = TableKind(
             Unit.COUNT,
             help="batches prefetched per worker. A dash means no workers.",
         ),
-        Column("which", "Which", help="*now*, *advised* or both."),
+        Column("which", "Setting", help="*current*, *recommended* or both."),
         Column("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step time."),
-        Column("low_ns", "from", Unit.DURATION_NS, help=_ENDS),
-        Column("high_ns", "to", Unit.DURATION_NS, help=_ENDS),
+        Column("low_ns", "low", Unit.DURATION_NS, help=_ENDS),
+        Column("high_ns", "high", Unit.DURATION_NS, help=_ENDS),
         Column("steps_per_s", "steps/s", Unit.RATE, help="1 / predicted step time."),
     ),
     views=("workers",),
@@ -82,7 +82,9 @@ def _row(one: PredictedStep, queue: LoaderQueue) -> tuple[Cell, ...]:
         str(one.workers),
         one.prefetch_factor if one.workers else None,
         ", ".join(
-            name for name, other in (("now", queue.present), ("advised", queue.advised)) if one == other
+            name
+            for name, other in (("current", queue.present), ("recommended", queue.advised))
+            if one == other
         ),
         one.step_ns,
         one.low_ns,
@@ -93,17 +95,19 @@ def _row(one: PredictedStep, queue: LoaderQueue) -> tuple[Cell, ...]:
 
 def _notes(queue: LoaderQueue, step: str) -> tuple[str, ...]:
     notes = [
-        f"A {step} took {milliseconds(queue.step_ns)}; the simulation predicts"
-        f" {milliseconds(queue.present.step_ns)}. Simulated from {queue.num_batches:,} measured batches"
-        f" (mean {milliseconds(queue.service_ns)}).",
+        f"Measured: {milliseconds(queue.step_ns)} per {step}; simulated:"
+        f" {milliseconds(queue.present.step_ns)} (from {queue.num_batches:,} measured batches, mean"
+        f" {milliseconds(queue.service_ns)}).",
     ]
     if not queue.present.workers:
         notes.append(
-            "num_workers is 0, so this is extrapolated from fetch times: a worker takes as long per batch"
-            f" as the training process, plus {milliseconds(queue.handover_ns)} for the transfer."
+            "num_workers is 0, so this is extrapolated from fetch times. It assumes that a worker takes as"
+            f" long per batch as the training process, plus {milliseconds(queue.handover_ns)} for the"
+            " transfer."
         )
     if queue.cpus is None:
         notes.append(
-            "The number of free CPUs is unknown, so batches don't slow each other down in this simulation."
+            "The number of free CPUs is unknown, so the simulation assumes that batches don't slow each"
+            " other down."
         )
     return tuple(notes)

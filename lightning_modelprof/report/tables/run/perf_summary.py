@@ -65,14 +65,14 @@ _FEW: Final = 10
 
 _ADVICE: Final = {
     "skip_first": "{more} or lower skip_first",
-    "first of an epoch": "use more batches per epoch",
+    "first in an epoch": "use more batches per epoch",
     "recorded by torch.profiler": "{more} or profile fewer {steps} (active, repeat)",
     "profiler warm-up": "{more} or lower warmup or repeat",
-    "window closed or archive saved": "{more} or open fewer windows (repeat)",
-    "FLOPs counted or modules timed": "{more}",
+    "closing a window or saving the run": "{more} or open fewer windows (repeat)",
+    "counting FLOPs or timing modules": "{more}",
     "prefetched while the profiler worked": "{more} or open fewer windows (repeat)",
-    "CPU ran ahead of the GPU": "{more}",
-    "validation inside": "validate less often (the Trainer's val_check_interval)",
+    "CPU ahead of the GPU": "{more}",
+    "with validation": "validate less often (the Trainer's val_check_interval)",
 }
 """Reason to leave a step out → how to get more clean steps, in the words of the loop."""
 
@@ -92,7 +92,7 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
     )
     rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
     steps = loop.step if figures.num_steps == 1 else loop.steps
-    notes = [f"{figures.num_steps} clean {steps} out of {analysis.num_steps}.", *_left_out(analysis)]
+    notes = [f"Based on {figures.num_steps} clean {steps} out of {analysis.num_steps}.", *_left_out(analysis)]
     if figures.num_steps < _FEW:
         notes.append(
             f"With fewer than {_FEW} clean {loop.steps}, these figures are unreliable. For more clean"
@@ -119,11 +119,11 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
         )
     cost = analysis.own_cost
     if not isinstance(cost, Absent) and cost.share is not None:
-        of = f"{_seconds(cost.loop_ns)} s in the loop"
+        of = f"the {_seconds(cost.loop_ns)} s loop"
         wait = ""
         if cost.report_wait_ns:
             of, waited = f"{_seconds(cost.loop_ns + cost.report_wait_ns)} s", _seconds(cost.report_wait_ns)
-            wait = f" At least {waited} s of it was waiting for the report after the loop."
+            wait = f" At least {waited} s of that was spent waiting for the report after the loop."
         notes.append(
             f"Profiler overhead: {_seconds(cost.total_ns)} s of {of} ({100 * cost.share:.2g}%), excluded"
             f" from these figures.{wait}"
@@ -156,10 +156,10 @@ def _left_out(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     loop = loop_of(analysis.info.loop)
-    reasons = ", ".join(f"{e.reason} {e.num_steps}" for e in analysis.exclusions)
+    reasons = ", ".join(f"{e.num_steps:,} {e.reason}" for e in analysis.exclusions)
     has_several = len(analysis.exclusions) > 1
-    once = f"; a {loop.step} with several reasons counts once, at the first" * has_several
-    return (f"Excluded {loop.steps}: {reasons}{once}.",)
+    once = f" A {loop.step} excluded for more than one reason is counted once, under the first." * has_several
+    return (f"Excluded {loop.steps}: {reasons}.{once}",)
 
 
 def _no_clean_steps(analysis: Analysis) -> str:

@@ -35,7 +35,7 @@ _COLUMNS: Final = (
 PHASE_TIMES: Final = TableKind(
     id="phases",
     title="Phases",
-    help="Over *all* steps, clean or not.",
+    help="Over *all* steps, including excluded ones.",
     columns=_COLUMNS,
     has_phases=True,
     views=("steps",),
@@ -51,13 +51,14 @@ def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table,
     rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in analysis.phases)
     thread = "training thread" if loop.is_fit else "loop's thread"
     notes = [
-        f"Self time on the {thread} over all {loop.steps}, clean or not. It adds up to their wall time.",
+        f"Self time on the {thread} over all {loop.steps}, including excluded ones. Phases add up to the"
+        " total wall time.",
         *other_shares(analysis),
     ]
     if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
         notes.append(
-            "Profiler is the overhead of this package, such as opening and closing windows. Benchmark"
-            " figures exclude it."
+            "Profiler is lightning-modelprof's own overhead, such as opening and closing windows. The"
+            " benchmark figures exclude it."
         )
     if has_device:
         covered = max(phase.device_num_steps for phase in analysis.phases)
@@ -66,7 +67,7 @@ def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table,
             f" waiting, over the {covered} of {analysis.num_steps} {loop.steps} with known times."
         )
     elif analysis.info.device_type == "cpu":
-        notes.append("The run is on the CPU, so there's no device time.")
+        notes.append("This run was on the CPU, so there's no device time.")
     return (
         PHASE_TIMES.table(
             columns=columns,

@@ -22,14 +22,14 @@ _LOOP_COLUMNS: Final = (
     Column("steps_per_s", "Steps/s", Unit.RATE, help="over clean steps."),
     Column("standard_error", "std. error", Unit.RATE, help="standard error of Steps/s."),
     Column("verdict", "Verdict", help="what limits the loop."),
-    Column("folder", "Folder", help="folder of its files."),
+    Column("folder", "Directory", help="directory of its files."),
 )
 LOOPS: Final = TableKind(
     id="loops",
     title="Loops",
     help=(
         "Other loops of the same process that have their own report, shown in the report of its first loop."
-        " Files of later loops with the same folder go to a subfolder (`modelprof/fit_2`,"
+        " Files of later loops with the same directory go to a subdirectory (`modelprof/fit_2`,"
         " `modelprof/test`). The terminal shows one line for each after the first of its kind (per cell in"
         " a notebook)."
     ),

@@ -81,7 +81,7 @@ RANKS: Final = TableKind(
             Unit.DURATION_NS,
             help=(
                 "time in phases before ranks synchronize (all but Forward, Backward, Optimization, Gradient"
-                " clipping, Validation, Rank wait, Loop, Epoch turn and Profiler), as a mean over steps"
+                " clipping, Validation, Rank wait, Loop, Epoch boundary and Profiler), as a mean over steps"
                 " that are clean on all ranks. Forward, and Optimization with Gradient clipping, are added"
                 " if they explain at least a tenth more of the time; a note lists the phases."
             ),
@@ -184,7 +184,7 @@ ALL_RANKS: Final = TableKind(
         " title and that row say how many are included."
     ),
     columns=(
-        Column("figure", "Figure"),
+        Column("figure", "Metric"),
         Column("value", "Value", Unit.BY_ROW, help="over all ranks together."),
     ),
     views=("distributed",),
@@ -219,6 +219,6 @@ def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  
             else f"{ranks.world_size} of {analysis.info.world_size} ranks",
             rows=tuple((label, value) for label, value, _ in named),
             row_units=tuple(row_unit for _, _, row_unit in named),
-            notes=("Over the clean steps of all these ranks.",),
+            notes=("Covers the clean steps of all these ranks.",),
         ),
     )

@@ -52,12 +52,12 @@ _COLUMNS: Final = (
     ),
     Column(
         "waits",
-        "Values read",
+        "Syncs",
         Unit.COUNT,
         adds_up=True,
         help=(
-            "values or sizes read (`.item()`, `if tensor`, masks, `nonzero`, printing). On a GPU, the CPU"
-            " waits for each one."
+            "values or sizes read back from a tensor (`.item()`, `if tensor`, boolean masks, `nonzero`,"
+            " printing). On a GPU, each one makes the CPU wait."
         ),
     ),
     Column("copies", "Copies", Unit.COUNT, adds_up=True, help="copies between CPU and GPU."),
@@ -75,7 +75,7 @@ SOURCE_LINES: Final = TableKind(
     title="Source lines",
     help=(
         "Each of your lines that ran an operator in the inspected step or was sampled, sorted by time, then"
-        " by values read, copies and host tensors, then by operators. Time and Samples are dashes without"
+        " by syncs, copies and host tensors, then by operators. Time and Samples are dashes without"
         ' sampling (`inspect={"sampling": False}`); the other columns are dashes if no step was inspected'
         " (`flops=False` or a compiled model)."
     ),
@@ -86,12 +86,13 @@ SOURCE_LINES: Final = TableKind(
 
 
 _SAMPLED: Final = (
-    "Time is the share of training-thread samples in which this was the innermost line of your code, with"
-    " the library code it called. The share is more accurate with more samples."
+    "Time is the share of training-thread samples in which this was the innermost line of your code,"
+    " including any library code it called. The share is more accurate with more samples."
 )
 _RUN: Final = (
-    "Operators, values read (.item(), if tensor, masks), copies and host tensors (made from Python numbers"
-    " or NumPy arrays) are counted for one {step}. On a GPU, the CPU waits for each value read."
+    "Operators, syncs, copies and host tensors (made from Python numbers or NumPy arrays) are counted for one"
+    " {step}. Syncs read a value back from a tensor (`.item()`, `if tensor`, boolean masks); on a GPU, each"
+    " one makes the CPU wait."
 )
 
 
@@ -105,7 +106,7 @@ def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table
     if absent_reason is None and not found:
         absent_reason = "none of your lines was sampled or inspected"
     folder = common_folder({line.file for line in found})
-    notes = [f"Files are in {folder}."] if folder else []
+    notes = [f"Paths are relative to {folder}."] if folder else []
     if any(line.share is not None for line in found):
         notes.append(_SAMPLED)
     if any(line.operators is not None for line in found):

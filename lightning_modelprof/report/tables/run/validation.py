@@ -55,7 +55,7 @@ VALIDATION: Final = TableKind(
     help=(
         "Time spent in validations during a fit, including those in unfinished steps. The parts add up to"
         " the phase Validation of the whole fit, exactly. Callbacks and checkpoints are separate phases; a"
-        " note gives callback time during validations. The sanity check isn't included (see Around the"
+        " note gives callback time during validations. The sanity check isn't included (see Outside the"
         " loop).\n\nWorker startup delays the first batch, and a note says by how much."
     ),
     columns=_COLUMNS,

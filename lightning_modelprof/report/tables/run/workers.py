@@ -15,7 +15,7 @@ from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import common_folder
 from lightning_modelprof.run.workers import CallTimes
 
-_LOADER: Final = Column("loader", "Loader", help="loader number, if there are several.")
+_LOADER: Final = Column("loader", "Loader", help="loader number, if there's more than one.")
 _OF_BATCHES: Final = "while making batches"
 WORKER_TRANSFORMS: Final = TableKind(
     id="worker_transforms",
@@ -193,7 +193,7 @@ def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:
         columns=_columns(WORKER_TRANSFORMS, loaders),
         rows=_rows(loaders, [(loader, _call_row(loader, one, folder)) for loader, one in calls]),
         depths=tuple(one.call.depth for _, one in calls),
-        notes=(*((f"Your files are in {folder}.",) if folder else ()), *_dashes(loaders)),
+        notes=(*((f"Paths of your files are relative to {folder}.",) if folder else ()), *_dashes(loaders)),
         absent_reason=None if calls else _reason(loaders),
     )
 

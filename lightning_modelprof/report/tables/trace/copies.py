@@ -22,8 +22,8 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "CPU",
         help=(
-            "CPU time in the runtime calls that launched them, each call counted once per kind (a CUDA"
-            " graph may launch several). A dash means that no call is known. Blocking copies show up here,"
+            "CPU time in the runtime calls that launched them, each call counted once per kind (a CUDA graph"
+            " may launch more than one). A dash means that no call is known. Blocking copies show up here,"
             " unless the CPU waits in a separate call (`cudaStreamSynchronize`)."
         ),
     ),
@@ -92,9 +92,8 @@ COPIES: Final = TableKind(
 
 
 _NOTE: Final = (
-    "All copies and sets in the file, including those outside steps. Ratio is the share of all GPU events'"
-    " summed time. Operator launched most of the time, and Operators is the number of different launching"
-    " operators."
+    "Covers all copies and sets in the file, including those outside steps. Ratio is the share of all GPU"
+    " events' summed time."
 )
 _CPU_NOTE: Final = (
     "CPU is the time in the calls that launched the copies. Blocking copies show up here, unless the CPU"

@@ -32,7 +32,7 @@ _GRAPH: Final = (
     " with their measured durations. Each piece starts as soon as its dependencies have finished: earlier"
     " work on the same thread or stream, its launch (plus the trace's shortest launch latency), stream"
     " waits (`cudaStreamWaitEvent`), synchronization, copies of memory that isn't pinned, a full launch"
-    " queue, and the handover of backward to autograd's thread. Recorded gaps aren't dependencies,"
+    " queue and the handover of backward to autograd's thread. Recorded gaps aren't dependencies,"
     " collectives take as long as on this rank, and unexplained waits count as CPU work."
 )
 
@@ -42,7 +42,7 @@ PATH: Final = TableKind(
     help=(
         "The longest chain of dependent work, as a mean over complete steps. Only work on this path"
         f" determines the step time; speeding up anything else gains nothing. {_GRAPH} The rows add up to"
-        " the step exactly. With several ranks, it shows the rank with the longest steps."
+        " the step exactly. With multiple ranks,  it shows the rank with the longest steps."
     ),
     columns=(
         Column("name", "Name"),
@@ -125,10 +125,10 @@ WHAT_IF: Final = TableKind(
             "Per step",
             help="the part of that on the critical path.",
         ),
-        Column("half_ns", "Step", Unit.DURATION_NS, "In half the time", help="predicted step time."),
-        Column("half_ratio", "Saves(%)", Unit.RATIO, "In half the time", help="share of the step."),
-        Column("none_ns", "Step", Unit.DURATION_NS, "In no time", help="predicted step time."),
-        Column("none_ratio", "Saves(%)", Unit.RATIO, "In no time", help="share of the step."),
+        Column("half_ns", "Step", Unit.DURATION_NS, "At half the time", help="predicted step time."),
+        Column("half_ratio", "Saves(%)", Unit.RATIO, "At half the time", help="share of the step."),
+        Column("none_ns", "Step", Unit.DURATION_NS, "At zero time", help="predicted step time."),
+        Column("none_ratio", "Saves(%)", Unit.RATIO, "At zero time", help="share of the step."),
     ),
     views=("overview",),
     compared=Figure(keys=("none_ns",)),
@@ -156,9 +156,10 @@ def critical_path_table(
             ),
         ),
         notes=(
-            "The longest chain of dependent work. Speeding up anything else doesn't shorten the step.",
-            f"Replaying the unchanged steps gives {format_duration(path.replayed_ns / count)}, measured are"
-            f" {format_duration(path.recorded_ns / count)}.",
+            "This is the longest chain of dependent work; speeding up anything else doesn't shorten the"
+            " step.",
+            f"Replaying the unchanged steps gives {format_duration(path.replayed_ns / count)}; the measured"
+            f" mean is {format_duration(path.recorded_ns / count)}.",
             *_notes(ranks, path),
         ),
     )

@@ -31,7 +31,7 @@ DATALOADER: Final = TableKind(
         " `modelprof: dataloader`; traces without it use `enumerate(DataLoader)#...__next__` (or"
         " `DataPipe`). The rows below show copies from CPU to GPU launched in the steps by kind, with GPU"
         " time and bytes (a dash if any size is unknown). A note says whether workers or the training"
-        " process make the batches. Several ranks are pooled, with a row per rank under Fetch."
+        " process make the batches. Multiple ranks are pooled, with a row per rank under Fetch."
     ),
     columns=_COLUMNS,
     rows={
@@ -74,8 +74,8 @@ _LOADING_NOTES: Final = {
     ),
     ("workers", "main thread"): "Some batches are made by workers, some by the training process.",
 }
-_OPERATOR_NOTE: Final = "Operators are those the training thread ran during fetches, without nested ones."
-_COPY_NOTE: Final = "Copies are those from CPU to GPU launched in the steps, in GPU time."
+_OPERATOR_NOTE: Final = "Operators are those the training thread ran during fetches, excluding nested ones."
+_COPY_NOTE: Final = "Copies are CPU-to-GPU copies launched in the steps, measured in GPU time."
 _PAGEABLE_NOTE: Final = (
     "Copies from pageable memory block the CPU. DataLoader(pin_memory=True) makes them asynchronous."
 )

@@ -96,8 +96,9 @@ DEVICE_USAGE: Final = TableKind(
 
 
 _CPU_NOTE: Final = (
-    "CPU(Process) and CPU(Workers) are CPU time of the training process and its children / elapsed time, so"
-    " 100% is one core{cores}. CPU(System) is the busy share of all cores, for all processes."
+    "CPU(Process) and CPU(Workers) are the CPU time of the training process and its children, divided by"
+    " elapsed time; 100% is one core{cores}. CPU(System) is the busy share of all cores, across all"
+    " processes."
 )
 _NO_CPU_NOTE: Final = (
     "There are no CPU figures because this trace wasn't recorded by ModelProfCallback, which adds CPU times."
@@ -105,15 +106,15 @@ _NO_CPU_NOTE: Final = (
 _UNREAD_CPU_NOTE: Final = "A dash in a CPU row means that the system didn't report the time."
 _GPU_NOTE: Final = (
     "GPU Utilization is the share of time in which any kernel runs; Busy also counts copies and sets. SM"
-    " efficiency is the mean share of multiprocessors with work, with idle time as 0."
+    " efficiency is the mean share of multiprocessors with work, counting idle time as 0."
 )
 _OCCUPANCY_NOTE: Final = (
-    "Occupancy is the profiler's estimate, weighted by kernel time. It writes 0 for some busy kernels,"
-    " which lowers the mean; Occupancy 0 is the share of that time."
+    "Occupancy is the profiler's estimate, weighted by kernel time. Occupancy 0 is the share of time in"
+    " kernels for which it wrote 0, which lowers the mean."
 )
 _TENSOR_NOTE: Final = (
-    "Tensor Cores is the time share of kernels that use them, among kernels we can classify. Tensor Cores"
-    " unknown is the time share of kernels we can't classify. Both are dashes on GPUs without tensor cores."
+    "Tensor Cores is the share of kernel time that uses them, among kernels we can classify; Tensor Cores"
+    " unknown is the share we can't classify. Both are dashes on GPUs without tensor cores."
 )
 _NO_ESTIMATE_NOTE: Final = (
     "A dash in SM efficiency or Occupancy means that the profiler wrote no estimate, which it only does on"

@@ -75,8 +75,8 @@ _NOTES: Final = (
     "Communication is time with a communication kernel (such as NCCL) running, Computation with any other"
     " kernel (not copies), and Overlap with both. Exposed is Communication without Overlap, the most that"
     " faster communication can save.",
-    "Times are over the whole trace, and overlaps count once. Communication includes waiting for other"
-    " ranks. Ratio and Per step cover time within the steps; time outside only counts in Total Time.",
+    "Times cover the whole trace and include waiting for other ranks. Ratio and Per step cover only time"
+    " within the steps.",
 )
 _HOST_NOTE: Final = (
     "For traces without communication kernels, Communication is the time in the backend's CPU ranges, such"
@@ -143,7 +143,7 @@ _COLLECTIVE_COLUMNS: Final = (
 COLLECTIVES: Final = TableKind(
     id="collectives",
     title="Collectives",
-    help="By collective and process group, all ranks together.",
+    help="Grouped by collective and process group, all ranks together.",
     columns=_COLLECTIVE_COLUMNS,
     views=("distributed",),
     compared=Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),

@@ -32,17 +32,17 @@ HOST_WAITS: Final = TableKind(
     id="host_waits",
     title="CPU waits for the GPU",
     help=(
-        "Why the busiest device is idle, as means over the recorded steps without the first of several"
-        " consecutive steps. Waiting calls are synchronizations, copies without `Async`, copies from"
-        " pageable memory to the device, and asynchronous copies of memory that isn't pinned that return"
-        " only after the copy. Savings assume that all waits are removed together; removing one of two may"
-        " only make the other wait."
+        "Why the busiest device is idle, as means over the recorded steps without the first of consecutive"
+        " steps. Waiting calls are synchronizations, copies without `Async`, copies from pageable memory to"
+        " the device, and asynchronous copies of memory that isn't pinned that return only after the copy."
+        " Savings assume that all waits are removed together; removing one of two may only make the other"
+        " wait."
     ),
     columns=_COLUMNS,
     rows={
         "Idle": "all time without an event on that device.",
         "Idle without the first step": (
-            "the same without the first of several consecutive steps. Its causes are below."
+            "the same without the first of consecutive steps. Its causes are below."
         ),
         "Dataloader": "nothing was queued while the launching thread waited for data.",
         "Communication": (
@@ -55,7 +55,7 @@ HOST_WAITS: Final = TableKind(
             " the end of the next step."
         ),
         "CPU late": "the remaining time in which nothing was queued.",
-        "Other": "queued work that was delayed, unknown launches, and time before the first event.",
+        "Other": "queued work that was delayed, unknown launches and time before the first event.",
     },
     views=("kernels",),
     compared=Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
@@ -70,12 +70,12 @@ WITHOUT_FIRST: Final = "Idle without the first step"
 
 _NOTES: Final = (
     "Device idle is the mean time per step without any event on the busiest device, and Ratio is its share"
-    " of the step. The first of several consecutive steps is excluded, except in Idle, which matches Device"
+    " of the step. The first of consecutive steps is excluded, except in Idle, which matches Device"
     " Summary.",
-    "After waits is the time saved if no call waited for the device: the idle time after a wait in which"
-    " nothing was queued, up to the length of the wait.",
-    "CPU late is the remaining time in which nothing was queued. Other is queued work that was delayed,"
-    " unknown launches, and time before the device's first event.",
+    "After waits is the time that would be saved if no call waited for the device. It's the idle time after"
+    " a wait with nothing queued, up to the length of the wait.",
+    "CPU late is the remaining time with nothing queued. Other is queued work that was delayed,"
+    " unknown launches and time before the device's first event.",
 )
 
 

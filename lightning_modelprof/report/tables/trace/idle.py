@@ -50,7 +50,7 @@ IDLE: Final = TableKind(
     help=(
         "Why each GPU was idle between its first and last event. Busy + Waiting for CPU + Kernel gap +"
         " Other = that time, exactly. Each gap has one cause, from the event that ends it (the one launched"
-        " first, if there are several)."
+        " first, if there's more than one)."
     ),
     columns=_COLUMNS,
     rows={
@@ -64,7 +64,7 @@ IDLE: Final = TableKind(
         "CPU": "the rest of Waiting for CPU.",
         "Kernel gap": "launched earlier, and shorter than 30 µs (HolisticTraceAnalysis's limit).",
         "Other": (
-            "launched earlier but delayed, unknown launches, or communication on the CPU by the launching"
+            "launched earlier but delayed, unknown launches or communication on the CPU by the launching"
             " thread, as in gloo:all_reduce."
         ),
     },
@@ -85,12 +85,11 @@ _CAUSES: Final = (
 
 _NOTES: Final = (
     "Busy and Idle add up to the time from the device's first event to its last, and Ratio is the share of"
-    " it. Idle is time without an event on any stream.",
+    " that time. Idle is time without an event on any stream.",
     "In the steps covers the same time as Device Summary. Idle time before the device's first event has"
     " that event's cause, and idle time after the last counts as Waiting for CPU.",
-    "Each gap has one cause, from the event that ends it. Waiting for CPU means that it was launched after"
-    " the gap started. Kernel gap means that it was launched earlier and the gap is shorter than 30 µs."
-    " Other means that it was launched earlier but waited for another stream, an event or a copy.",
+    "Each gap's cause depends on the event that ends it. If that was launched after the gap started, the"
+    " cause is Waiting for CPU; otherwise it's Kernel gap if the gap is shorter than 30 µs, else Other.",
     "Dataloader is the part of Waiting for CPU in which the launching thread waited for data.",
 )
 

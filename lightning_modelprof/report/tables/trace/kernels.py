@@ -84,13 +84,13 @@ KERNELS: Final = TableKind(
 
 
 _NOTE: Final = (
-    "All kernels in the file, including those outside steps. Overlapping kernels count in full, so Ratio is"
-    " the share of the kernels' summed time."
+    "Covers all kernels in the file, including those outside steps. Overlapping kernels count in full, so"
+    " Ratio is the share of the kernels' summed time."
 )
 _OPERATOR_NOTE: Final = (
-    "Operator launched most of the kernel's time, and Operators is the number of different launching"
-    " operators. Tensor Cores comes from the kernel's name; a dash means that we can't classify it or that"
-    " the GPU has none."
+    "Operator is the one that launched most of the kernel's time, and Operators is how many different"
+    " operators launched it. Tensor Cores comes from the kernel's name; a dash means that we can't classify"
+    " it or that the GPU has none."
 )
 _OCCUPANCY_NOTE: Final = (
     "Blocks per SM and Occupancy are means weighted by time. Occupancy is the profiler's estimate; it"

@@ -66,7 +66,7 @@ LAUNCHES: Final = TableKind(
             "kernels whose launch call took more CPU time than everything it launched took on the GPU."
         ),
         "Launch call": (
-            "CPU time of launch calls; one that launched several kernels (a CUDA graph) counts once."
+            "CPU time of launch calls; one that launched multiple kernels (a CUDA graph) counts once."
         ),
         "Queue delay": (
             "start of the kernel − end of its launch call. Small if the GPU waits for the CPU, large if the"
@@ -81,13 +81,13 @@ LAUNCHES: Final = TableKind(
 _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
 
 _NOTES: Final = (
-    "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels; for Shorter"
-    " than their launch and Negative, of kernels with a known launch.",
+    "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels, or of those"
+    " with a known launch for Shorter than their launch and Negative.",
     "Launch call is the CPU time of calls that launched kernels. If many kernels are shorter than their"
-    " launch, the CPU can't keep the GPU busy. Fuse kernels{advice}.",
-    "Queue delay is the time from the end of the launch call to the start of the kernel. It's small if the"
-    " GPU waits for the CPU and large if the CPU is ahead. It's negative if the kernel started before the"
-    " call returned or the clocks differ.",
+    " launch, the CPU can't keep the GPU busy; fuse kernels{advice}.",
+    "Queue delay is the time from the end of the launch call to the start of the kernel: small if the GPU"
+    " waits for the CPU, large if the CPU is ahead. It's negative if the kernel started before the call"
+    " returned or the clocks differ.",
 )
 
 _CALL_COLUMNS: Final = (
@@ -129,9 +129,9 @@ RUNTIME_CALLS: Final = TableKind(
 
 _CALL_NOTES: Final = (
     "Ratio is the share of the time in all runtime calls, summed over threads.",
-    "Waits for GPU is time in calls that, by name, return only when the GPU is done: synchronizations and"
-    " copies without Async. Other calls sometimes wait too: cudaMalloc, cudaFree, copies of memory that"
-    " isn't pinned, launches into a full queue.",
+    "Waits for GPU is the time in synchronizations and copies without Async, recognized by name. Other"
+    " calls, such as cudaMalloc, cudaFree, copies of pageable memory and launches into a full queue,"
+    " sometimes wait too.",
 )
 
 
@@ -203,6 +203,7 @@ def _graph_note(num_graph_calls: int) -> tuple[str, ...]:
     if not num_graph_calls:
         return ()
     return (
-        f"{num_graph_calls} calls launched several kernels each, such as a CUDA graph. Queue delay and"
+        f"{num_graph_calls} call{'s' * (num_graph_calls != 1)} launched more than one kernel, such as a CUDA"
+        " graph. Queue delay and"
         " Shorter than their launch mean little for these.",
     )

@@ -54,9 +54,9 @@ MEMORY: Final = TableKind(
 
 _NOTES: Final = (
     "Each allocation and free counts once, for the innermost operator on its thread (otherwise the"
-    " innermost annotation), so the rows add up to the device. Increased is allocated minus freed, and"
-    " negative if an operator frees memory that others allocated.",
-    "aten::empty and similar allocate for others, so their caller is shown with them.",
+    " innermost annotation), so the rows add up to the device's total. Increased is allocated minus freed,"
+    " and negative if an operator frees memory that others allocated.",
+    "aten::empty and similar allocate for others, so their caller is shown too.",
     "Peaks, At start and At end are for the recorded window, not the process.",
 )
 _CPU_NOTE: Final = (

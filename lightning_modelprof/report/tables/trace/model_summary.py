@@ -73,13 +73,13 @@ MODEL_SUMMARY: Final = TableKind(
 
 
 _CPU_NOTE: Final = (
-    "CPU time of a phase is time with it as the innermost phase, so the phases and Others add up to"
-    " ProfileStep. Avg, Max and Min are for one call's own time."
+    "A phase's CPU time is the time in which it's the innermost phase, so the phases and Others add up to"
+    " ProfileStep. Avg, Max and Min are self times of single calls."
 )
 _GPU_NOTES: Final = (
     "GPU time is the sum of all GPU events (kernels, copies, sets) launched in the phase by any thread,"
     " whenever they ran. Its ratio is the share of GPU time launched in the steps.",
-    "GPU events that overlap on different streams both count in full.",
+    "Overlapping GPU events on different streams all count in full.",
 )
 
 

@@ -170,14 +170,14 @@ NO_OPERATOR: Final = "(no operator)"
 _NO_SHAPES: Final = Absent("no operator input shapes were recorded (set record_shapes=True)")
 
 _TIMES_NOTE: Final = (
-    "CPU Total is the time of an operator including everything it calls; a call within one of the same name"
-    " counts in Calls and Self only. Self excludes nested operators and runtime calls (cudaLaunchKernel,"
-    " ...). Ratio is the share of all operators' Self."
+    "CPU Total is an operator's time including everything it calls (recursive calls count once). Self"
+    " excludes nested operators and runtime calls such as cudaLaunchKernel, and Ratio is the share of all"
+    " operators' Self."
 )
 _DEVICE_NOTE: Final = (
-    "GPU Self is the time of the GPU events (kernels, copies, sets) an operator launched itself, whenever"
-    " they ran; overlaps count in full. Total includes the operators it calls. Ratio is the share of Self"
-    " in all GPU events' time."
+    "GPU Self is the time of the GPU events (kernels, copies, sets) an operator launched itself; Total adds"
+    " those of the operators it calls. Ratio is Self as a share of all GPU events' time, with overlaps"
+    " counted in full."
 )
 _FLOPS_NOTE: Final = (
     "FLOPs come from the recorded input shapes, counting a multiply-add as two, for mm, addmm, bmm,"
@@ -185,8 +185,8 @@ _FLOPS_NOTE: Final = (
 )
 _NO_FLOPS_NOTE: Final = "FLOPs need input shapes (record_shapes=True)."
 _MEMORY_NOTE: Final = (
-    "Memory is allocated minus freed while an operator ran on its thread; Self excludes nested operators."
-    " It's negative if more was freed."
+    "Memory is the bytes allocated minus freed while an operator ran on its thread, so it can be negative."
+    " Self excludes nested operators."
 )
 _NO_MEMORY_NOTE: Final = (
     "Memory wasn't recorded (set profile_memory=True), so the rows keep their usual order."

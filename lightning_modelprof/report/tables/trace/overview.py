@@ -61,7 +61,7 @@ OVERVIEW: Final = TableKind(
     help=(
         "Share of step time covered by each type of event, longest first. Overlaps within a type count"
         " once, so no ratio exceeds 100%. Types overlap each other, so rows don't add up to ProfileStep."
-        " Several ranks are added up, and their ratios are relative to the sum of their steps (GPU time"
+        " Multiple ranks are added up, and their ratios are relative to the sum of their steps (GPU time"
         " only for ranks with GPU events)."
     ),
     columns=_COLUMNS,
@@ -105,20 +105,19 @@ _LABELS: Final[dict[HostType | DeviceType, str]] = {
 }
 
 _NOTE: Final = (
-    "Time with at least one event of the type on any thread, stream or GPU. Overlaps within a type count"
-    " once, so no ratio exceeds 100%. Types overlap each other (operators call the runtime), so the rows"
-    " don't add up to ProfileStep. Calls are the events that start in the steps."
+    "Each row is the time with at least one event of its type on any thread, stream or GPU. Types overlap"
+    " each other (operators call the runtime), so the rows don't add up to ProfileStep."
 )
 _BACKWARD_NOTE: Final = (
     "Backward is the time in autograd nodes. Operators inside them also count in Operator."
 )
 _OPTIMIZATION_NOTE: Final = (
-    "Optimization and Zero grad match Model Summary. They're on the steps' thread, and an optimizer step"
-    " around forward and backward (a closure) counts without these."
+    "Optimization and Zero grad match Model Summary. They cover only the steps' thread and exclude the"
+    " forward and backward of an optimizer's closure."
 )
 _GPU_NOTE: Final = (
     "GPU columns cover the time from the first step to the end of the last step's work. Kernel is"
-    " computation, and Communication is kernels of NCCL and similar, or the backend's operators on the CPU."
+    " computation; Communication is NCCL (or similar) kernels, or the backend's operators on the CPU."
 )
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 

@@ -72,7 +72,7 @@ RANK_WAITS: Final = TableKind(
     id="rank_waits",
     title="Waiting for other ranks",
     help=(
-        "Which rank waits for which, if traces of several ranks of one job are loaded. A collective that"
+        "Which rank waits for which, if traces of multiple ranks of one job are loaded. A collective that"
         " needs every rank ends at about the same time on all of them, so a shorter kernel means a later"
         " start. The shortest duration of each call is its transfer, and any additional time is waiting."
         " Only durations are compared, so the machines' clocks don't matter. Collectives are listed below"
@@ -89,7 +89,7 @@ _ONLY_ONE: Final = "only one rank's trace is loaded"
 _NOTES: Final = (
     "A collective ends at about the same time on all ranks, so the rank with the shortest call came last"
     " and didn't wait. Transfer is that shortest time, Waited is each rank's additional time, and Ratio is"
-    " Waited as a share of Communication. Clocks aren't compared.",
+    " Waited as a share of Communication.",
     "Came last counts calls in which this rank alone had the shortest time. Others waited is the mean time"
     " the other ranks waited in those calls.",
 )

@@ -39,12 +39,12 @@ STEP_BREAKDOWN: Final = TableKind(
     id="step_breakdown",
     title="Step time breakdown",
     help=(
-        "Categories of PyTorch's removed TensorBoard plugin, per step and as a mean (only means for several"
+        "Categories of PyTorch's removed TensorBoard plugin, per step and as a mean (only means for multiple"
         " ranks). Each moment counts once, in the first category that's busy on any thread, stream or GPU,"
         " so the columns add up to the step exactly and CPU work during GPU work isn't visible. A step"
-        " starts when earlier steps' GPU events end and lasts until its own end. Incomplete steps at the"
-        " end are left out and listed. A runtime call across the end of a step belongs to no step here (as"
-        " in the plugin), while Model Summary counts it where it starts. If any rank has GPU events, ranks"
+        " starts when earlier steps' GPU events end and lasts until its own end. Incomplete steps at the end"
+        " are left out and listed. A runtime call across the end of a step belongs to no step here (as in"
+        " the plugin), while Model Summary counts it where it starts. If any rank has GPU events, ranks"
         " without them are left out of Mean and Share and listed."
     ),
     columns=_COLUMNS,
@@ -59,10 +59,10 @@ _BY_RUNTIME: Final = frozenset({"runtime"})
 _NOTES: Final = (
     "Each moment counts once, in the first column that's busy on any thread, stream or GPU, so the columns"
     " add up to the step. CPU work during GPU work isn't visible.",
-    "A step starts when the previous step's GPU events end and lasts until its own end.",
-    "Communication is NCCL kernels (or similar) and the CPU's nccl: and gloo: operators, unless other GPU"
-    " events run. CPU Exec is operators and annotations, without those around a whole step, Lightning's"
-    " [pl] ranges and this package's own.",
+    "A step lasts from the end of the previous step's GPU events to the end of its own.",
+    "Communication is NCCL (or similar) kernels and the CPU's nccl: and gloo: operators, unless other GPU"
+    " events are running. CPU Exec is all other operators and annotations, except those around whole steps,"
+    " Lightning's [pl] ranges and lightning-modelprof's own.",
 )
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events, so Kernel, Memcpy and Memset weren't measured."
 _NO_RUNTIME_NOTE: Final = "The trace has no runtime calls, so Runtime wasn't measured."

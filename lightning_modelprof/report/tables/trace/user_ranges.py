@@ -41,7 +41,7 @@ _COLUMNS: Final = (
         Unit.RATIO,
         "CPU",
         help=(
-            "share of step time. Ranges outside the steps and on several threads count in full, so it can"
+            "share of step time. Ranges outside the steps and on multiple threads count in full, so it can"
             " exceed 100%. A dash without steps or operators."
         ),
     ),
@@ -77,13 +77,13 @@ USER_RANGES: Final = TableKind(
 
 
 _HOST_NOTE: Final = (
-    "CPU Total is the time of a range including everything inside; a range inside one of the same name"
-    " counts in Calls only. Ratio is relative to step time. Ranges outside the steps and on several threads"
-    " count in full, so it can exceed 100%."
+    "CPU Total is a range's time including everything inside (recursive ranges count once). Ratio is"
+    " relative to step time and can exceed 100%, since ranges outside the steps and on multiple threads"
+    " count in full."
 )
 _DEVICE_NOTE: Final = (
-    "GPU Total is the time of the GPU events launched in the range on its own thread, whenever they ran."
-    " Launches from autograd's threads aren't included. Ratio is the share of all GPU events' time."
+    "GPU Total is the time of the GPU events launched in the range on its own thread, excluding launches"
+    " from autograd's threads. Ratio is the share of all GPU events' time."
 )
 _TORCH_NOTE: Final = (
     "Ranges that torch writes itself come last. Steps, data loading, optimizers, modules and communication"
