@@ -115,7 +115,7 @@ def _problem(directory: Path) -> str:
     except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
         return f"can't read {error.filename or directory}: {error.strerror or error}"
     except ValueError as error:  # a zero byte, or half a surrogate pair
-        return f"invalid directory name:  {error}"
+        return f"invalid directory name: {error}"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"{existing} isn't writable"
     return _refused(existing)

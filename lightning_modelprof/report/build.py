@@ -365,7 +365,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
             findings = tuple(with_idiom(one, analysis.info.created, *sampled) for one in findings)
         return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
-        return rule.not_evaluated(f"the rule failed because of a bug:  {told(error)}")
+        return rule.not_evaluated(f"the rule failed because of a bug: {told(error)}")
 
 
 def _rules_of(analysis: Analysis) -> tuple[Rule, ...]:

@@ -445,7 +445,7 @@ def _no_bound_of_device(
         return _verdict("cannot_tell", told, accounting)
     how = _HOW_OF_DEVICE.get(largest, _HOW[largest])
     told = how.format(share=percent(parts[largest]), whole=_EACH_STEP, what="work around the model")
-    return _verdict(largest, f"{summary}; {told}.", accounting)
+    return _verdict(largest, f"{summary}. {told}.", accounting)
 
 
 def _nothing_else(largest: float) -> str:
@@ -483,10 +483,10 @@ def _largest_part(
         is_model = not rest or costs.in_step_ns(MODEL) >= parts[rest[0]]
         kind = _NO_BOUND.get("model" if is_model else rest[0], "overhead_bound")
     summary = f"Forward, backward and optimizer take {percent(model)} of each step"
-    named = [f"{labels[key]} {percent(parts[key] / step_ns)}" for key in rest if key != "other"][:1]
+    named = [f"{labels[key]} takes {percent(parts[key] / step_ns)}" for key in rest if key != "other"][:1]
     if other > 1 - _LEAST_BALANCED:
         named.append(f"{percent(other)} isn't attributed to any phase")
-    summary = "; ".join([summary, ", ".join(named)] if named else [summary])
+    summary = "; ".join([summary, ", and ".join(named)] if named else [summary])
     saved = [one.share or 0.0 for one in findings if one.status is Status.FOUND and one.share_of == "step"]
     if sum(saved) > 1 - _LEAST_BALANCED:
         summary += f". Findings could save up to {percent(min(1.0, sum(saved)))}"

@@ -184,7 +184,7 @@ def no_run(file: Path, given: Path, error: Exception) -> ArchiveError:
     """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         folder = given if given.is_dir() or given.name not in {RUN_FILE, "report.json"} else given.parent
-        problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or directory:  {given}"
+        problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or directory: {given}"
     else:
         problem = f"can't read {file}: {getattr(error, 'strerror', None) or error}"
     return ArchiveError(f"{problem}. Give the directory that contains {RUN_FILE}, {_examples(given)}.")

@@ -148,7 +148,7 @@ PHASES: Final[tuple[Phase, ...]] = (
         "rank_wait",
         "Rank wait",
         (
-            "with multiple ranks,  the time until Lightning (since 2.5.2) has told all of them about signals"
+            "with multiple ranks, the time until Lightning (since 2.5.2) has told all of them about signals"
             " at the start of each step. It reads a value from the device, so on a GPU it includes waiting"
             " for the rank's own device"
         ),

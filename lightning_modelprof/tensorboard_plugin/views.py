@@ -104,7 +104,7 @@ def _other_ranks(selection: Selection) -> str:
         return ""
     return (
         '<p class="other-ranks">These windows are from the first rank. Each rank saves its own in the run\'s'
-        " folder. After training, this command adds all of them to"
+        " directory. After training, this command adds all of them to"
         f" TensorBoard:</p><pre><code>{escape(one_line(command))}</code></pre>"
     )
 
@@ -234,7 +234,7 @@ VIEWS: Final = (
         help=(
             "Each event of the trace is a slice. The critical path is at the top, followed by each GPU's"
             " streams, the CPU thread of the steps and the other threads, busiest first. With multiple"
-            " ranks,  all GPUs come first and the rest follow rank by rank. Nested slices are drawn below"
+            " ranks, all GPUs come first and the rest follow rank by rank. Nested slices are drawn below"
             " the outer one; partly overlapping ones go one row deeper. A step lasts until its GPU work has"
             " finished. The view opens at the steps; *Show all* includes what's before and after them. Click"
             " a category above the lanes to hide or show it; Python functions are hidden at first. Ranks are"

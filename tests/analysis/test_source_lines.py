@@ -175,7 +175,7 @@ def test_the_table():
         ("net.py:33", 0.0, 2),
     ]
     assert len(table.notes) == 3
-    assert table.notes[0] == "Files are in /home/me."
+    assert table.notes[0] == "Paths are relative to /home/me."
 
 
 def test_without_either_there_is_no_table():

@@ -157,7 +157,7 @@ def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch)
     monkeypatch.chdir(runs)
     assert main(["report"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"This is {Path('c/modelprof')}, the newest of 4 runs in the current folder." in out
+    assert f"This is {Path('c/modelprof')}, the newest of 4 runs in the current directory." in out
 
 
 @pytest.fixture

@@ -577,7 +577,7 @@ def test_clean_batches(bench):
     bench.run("test", PlainNet(bench.truth), [bench.data(6, batch_size=2), bench.data(9)])
     report = bench.callback.report
     text = text_of(bench)
-    assert "9 clean batches out of 12." in text
+    assert "Based on 9 clean batches out of 12." in text
     assert (
         "Excluded batches: 2 skip_first, 1 first in a dataloader. A batch excluded for more than one" in text
     )

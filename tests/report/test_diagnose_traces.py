@@ -104,7 +104,7 @@ def test_late_launches_beside_hidden_communication():
     """DDP on one node: the device is idle for three quarters of a step, in gaps of up to 16 ms."""
     verdict, findings = diagnosed("a100_nccl")
     assert verdict.kind == "host_bound"
-    assert verdict.summary.startswith("75% of each step is lost because the GPU waits for the CPU")
+    assert verdict.summary.startswith("The GPU spends 75% of each step waiting for the CPU")
     assert found(findings) == {"launch_bound": Severity.CRITICAL}
     # By hand: 39.559468 ms of three steps of 667.225958 ms together.
     evidence = {one.label: one.value for one in findings["communication_exposed"].evidence}
@@ -179,9 +179,11 @@ def test_rules_and_shares_together():
     finding = of_step(finding, 1e7)
     given = shares(computing=0.4, host=0.6)
     waits = WaitShares(late=0.35, around_model=0.0, forward_stake=0.0)
-    assert verdict_of_traces(given, waits, [finding], [rule]).summary.startswith("31% of each step")
+    assert verdict_of_traces(given, waits, [finding], [rule]).summary.startswith(
+        "The GPU spends 31% of each step"
+    )
     found = verdict_of_traces(given, waits)  # it computes in less than half of the time
-    assert (found.kind, found.summary.partition("; ")[2][:3]) == ("host_bound", "35%")
+    assert (found.kind, found.summary.partition(". ")[2].split()[3]) == ("host_bound", "35%")
     assert (
         verdict_of_traces(given, WaitShares(late=0.5, around_model=0, forward_stake=0)).kind == "host_bound"
     )

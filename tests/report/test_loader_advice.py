@@ -75,7 +75,7 @@ def test_workers_that_are_behind():
     one = advice(7, 8, workers=2)
     assert evidence(one)["max batch time per worker"] == 30 * MS
     assert (one.num_workers, one.saving_ns) == (4, 7 * MS)
-    assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently 2).")
+    assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently num_workers=2).")
 
 
 def test_no_more_workers_than_cpus():
@@ -85,9 +85,9 @@ def test_no_more_workers_than_cpus():
     assert evidence(one)["best step time with these workers"] == pytest.approx((100 / 3 + 0.5) * MS)
     assert one.saving_ns == 100 * MS
     assert one.action.startswith("Pre-decode or pre-transform the data"), "the bigger one comes first"
-    assert "Saves up to 100 ms per step. Or set num_workers=3, persistent" in one.action
+    assert "Saves up to 100 ms per step. Alternatively, set num_workers=3, persistent" in one.action
     assert one.action.endswith("(currently num_workers=0). Saves at most 71.2 ms per step.")
-    assert one.action.count("num_workers=") == 1
+    assert one.action.count("num_workers=3") == 1
     # All of them are taken: nothing is left to advise but cheaper batches.
     one = advice(100, 5, workers=3, cpus=4)
     assert (one.num_workers, one.saving_ns) == (None, 100 * MS)

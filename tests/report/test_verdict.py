@@ -103,7 +103,7 @@ def test_a_rule_that_speaks_for_a_verdict():
     ("steps", "reason"),
     [
         (steps_of(0), "No step finished"),
-        (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "No step after the first ones"),
+        (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "Every step after the first ones"),
         (steps_of(4, forward=5), "Only 4 steps"),
         (steps_of(forward=5, other=1.5), "1.5 ms per step (23%) isn't attributed to any phase."),
         (steps_of(forward=5, dataloader=None), "Phases were read from hooks"),
@@ -242,13 +242,13 @@ def verdict_of_waits(waits, steps=None, **shares):
             waits_of(("forward", 0.3)),
             {"kernel": 0.7, "runtime": 0.3},
             "sync_bound",
-            "30% of each step is lost because the GPU idles after the CPU waited",
+            "The GPU spends 30% of each step idle after the CPU waited",
         ),
         (
             waits_of(late=0.6),
             {"kernel": 0.4, "cpu_exec": 0.6},
             "host_bound",
-            "60% of each step is lost because the GPU waits for the CPU to launch",
+            "The GPU spends 60% of each step waiting for the CPU to launch",
         ),
         (
             waits_of(("forward", 0.0), wait_of=0.9),
@@ -284,7 +284,7 @@ def verdict_of_waits(waits, steps=None, **shares):
 def test_what_waits_and_launches_say(waits, shares, kind, begins):
     found = verdict_of_waits(waits, **shares)
     assert found.kind == kind
-    assert found.summary.startswith(begins)
+    assert begins in found.summary
 
 
 def test_a_logger_that_reads_values_is_no_work_of_the_logger():
@@ -292,7 +292,7 @@ def test_a_logger_that_reads_values_is_no_work_of_the_logger():
     steps = steps_of(forward=60, logging=40)
     waits = waits_of(("logging", 0.2), wait_of=0.4)
     found = verdict_of_waits(waits, steps, kernel=0.8, runtime=0.2)
-    assert (found.kind, found.summary[:3]) == ("sync_bound", "20%")
+    assert (found.kind, found.summary.split()[3]) == ("sync_bound", "20%")
     # The same wait while the device is busy costs nothing, and is no overhead either.
     free = waits_of(("logging", 0.0), wait_of=0.4)
     assert verdict_of_waits(free, steps, kernel=0.8, runtime=0.2).kind == "balanced"
@@ -316,7 +316,7 @@ def test_the_same_idle_time_seen_by_both_clocks_counts_once():
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 75, 0))
     steps = steps_of(forward=100)
     found = on_device(steps, Facts(waits_of(late=0.35), kernel=0.65, cpu_exec=0.35), cost=cost)
-    assert (found.kind, found.summary[:3]) == ("host_bound", "35%")
+    assert (found.kind, found.summary.split()[3]) == ("host_bound", "35%")
     # A tenth of a step of it is the wait, which is not the code's.
     waits = waits_of(("forward", 0.1))
     assert on_device(steps, Facts(waits, kernel=0.8, cpu_exec=0.2), cost=cost).kind == "balanced"
@@ -332,7 +332,7 @@ def test_a_window_s_share_is_taken_of_a_step_without_profiler():
     )
     found, findings = diagnose(replace(analysis, windows=(window,)), RULES)
     assert findings[0].saving_ns_per_step == pytest.approx(10 * MS)
-    assert found.summary.startswith("50%")
+    assert found.summary.startswith("The GPU spends 50%")
 
 
 def test_without_a_window_nobody_knows_the_device():

@@ -147,7 +147,7 @@ def test_calls_with_their_shares_of_the_workers_time():
         "torchvision/transforms.py:90",
         *("data.py:20", "data.py:30", "data.py:50"),
     ]
-    assert one.notes == ("Your files are in /home/me.",)
+    assert one.notes == ("Paths of your files are relative to /home/me.",)
 
 
 def test_transforms_that_were_not_measured_are_dashes_with_the_reason():
@@ -363,7 +363,8 @@ def test_too_few_workers():
         " per sample, 90% of worker time). Loading a batch mostly waits (0% of its time is CPU time)."
     )
     assert one.action == (
-        "Set num_workers=4, persistent_workers=True (currently 2). Expect about 20 → 10 ms per step."
+        "Set num_workers=4, persistent_workers=True (currently num_workers=2). Expect about 20 → 10 ms per"
+        " step."
     )
     assert one.saving_ns_per_step == 10 * MS
     told = evidence(one)
@@ -434,8 +435,8 @@ def test_collate_and_more_workers_instead():
     one = finding(played(40, workers=2, collate_ms=800))
     assert one.action.startswith("Collate whole arrays (torch.stack, np.stack, pad_sequence)")
     assert one.summary.endswith("Collating takes 67% of worker time.")
-    assert " Saves up to 10 ms per step. Or set num_workers=4" in one.action
-    assert one.action.endswith("(currently 2). Expect about 20 → 10 ms per step.")
+    assert " Saves up to 10 ms per step. Alternatively, set num_workers=4" in one.action
+    assert one.action.endswith("(currently num_workers=2). Expect about 20 → 10 ms per step.")
 
 
 BEGINS = {
@@ -444,9 +445,9 @@ BEGINS = {
     Why.PICKLING: "Return few tensors from the collate function",
     Why.COLLATE: "Collate whole arrays",
     Why.SLOW_SAMPLES: "Make slow samples cheaper, or drop them.",
-    Why.TOO_FEW_WORKERS: "Set num_workers=4, persistent_workers=True (currently 2).",
-    Why.WAITS: "Set num_workers=4, persistent_workers=True (currently 2).",
-    Why.COMPUTES: "Set num_workers=4, persistent_workers=True (currently 2).",
+    Why.TOO_FEW_WORKERS: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
+    Why.WAITS: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
+    Why.COMPUTES: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
 }
 
 
@@ -558,7 +559,7 @@ def idle(**changes):
 def test_idle_workers_that_cost_more_than_they_give_are_to_go():
     """To make a batch takes 1 ms, to hand it over 5: without workers a step takes 11 ms instead of 15."""
     one = finding(idle())
-    assert one.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → at most 11 ms per step.")
+    assert one.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms per step or less.")
     assert "100% of batches were ready" in one.summary
     assert (one.saving_ns_per_step, one.severity) == (4 * MS, Severity.CRITICAL)
     assert evidence(one)["recommended num_workers"] == 0
@@ -575,8 +576,8 @@ def test_pickled_batches_are_best_made_without_workers():
     [facts] = idle().workers
     cause = WaitCause(why=Why.PICKLING, share=3.08, saving_ns=9.0 * MS)
     advice = cause_advice(replace(facts, why=cause.why, causes=(cause,)), None, 8)
-    assert advice.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → at most 11 ms")
-    assert " Or return few tensors from the collate function" in advice.action
+    assert advice.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms")
+    assert " Alternatively, return few tensors from the collate function" in advice.action
     assert advice.saving_ns == 4 * MS
 
 
@@ -606,7 +607,7 @@ def test_start_up_is_another_findings_business():
 def test_without_records_the_law_of_before_holds():
     one = finding(replace(played(40, workers=2), workers=Absent("not measured")))
     assert "In the workers" not in one.summary
-    assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently 2).")
+    assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently num_workers=2).")
     assert "predicted" not in one.action
 
 
@@ -622,7 +623,7 @@ def test_predictions_as_a_table_and_a_chart():
         assert steps[workers] == pytest.approx(expected * MS, rel=0.01), workers
     assert {row[2]: row[:2] for row in one.rows if row[2]} == {"current": ("2", 2), "recommended": ("4", 2)}
     assert cells(one, "steps_per_s")[0] == pytest.approx(20, rel=0.01)
-    assert one.notes[0].startswith("A step took 20 ms; the simulation predicts 20 ms.")
+    assert one.notes[0].startswith("Measured: 20 ms per step; simulated: 20 ms (from")
     chart = next(one for one in report.charts if one.id == "num_workers")
     by_key = {one.key: dict(zip(chart.x, one.values, strict=True)) for one in chart.series}
     assert by_key["predicted"][1.0] == pytest.approx(40 * MS, rel=0.01)
@@ -666,7 +667,7 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
         "current": ("0", None),
         "recommended": ("4", 2),
     }
-    assert one.notes[0].startswith("A step took 50 ms; the simulation predicts 50 ms.")
+    assert one.notes[0].startswith("Measured: 50 ms per step; simulated: 50 ms (from")
     assert one.notes[1].startswith(UNSEEN)
     assert one.notes[1].endswith(", plus 0.5 ms for the transfer.")
     chart = next(one for one in report.charts if one.id == "num_workers")
@@ -694,7 +695,7 @@ def test_batches_that_compute_are_promised_at_best():
     cpu = used(40, 10, computing=1.0, cpus=8, rest_cpu_ms=10)
     found = finding(analysis_of(steps, cpu=cpu, setup=with_loader()))
     assert "saves about" not in found.action
-    assert "Expect up to 50 → 10.5 ms per step; less if workers compete" in found.action
+    assert "Expect 50 → 10.5 ms per step at best; the gain is smaller if workers compete" in found.action
 
 
 def test_where_workers_were_looked_into_fetches_tell_nothing():
@@ -726,7 +727,7 @@ def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
     cpu, setup = used(40, 10, computing=1.0, cpus=2, rest_cpu_ms=10), replace(SETUP, usable_cpus=2)
     one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))
     assert one.action.startswith("Pre-decode or pre-transform the data")
-    assert "Saves up to 40 ms per step. Or set num_workers=2, persistent_w" in one.action
+    assert "Saves up to 40 ms per step. Alternatively, set num_workers=2, persistent_w" in one.action
     cpu = used(40, 10, computing=1.0, cpus=1, rest_cpu_ms=10)
     setup = replace(SETUP, usable_cpus=1)
     one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))

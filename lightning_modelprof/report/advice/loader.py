@@ -316,10 +316,11 @@ def predicted_call(
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
     # The CPU time that idle workers take from the training comes on top.
     is_least = advised.workers < present.workers
+    limit = " at best; the gain is smaller if workers compete with training for CPU" if is_bound else ""
     return (
         f"{written_call(kind, arguments, owner)} (currently {now}). Expect{' about' * (not is_bound)}"
-        f" {digits(before_ns / 1e6)} → {'at most ' * is_least}{digits(after_ns / 1e6)} ms per"
-        f" step{' at best; the gain is smaller if workers compete with training for CPU' * is_bound}."
+        f" {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms per step"
+        f"{' or less' * is_least}{limit}."
         + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
     )
 

@@ -163,7 +163,7 @@ TRACE_CHARTS: Final = (
         title="Step time breakdown by step",
         draw=trace_steps,
         help=(
-            "The Step time breakdown table as bars. With multiple ranks,  it shows each rank's mean step."
+            "The Step time breakdown table as bars. With multiple ranks, it shows each rank's mean step."
             " More than 400 steps are averaged into fewer points. Step numbers with gaps are renumbered"
             " from 1."
         ),

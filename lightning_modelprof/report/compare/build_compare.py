@@ -235,7 +235,8 @@ def _other_things(before: _Runs, after: _Runs) -> list[str]:
         ]
         if sides[0] != sides[1]:
             notes.append(
-                f"Different {label}: {sides[0]} before, {sides[1]} after. The result includes both changes."
+                f"Different {label}: {sides[0]} before, {sides[1]} after. The result includes this"
+                " difference."
             )
     for label, runs in (("before", before), ("after", after)):
         mixed = [

@@ -54,7 +54,7 @@ def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table
     return SPEED.table(
         rows=tuple((named[figure.key][0], *_cells(figure)) for figure in shown),
         row_units=tuple(named[figure.key][1] for figure in shown),
-        notes=("Changes of Reader Ratio are in percentage points, all others in % of before.",)
+        notes=("Reader Ratio changes are in percentage points; all others are relative to before.",)
         if any(figure.key == "reader_ratio" for figure in shown)
         else (),
         absent_reason=None if shown else "one side has no clean steps",
@@ -208,8 +208,8 @@ def changed_tables(before: Report, after: Report) -> Table:
         rows=tuple(row for row, _ in rows),
         row_units=tuple(unit for _, unit in rows),
         notes=(
-            "From the first run of each side, without an interval: where to look, not proof. `report` shows"
-            " the full tables.",
+            "Based on the first run of each side, without an interval. It shows where to look and isn't"
+            " proof; `report` shows the full tables.",
         )
         if rows
         else (),

@@ -220,7 +220,7 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "profiler_left_on"
     title: ClassVar[str] = "Lightning's AdvancedProfiler is on"
-    healthy: ClassVar[str] = "No Python profiler is slowing training"
+    healthy: ClassVar[str] = "No Python profiler is active"
     help: ClassVar[RuleHelp] = RuleHelp(
         'the Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown',
         where="the `Trainer(...)` call",
@@ -293,7 +293,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_logging_calls"
     title: ClassVar[str] = "Slow self.log, logger and metric calls"
-    healthy: ClassVar[str] = "self.log and metric calls are cheap"
+    healthy: ClassVar[str] = "Metric logging is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"

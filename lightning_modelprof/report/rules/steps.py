@@ -162,7 +162,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "growing_steps"
     title: ClassVar[str] = "Steps get slower over time"
-    healthy: ClassVar[str] = "Steps don't slow down over time"
+    healthy: ClassVar[str] = "Steps don't slow down"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "one phase grows steadily over the clean steps (Theil-Sen slope over medians of 20 groups, lower"

@@ -42,7 +42,7 @@ PATH: Final = TableKind(
     help=(
         "The longest chain of dependent work, as a mean over complete steps. Only work on this path"
         f" determines the step time; speeding up anything else gains nothing. {_GRAPH} The rows add up to"
-        " the step exactly. With multiple ranks,  it shows the rank with the longest steps."
+        " the step exactly. With multiple ranks, it shows the rank with the longest steps."
     ),
     columns=(
         Column("name", "Name"),

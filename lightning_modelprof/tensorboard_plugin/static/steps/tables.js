@@ -65,7 +65,7 @@ export function slowestTable(steps, slowest, median, words, onChoose, goto) {
   return table(names, texts, rows);
 }
 
-const LEFT_OUT = "not clean because";
+const LEFT_OUT = "reason excluded";
 
 /**
  * What makes slow steps slow.
