@@ -30,7 +30,7 @@ def read_report(
     """Read a saved run and return its report.
 
     Args:
-        path: The run's folder, its run.json, or a folder above it, of which the newest run is read.
+        path: The run's directory, its run.json, or a parent directory, of which the newest run is read.
         choose: Function from the options the run was recorded with to those to show it with.
 
     Raises:

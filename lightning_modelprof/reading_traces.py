@@ -48,7 +48,7 @@ def analyze(*paths: str | os.PathLike[str], step_range: str | None = None) -> Re
 
     Raises:
         ConfigError: If ``step_range`` isn't a regular expression.
-        TraceError: If a file isn't a trace, is too large or has no such range, or a folder contains no trace.
+        TraceError: If a file isn't a trace, is too large or has no such range, or a directory has no trace.
     """
     try:
         wanted = None if step_range is None else parse_step_range(step_range)

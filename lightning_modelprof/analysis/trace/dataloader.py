@@ -102,7 +102,7 @@ def summarize_dataloader(timeline: Timeline) -> DataloaderTime | Absent:
     annotations = np.flatnonzero(timeline.is_annotation)
     fetches = _fetches(trace, annotations)
     if not len(fetches):
-        return Absent("the trace has no fetches, by torch's DataLoader or in a range of this package")
+        return Absent("the trace has no fetches, by torch's DataLoader or lightning-modelprof's ranges")
     rows, ranges = not_nested(trace, fetches[trace.track[fetches] == steps.track])
     time_ns = _covered_ns(ranges, steps.intervals)
     kept = np.flatnonzero((time_ns > 0) | (locate(ranges[:, 0], steps.intervals) >= 0))

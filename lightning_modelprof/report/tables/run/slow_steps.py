@@ -62,7 +62,7 @@ def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     notes = (
         f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}",
         f"Page faults and CPU wait cover the whole group of {steps}. CPU wait is the share of time the"
-        " training thread was ready but had no CPU.",
+        " training thread was ready but waited for a CPU.",
     )
     if not record.why_no_cpu_wait:
         return notes
@@ -125,8 +125,8 @@ SLOW_STEPS: Final = TableKind(
             "CPU wait",
             Unit.RATIO,
             help=(
-                "share of time the training thread was ready to run but had no CPU, for the whole group of"
-                " steps. Only Linux with scheduler statistics counts it."
+                "share of time the training thread was ready to run but waited for a CPU, for the whole"
+                " group of steps. Only Linux with scheduler statistics counts it."
             ),
         ),
     ),

@@ -141,7 +141,7 @@ WORKERS: Final = TableKind(
             "CPU wait",
             Unit.DURATION_NS,
             adds_up=True,
-            help="time its main thread was ready to run but had no CPU.",
+            help="time its main thread was ready to run but waited for a CPU.",
         ),
         Column("read_bytes", "Read", Unit.BYTES, adds_up=True, help="bytes read from files and sockets."),
         Column("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="bytes of that read from disk."),

@@ -128,7 +128,7 @@ _CALLER: Final = Column(
     "called_from",
     "Called from",
     help=(
-        "the most frequent innermost frame outside torch, Lightning and this package (if stacks were"
+        "the most frequent innermost frame outside torch, Lightning and lightning-modelprof (if stacks were"
         " recorded)."
     ),
     is_main=True,
