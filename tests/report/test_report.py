@@ -98,7 +98,7 @@ def test_skip_first_counts_as_many_as_were_asked_for():
 def test_few_clean_steps(num_clean):
     notes = perf_summary_of([*[SKIP] * 10, *[0] * num_clean]).notes
     steps = "1 clean step" if num_clean == 1 else f"{num_clean} clean steps"
-    assert notes[0] == f"{steps} out of {10 + num_clean}."
+    assert notes[0] == f"Based on {steps} out of {10 + num_clean}."
     few = [note for note in notes if "are unreliable" in note]
     assert len(few) == (num_clean < 10)
     assert all("For more clean steps, train for longer or lower skip_first." in note for note in few)

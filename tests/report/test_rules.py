@@ -256,7 +256,7 @@ def test_waiting_for_a_cpu(share, status, severity):
     assert (finding.status, finding.severity) == (status, severity)
     assert finding.saving_ns_per_step is None, "it is nobody's fault"
     assert share is not None or finding.summary == "no counts"
-    assert severity is None or f"no CPU {share:.0%} of the time" in finding.summary
+    assert severity is None or f"spent {share:.0%} of the time waiting for a CPU" in finding.summary
 
 
 def waited(share):
@@ -358,7 +358,7 @@ def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, se
     )
     verdict, findings = diagnose(analysis)
     assert verdict.kind == "input_bound"
-    assert (severity is Severity.WARNING) == ("had no CPU 30% of the time" in verdict.summary)
+    assert (severity is Severity.WARNING) == ("spent 30% of the time waiting for a CPU" in verdict.summary)
     found = {one.kind: one for one in findings if one.status is Status.FOUND}
     assert found["input_bound"].severity is severity
     # More threads are advised only where a CPU is free.

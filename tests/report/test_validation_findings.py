@@ -339,8 +339,8 @@ def test_a_run_that_did_not_split_says_what_it_always_said():
 def test_numbers_behind_it():
     finding = found(times_of(dataloader=300, forward=100))
     evidence = {one.label: one.value for one in finding.evidence}
-    assert evidence["Dataloader, share of validation"] == pytest.approx(0.75)
-    assert evidence["Dataloader, per validation"] == 150 * MS
+    assert evidence["Dataloader share of validation"] == pytest.approx(0.75)
+    assert evidence["Dataloader time per validation"] == 150 * MS
     assert evidence["validation runs"] == 2
     # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
     assert evidence["recommended num_workers"] == 3
@@ -361,7 +361,9 @@ def test_what_the_first_fetches_wait_longer_is_the_workers_start():
     )
     started = found(times, num_workers=2)
     assert started.title.endswith("mostly Dataloader init")
-    assert {one.label: one.value for one in started.evidence}["Dataloader init, per validation"] == 120 * MS
+    assert {one.label: one.value for one in started.evidence}[
+        "Dataloader init time per validation"
+    ] == 120 * MS
     assert "persistent_workers=True for the validation dataloader (currently False)" in started.action
     kept = found(times, num_workers=2, persistent_workers=True)
     assert "persistent_workers=True," not in kept.action
