@@ -383,6 +383,10 @@ _MOSTLY: Final = 0.8
 _LEAST_SAMPLES: Final = 10
 
 
+_OF_HOOKS: Final = frozenset(("callbacks", "module_hooks"))
+"""Phases that consist of whole hooks."""
+
+
 _Claims = Callable[[SampledStack], bool]
 
 
@@ -431,8 +435,16 @@ def _claims(finding: Finding, rule: Rule | None, hot: HotLines) -> _Claims | Non
         return None
     if rule.sampled_phases:
         return lambda stack: stack.phase in rule.sampled_phases
-    lines = {(one.file, one.line) for one in finding.locations if one.is_exact}
-    frames = {number for number, frame in enumerate(hot.samples.frames) if (frame.file, frame.line) in lines}
+    exact = [one for one in finding.locations if one.is_exact]
+    lines = {(one.file, one.line) for one in exact}
+    # The time of a hook is all of it, not only that of its slowest line.
+    is_of_hooks = bool(rule.phases) and set(rule.phases) <= _OF_HOOKS
+    hooks = {(one.file, one.function) for one in exact} if is_of_hooks else set()
+    frames = {
+        number
+        for number, frame in enumerate(hot.samples.frames)
+        if (frame.file, frame.line) in lines or (frame.file, frame.function) in hooks
+    }
     return (lambda stack: not frames.isdisjoint(stack.frames)) if frames else None
 
 

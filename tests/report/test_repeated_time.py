@@ -82,6 +82,21 @@ def test_the_time_of_a_phase_is_all_of_it():
     ]
 
 
+def test_the_time_of_a_hook_is_that_of_all_its_lines():
+    """A callback writes two histograms on two lines: half of its time is at the one that is named."""
+    hot = hot_of(
+        ("callbacks", "on_after_backward:76 torch.utils.tensorboard.writer.add:9", 55, 550),
+        ("callbacks", "on_after_backward:77 torch.utils.tensorboard.writer.add:9", 45, 450),
+    )
+    [hook] = {frame.function for frame in hot.samples.frames if frame.line == 76}
+    whole, part = finding("slow_callback", 8, 76), finding("slow_logging_calls", 7, 76, 77)
+    whole = replace(whole, locations=tuple(replace(one, function=hook) for one in whole.locations))
+    assert judged(hot, whole, part) == [
+        ("slow_callback", Severity.WARNING, 8 * MS),
+        ("slow_logging_calls", Severity.INFO, None),
+    ]
+
+
 def test_what_is_not_judged_stays_so():
     part = replace(finding("slow_line_in_module", 4, 22), severity=None)
     assert judged(HOT, OUTER, part)[1] == ("slow_line_in_module", None, None)
