@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange
 from lightning_modelprof.show.html.parts import findings_html
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.terminal.short import MAX_LINES, short_lines
+from lightning_modelprof.show.terminal.short import MAX_LINES, pasteable, short_lines
 from tests.show.test_html_browser import show
 from tests.show.test_html_copying import REFUSE, TAKE
 from tests.show.test_html_places import copied
@@ -51,6 +53,33 @@ def test_the_terminal_shows_the_first_findings_diff():
     ]
     assert sum("Change in" in line for line in shown) == 1
     assert len(shown) < MAX_LINES
+
+
+LONG = [
+    "loader = DataLoader(Words(transform=Mel(a, b)), batch_size=32, num_workers=1, persistent_workers=True)",
+    "    loader = DataLoader(Words('a, b, c, d'), batch_size=32, num_workers=1, shuffle=True)",
+    "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25]",
+    "a, b = make(first), 'a string that is longer than a line may be, and has a comma of its own in it'",
+    "short = 1",
+]
+
+
+@pytest.mark.parametrize("line", LONG)
+@pytest.mark.parametrize("width", [50, 76])
+def test_what_is_pasted_is_the_same_statement(line, width):
+    parts = pasteable(line, width)
+    whole, pasted = (ast.dump(ast.parse(textwrap.dedent(text))) for text in (line, "\n".join(parts)))
+    assert whole == pasted
+    assert line in LONG[3:] or len(parts) > 1
+    assert line in LONG[3:] or all(len(part) <= width for part in parts)
+
+
+def test_the_terminal_shows_all_of_a_long_line():
+    diff = f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-{LONG[0].replace(', num_workers=1', '')}\n+{LONG[0]}\n"
+    shown = lines_of(replace(SLOW, change=replace(CHANGE, diff=diff)))
+    at = next(number for number, line in enumerate(shown) if "Change in" in line)
+    added = [line.removeprefix("    + ") for line in shown[at:] if line.startswith("    + ")]
+    assert ast.dump(ast.parse("\n".join(added))) == ast.dump(ast.parse(LONG[0]))
 
 
 def test_the_terminal_leaves_a_long_diff_out_before_what_to_do():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tokenize
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -245,7 +248,12 @@ class _Short:
         if change is None or not change.diff:
             return []
         where = _near(f"{change.file}:{change.line}")
-        shown = [f"{sign} {one_line(text)}" for sign, text in change.shown_lines]
+        room = self._width - len(f"{_INDENT}+ ")
+        shown = [
+            f"{sign} {part}"
+            for sign, text in change.shown_lines
+            for part in (pasteable(one_line(text), room) if sign == "+" else [one_line(text)])
+        ]
         return [
             f"{_INDENT}Change in {one_line(where)} ({change.label}):",
             *(
@@ -293,6 +301,38 @@ _STYLES: Final = {
     "validation": "green",
 }
 """Colours of the phases that most steps consist of."""
+
+
+def pasteable(line: str, width: int) -> list[str]:
+    """A line of Python, broken after commas in brackets if it is too long: pasted, it is the same statement.
+
+    What has no such comma stays whole.
+    """
+    if display_width(line) <= width:
+        return [line]
+    ends = [0, *_commas_in_brackets(line), len(line)]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    parts = [""]
+    for begin, end in pairwise(ends):
+        piece = line[begin:end]
+        if parts[-1] and display_width(parts[-1] + piece) > width:
+            parts.append(indent + piece.lstrip())
+        else:
+            parts[-1] += piece
+    return parts
+
+
+def _commas_in_brackets(line: str) -> list[int]:
+    """Where the commas end that a line of Python may be broken after."""
+    ends, depth = [], 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(line.lstrip()).readline):
+            depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
+            if token.string == "," and depth > 0:
+                ends.append(token.end[1] + len(line) - len(line.lstrip()))
+    except (tokenize.TokenError, SyntaxError):  # a part of a statement
+        pass
+    return ends
 
 
 def shorten_end(line: str, width: int) -> str:
