@@ -23,7 +23,7 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.show.findings import place_of, saving_text, told_figures, verdict_word
 from lightning_modelprof.show.grid import part_absent
-from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent
+from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent, three_digits
 
 _SEVERITIES: Final = {
     Severity.CRITICAL: ("critical", "■", "Critical"),
@@ -174,10 +174,8 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
         spread = f"p50 {format_duration(cost.get('p50'))}, p99 {format_duration(cost.get('p99'))}"
         figures.append(Headline("batch_cost", value, unit, spread))
     if "avg" in ips:
-        rate = f"{format_cell(samples['avg'], Unit.RATE)} {samples['unit']}" if "avg" in samples else ""
-        figures.append(
-            Headline("ips", format_cell(ips["avg"], Unit.RATE), one_line(ips["unit"]), one_line(rate))
-        )
+        rate = f"{three_digits(samples['avg'])} {samples['unit']}" if "avg" in samples else ""
+        figures.append(Headline("ips", three_digits(ips["avg"]), one_line(ips["unit"]), one_line(rate)))
     if benchmark.get("reader_ratio") is not None:
         waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} waiting for data"
         share = percent(benchmark["reader_ratio"])
