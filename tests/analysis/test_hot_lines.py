@@ -237,10 +237,34 @@ def test_of_a_phase_only_what_takes_the_time_is_named():
     assert (place.line, place.is_exact) == (42, True)
     assert hot.share_in("dataloader", "torch.utils.data.dataloader", "_next_index") == 0.9
     advice = sampler_advice(hot, 10.0)
-    assert "Shuffle the indices" in advice.action
     assert "The sampler takes 90%" in advice.told
     assert advice.saving_ns == 9.0, "the rest of the wait stays"
     assert sampler_advice(hot_of(("dataloader", "torch.fetch:5 loss:22", 9, 90)), 10.0) is None
+
+
+NEXT = "torch.utils.data.dataloader._next_index:5"
+
+
+@pytest.mark.parametrize(
+    ("below", "action"),
+    [
+        ("again:42", "Do the work of again once before the epoch, not for each batch."),
+        ("again:42 loss:22", "Do the work of loss once before the epoch, not for each batch."),
+        ("again:42 loss:22 numpy.where:3", "Do the work of loss once before the epoch, not for each batch."),
+        ("again:42 random.shuffle:376", "Shuffle the indices of a whole epoch with one array operation."),
+        (
+            "torch.utils.data.sampler.__iter__:160",
+            "Shuffle the indices of a whole epoch with one array operation.",
+        ),
+    ],
+    ids=["own", "own function", "own function with an array", "shuffles", "torch's"],
+)
+def test_what_to_do_about_a_sampler_depends_on_its_code(below, action):
+    """A search for each batch isn't a shuffle: whatever it is, it can be done once."""
+    hot = hot_of(("dataloader", f"{NEXT} {below}", 9, 90), ("dataloader", "torch.fetch:5 loss:22", 1, 10))
+    advice = sampler_advice(hot, 10.0)
+    assert advice.action == action
+    assert "It runs in the main process with any num_workers." in advice.told
 
 
 def test_the_lines_at_the_top():

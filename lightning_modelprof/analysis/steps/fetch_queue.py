@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from lightning_modelprof.analysis.steps.loader_queue import (
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
+from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
 
@@ -41,6 +43,9 @@ tensor, 1.8 for two and 4.6 for eight. No other machine was tried.
 _NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
 """Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
 
+_SHUFFLES: Final = "random"
+"""Python's own module, which draws an index at a time."""
+
 _MOSTLY: Final = 0.5
 
 _LEAST_SHARE: Final = 0.01
@@ -55,6 +60,58 @@ def sampler_share(hot: HotLines | Absent) -> float:
 def is_of_sampler(hot: HotLines | Absent) -> bool:
     """Whether the training thread, in Dataloader, is mostly choosing indices."""
     return sampler_share(hot) >= _MOSTLY
+
+
+class SamplerCode(NamedTuple):
+    """What takes the time of choosing indices.
+
+    Attributes:
+        function: of the user's or of a library that takes most of it; ``""`` where torch's own samplers do.
+        shuffles: whether most of it goes to Python's ``random``.
+    """
+
+    function: str
+    shuffles: bool
+
+
+def sampler_code(hot: HotLines | Absent) -> SamplerCode:
+    """Whose code chooses the indices, from samples of the training thread in Dataloader."""
+    if isinstance(hot, Absent):
+        return SamplerCode("", shuffles=False)
+    every = hot.found_by(_next_indices, ("dataloader",))
+    own = hot.found_by(lambda path: _below(path, own=True), ("dataloader",))
+    if not every.share or own.share < _MOSTLY * every.share:
+        return SamplerCode("", shuffles=False)
+    line = own.lines[0] if own.lines else None
+    shuffling = hot.found_by(lambda path: _below(path, own=False), ("dataloader",))
+    return SamplerCode(
+        own.functions[0] if line is None else (line.inner or line).function,
+        shuffles=shuffling.share >= _MOSTLY * every.share,
+    )
+
+
+def _next_indices(path: Sequence[StackFrame]) -> int | None:
+    """Where on a stack the DataLoader asks for indices."""
+    module, function = _NEXT_INDICES
+    for number, one in enumerate(path):
+        if one.module == module and one.function.rpartition(".")[2] == function:
+            return number
+    return None
+
+
+def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
+    """Where below that the first frame is of the user's or of a library, or else of Python's ``random``."""
+    begin = _next_indices(path)
+    if begin is None:
+        return None
+    return next(
+        (
+            number
+            for number, one in enumerate(path[begin:], begin)
+            if (one.is_users or one.package if own else one.module == _SHUFFLES)
+        ),
+        None,
+    )
 
 
 def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:

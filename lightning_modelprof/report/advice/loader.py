@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.steps.fetch_queue import (
     HANDOVER_NS,
     is_of_sampler,
     is_row_by_row,
+    sampler_code,
     sampler_share,
 )
 from lightning_modelprof.analysis.steps.loader_queue import WITHIN, LoaderQueue
@@ -171,9 +172,11 @@ def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | Non
     """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
     if not is_of_sampler(hot):
         return None
-    share = sampler_share(hot)
+    share, code = sampler_share(hot), sampler_code(hot)
     return LoaderAdvice(
-        "Shuffle the indices of a whole epoch with one array operation.",
+        "Shuffle the indices of a whole epoch with one array operation."
+        if code.shuffles or not code.function
+        else f"Do the work of {code.function} once before the epoch, not for each batch.",
         [ratio("sampler's share of the wait", share)],
         share * wait_ns,
         told=f" The sampler takes {percent(share)} of that. It runs in the main process with any"
