@@ -267,6 +267,26 @@ def test_what_to_do_about_a_sampler_depends_on_its_code(below, action):
     assert "It runs in the main process with any num_workers." in advice.told
 
 
+GRADIENTS = "torch.autograd.grad:594 torch.autograd.graph._engine_run_backward:979"
+
+
+def test_gradients_are_not_a_function_s_own_code():
+    """Of 100 ns 40 are in its own lines; autograd's and a transform's own code isn't, a transform's f is."""
+    hot = hot_of(
+        ("forward", f"step:12 {GRADIENTS}", 30, 30),
+        ("forward", f"step:13 torch._functorch.apis.wrapper:9 loss:22 {GRADIENTS}", 10, 10),
+        ("forward", "step:13 torch._functorch.apis.wrapper:9", 10, 10),
+        ("forward", "step:13 torch._functorch.apis.wrapper:9 loss:22", 15, 15),
+        ("forward", "step:14 torch.autograd.graph.pack_to_cpu:5", 15, 15),
+        ("forward", "step:15", 10, 10),
+        ("forward", f"step:16 {CALL} {GRADIENTS}", 10, 10),
+    )
+    assert hot.gradient_share("train.py", 10) == (0.5, pytest.approx(0.05))
+    assert hot.share_outside_modules("train.py", 10) == (pytest.approx(0.4), 100)
+    assert {one.line for one in hot.statements("train.py", 10, outside_modules=True)} == {13, 14}
+    assert hot.gradient_share("train.py", 99) == (0.0, 0.0)
+
+
 def test_the_lines_at_the_top():
     hot = hot_of(
         ("forward", "step:12 loss:22 torch.relu:5", 10, 500),

@@ -291,6 +291,56 @@ def test_torch_work_in_the_step_is_no_loop(stacks):
     assert finding_of(slow_step(*stacks, sites=sites_of([own_line(4, calls=400)]))).status is Status.FOUND
 
 
+def autograd(name, module="torch.autograd"):
+    return frame(f"/lib/{module}.py", 594, name, 500, module=module, is_users=False)
+
+
+ENGINE = autograd("_engine_run_backward", "torch.autograd.graph")
+TRANSFORM = autograd("wrapper", "torch._functorch.apis")
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        (autograd("grad"), ENGINE),
+        (autograd("Tensor.backward", "torch._tensor"), autograd("backward"), ENGINE),
+        (TRANSFORM,),
+        (TRANSFORM, LOSS_7, autograd("_autograd_grad", "torch._functorch.eager_transforms"), ENGINE),
+        (autograd("grad"), ENGINE, LOSS_7),  # an autograd function of the user's
+    ],
+    ids=["autograd.grad", "backward", "torch.func", "the gradient of torch.func", "own function's"],
+)
+def test_gradients_in_the_step_are_no_slow_code(below):
+    """Of 16 ms of Forward 2 are in modules and 12 in gradients; a line of its own takes the rest."""
+    stacks = (
+        ("forward", (STEP_35, *below), 75),
+        ("forward", (STEP_33, CALL, LAYER), 13),
+        ("forward", (STEP_33,), 12),
+    )
+    found = finding_of(slow_step(*stacks))
+    assert found.status is Status.CLEAN
+    assert "Code outside the model takes 2 ms" in found.summary
+    # As much time in its own code is found, and the place is there.
+    found = finding_of(slow_step(("forward", (STEP_35, *below), 10), ("forward", (STEP_33,), 90)))
+    assert (found.status, found.locations[0].line) == (Status.FOUND, 33)
+
+
+def test_on_a_device_gradients_count_by_samples_outside_modules():
+    """Of 16 ms of the device in Forward the modules' are 2; of samples outside nine of ten are gradients."""
+    stacks = (
+        ("forward", (STEP_35, autograd("grad"), ENGINE), 45),
+        ("forward", (STEP_33,), 5),
+        ("forward", (STEP_33, CALL, LAYER), 50),
+    )
+    cost = cost_of(("", 10, 2, 0))
+    cost = replace(cost, times=replace(cost.times, clock="device"))
+    steps = steps_of(forward=16, backward=4, device_ms={"forward": 16, "backward": 4})
+    found = only(
+        SlowForwardOutsideModel().evaluate(analysis_of(steps, cost=cost, stacks=samples_of(*stacks)))
+    )
+    assert (found.status, found.summary) == (Status.CLEAN, "Code outside the model takes 1.4 ms per step.")
+
+
 def test_a_loop_s_backward_is_in_its_saving():
     """14 ms of Forward, and of 4 ms of Backward 300 of 310 operators of equal time: 3.87 ms."""
     small = 5 / 1000

@@ -75,6 +75,16 @@ class SlowValue(torch.Tensor):
     def clone(self):
         time.sleep(0.000_2)
         return self.as_subclass(torch.Tensor).clone()
+
+class SlowGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(context, inputs):
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(0.005)
+        return gradient.view_as(gradient)
 """
 _MADE: dict[str, Any] = {"__name__": "busy"}
 # As code of a library, so that the innermost line of the user's is the one that calls it.
@@ -83,6 +93,7 @@ wait: Callable[[float], None] = _MADE["wait"]
 SlowCell: type[nn.GRUCell] = _MADE["SlowCell"]
 SlowError: type[MeanSquaredError] = _MADE["SlowError"]
 SlowValue: type[torch.Tensor] = _MADE["SlowValue"]
+SlowGradient: type[torch.autograd.Function] = _MADE["SlowGradient"]
 
 
 class Costs:
@@ -319,6 +330,48 @@ class Grandchild(Model):
 
 def grandchild_call(costs: Costs, folder: Path) -> Training:
     return Training(Grandchild(), rows())
+
+
+class GradientPenalty(Model):
+    """As critics and physics-informed networks have it."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        points = batch.requires_grad_()
+        outputs = self.layers(SlowGradient.apply(points))
+        [gradients] = torch.autograd.grad(outputs.sum(), points, create_graph=True)
+        return outputs.square().mean() + (gradients.norm(dim=1) - 1).square().mean()
+
+
+def gradient_penalty(costs: Costs, folder: Path) -> Training:
+    return Training(GradientPenalty(), rows(), waits=True)
+
+
+class ByHand(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.gradients(self.loss(SlowGradient.apply(batch.requires_grad_())))
+        optimizer.step()
+
+    def gradients(self, loss: torch.Tensor) -> None:
+        self.manual_backward(loss)
+
+
+class ByTorch(ByHand):
+    def gradients(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+def manual_backward(costs: Costs, folder: Path) -> Training:
+    return Training(ByHand(), rows(), waits=True)
+
+
+def backward_of_torch(costs: Costs, folder: Path) -> Training:
+    return Training(ByTorch(), rows(), waits=True)
 
 
 class ItemPerStep(Working):
@@ -1074,6 +1127,9 @@ SCENARIOS = (
     Scenario("healthy_worker", healthy_worker, "balanced"),
     Scenario("healthy_accumulation", healthy_accumulation, "balanced"),
     Scenario("grandchild_call", grandchild_call, "balanced"),
+    Scenario("gradient_penalty", gradient_penalty, "balanced"),
+    Scenario("manual_backward", manual_backward, "balanced"),
+    Scenario("backward_of_torch", backward_of_torch, "balanced"),
     Scenario("item_per_step_on_the_cpu", item_per_step_on_the_cpu, "balanced"),
     Scenario("too_few_steps", too_few_steps, "cannot_tell"),
     Scenario("slow_dataset", slow_dataset, "input_bound", "input_bound"),

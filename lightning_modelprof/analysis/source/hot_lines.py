@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
 from lightning_modelprof.analysis.absent import Absent
@@ -30,6 +30,20 @@ _MOST_STATEMENTS: Final = 5
 
 MODULE_CALLS: Final = "torch.nn.modules.module"
 """Python module through which every call of a ``torch.nn.Module`` goes."""
+
+
+_GRADIENTS: Final = frozenset(
+    (
+        ("torch.autograd", "grad"),
+        ("torch.autograd", "backward"),
+        ("torch.autograd.graph", "_engine_run_backward"),
+    )
+)
+"""Python modules and functions that let autograd's engine compute gradients."""
+
+
+_TRANSFORMS: Final = "torch._functorch"
+"""What the Python modules begin with that are behind ``torch.func``."""
 
 
 _NOT_SAMPLED: Final = Absent("not measured (set inspect={'sampling': True})")
@@ -123,6 +137,14 @@ class _At(NamedTuple):
     def is_in_module(self) -> bool:
         return any(frame.module == MODULE_CALLS for frame in self.inner)
 
+    @property
+    def is_in_gradients(self) -> bool:
+        """Whether autograd computes gradients, or a transform of ``torch.func`` runs its own code."""
+        if any((frame.module, frame.function) in _GRADIENTS for frame in self.inner):
+            return True
+        library = takewhile(lambda frame: not frame.is_users, reversed(self.inner))
+        return any(frame.module.startswith(_TRANSFORMS) for frame in library)
+
 
 class HotLines(Record, frozen=True, kw_only=True):
     """Answers which lines take the time, from the sampled stacks of one loop.
@@ -159,6 +181,10 @@ class HotLines(Record, frozen=True, kw_only=True):
     def _is_logging(self, at: _At) -> bool:
         return self.logging_begins((at.frame, *at.inner)) is not None
 
+    def _is_own(self, at: _At) -> bool:
+        """Whether a function's own code ran: no module, no gradients, no logging."""
+        return not (at.is_in_module or at.is_in_gradients or self._is_logging(at))
+
     def inside(
         self,
         file: str,
@@ -175,8 +201,8 @@ class HotLines(Record, frozen=True, kw_only=True):
             file: that the function is in.
             function_line: its first line.
             phases: only samples in these; ``None`` means all.
-            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, or was
-                logging: that is a cause of its own (``logging_calls``).
+            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, let
+                autograd compute gradients, or was logging: that is a cause of its own (``logging_calls``).
 
         Returns:
             ``None`` if there are fewer than 3 samples at that line, or less than half of the function's
@@ -186,7 +212,7 @@ class HotLines(Record, frozen=True, kw_only=True):
             at
             for stack in self._stacks(phases)
             if (at := self._find(stack, file, function_line)) is not None
-            and not (outside_modules and (at.is_in_module or self._is_logging(at)))
+            and not (outside_modules and not self._is_own(at))
         ]
         function = _sum(at.tally for at in calls)
         return _hottest(_grouped((at.frame.line, at) for at in calls), function)
@@ -202,7 +228,7 @@ class HotLines(Record, frozen=True, kw_only=True):
             at
             for stack in self._stacks(None)
             if (at := self._find(stack, file, function_line)) is not None
-            and not (outside_modules and (at.is_in_module or self._is_logging(at)))
+            and not (outside_modules and not self._is_own(at))
         ]
         return _fewest(calls, _sum(at.tally for at in calls))
 
@@ -380,7 +406,7 @@ class HotLines(Record, frozen=True, kw_only=True):
     def share_outside_modules(
         self, file: str, function_line: int, *, phases: Collection[str] | None = None
     ) -> tuple[float, int] | None:
-        """Share of a function's time in which it neither had called a module nor was logging.
+        """Share of a function's time in which its own code ran: no module, no gradients, no logging.
 
         With it, how many samples say so.
 
@@ -392,14 +418,12 @@ class HotLines(Record, frozen=True, kw_only=True):
         Returns:
             ``None`` without a sample of the function.
         """
-        calls = [
-            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
-        ]
+        calls = self._calls_of(file, function_line, phases)
         whole = _sum(at.tally for at in calls)
         if not whole.time_ns:
             return None
-        inside = _sum(at.tally for at in calls if at.is_in_module or self._is_logging(at))
-        return 1 - inside.time_ns / whole.time_ns, whole.samples
+        own = _sum(at.tally for at in calls if self._is_own(at))
+        return own.time_ns / whole.time_ns, whole.samples
 
     def logging_share(
         self,
@@ -419,15 +443,22 @@ class HotLines(Record, frozen=True, kw_only=True):
             phases: only samples in these; ``None`` means all.
             outside_modules: only what no module was called for.
         """
-        calls = [
-            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
-        ]
-        whole = _sum(at.tally for at in calls)
-        logging = _sum(
-            at.tally for at in calls if self._is_logging(at) and not (outside_modules and at.is_in_module)
+        return _share_of(
+            self._calls_of(file, function_line, phases),
+            lambda at: self._is_logging(at) and not (outside_modules and at.is_in_module),
         )
-        share = logging.time_ns / whole.time_ns if whole.time_ns else 0.0
-        return share, math.sqrt(share * (1 - share) / whole.samples) if share else 0.0
+
+    def gradient_share(
+        self, file: str, function_line: int, *, phases: Collection[str] | None = None
+    ) -> tuple[float, float]:
+        """Share of a function's time in which autograd computed gradients for it, and no module ran.
+
+        With it, its standard error; both are 0 where nothing did. Arguments as of :meth:`logging_share`.
+        """
+        return _share_of(
+            self._calls_of(file, function_line, phases),
+            lambda at: at.is_in_gradients and not at.is_in_module and not self._is_logging(at),
+        )
 
     def top(self, limit: int) -> tuple[TopLine, ...]:
         """The lines that most time is spent at, by phase, longest first.
@@ -481,6 +512,11 @@ class HotLines(Record, frozen=True, kw_only=True):
                 logging_share=logged.time_ns / total.time_ns,
                 logging_samples=logged.samples,
             )
+
+    def _calls_of(self, file: str, function_line: int, phases: Collection[str] | None) -> list[_At]:
+        return [
+            at for stack in self._stacks(phases) if (at := self._find(stack, file, function_line)) is not None
+        ]
 
     def _stacks(self, phases: Collection[str] | None) -> Iterator[SampledStack]:
         return (stack for stack in self.samples.stacks if phases is None or stack.phase in phases)
@@ -582,6 +618,14 @@ def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | 
         inner=inner,
         package=frame.package,
     )
+
+
+def _share_of(calls: Sequence[_At], is_wanted: Callable[[_At], bool]) -> tuple[float, float]:
+    """Share of the time of some calls, and its standard error."""
+    whole = _sum(at.tally for at in calls)
+    wanted = _sum(at.tally for at in calls if is_wanted(at))
+    share = wanted.time_ns / whole.time_ns if whole.time_ns else 0.0
+    return share, math.sqrt(share * (1 - share) / whole.samples) if share else 0.0
 
 
 def _sum(counts: Iterable[_Count]) -> _Count:

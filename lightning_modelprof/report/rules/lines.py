@@ -483,7 +483,10 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     standard errors more: that is a cause of its own (``slow_logging_calls``).
 
     Operators that take long are torch's work and no loop in Python: their time in the inspected step is taken
-    off. Of lines that run many small ones, backward's part counts, too.
+    off. So are gradients that the step computes, by
+    samples: what ``torch.autograd.grad``, ``backward`` and ``torch.func`` take. On a device, what is left is
+    split like the samples outside of modules. Of lines that run many small operators, backward's part counts,
+    too.
 
     Some of Forward is Lightning's own code around the step method, which slows down with the machine like its
     loop does: what is less than the median of the phase Loop is not told apart from it.
@@ -501,7 +504,8 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster"
-            " in the timed steps), minus sampled time in `self.log`, loggers and metrics, minus torch"
+            " in the timed steps), minus sampled time in `self.log`, loggers and metrics and in gradients"
+            " that the step computes (`torch.autograd.grad`, `backward`, `torch.func`), minus torch"
             " operators over 100 µs each. The first quartile is above the threshold too, and the result"
             " above the median of Loop. Backward of lines that run at least 64 small operators is added,"
             " less its spread. Work in fewer than three of four steps isn't seen"
@@ -538,8 +542,15 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         place = setup.module_hooks.get(name) or setup.module
         logging, logging_error = _logging_share_of_forward(analysis.hot_lines, place)
         logging_ns = forward_ns * logging
-        torch_ns = 0 if modules.clock == "device" else _torch_work_ns(_lines_of(analysis, ""))
-        rest_ns = max(0.0, forward_ns - model_ns - logging_ns - torch_ns)
+        gradients, gradients_error = _gradient_share_of_forward(analysis.hot_lines, place)
+        torch_ns, gradients_ns = 0, forward_ns * gradients
+        if modules.clock == "device":
+            own = _own_share_of_forward(analysis.hot_lines, place)
+            left_ns = max(0.0, forward_ns - model_ns - logging_ns)
+            gradients_ns = left_ns * gradients / (gradients + own) if gradients else 0.0
+        else:
+            torch_ns = _torch_work_ns(_lines_of(analysis, ""))
+        rest_ns = max(0.0, forward_ns - model_ns - logging_ns - gradients_ns - torch_ns)
         backward_ns = 0.0
         if modules.clock != "device":
             backward_ns = _backward_of_loops_ns(analysis, costs.typical, modules.root.backward_ns)
@@ -551,10 +562,11 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             duration("time in modules", model_ns),
             *([duration("backward of that code", backward_ns)] if backward_ns else ()),
             *([duration("time in logging calls", logging_ns)] if logging_ns else ()),
+            *([duration("time in gradients", gradients_ns)] if gradients_ns else ()),
             *([duration("time in long torch operators", torch_ns)] if torch_ns else ()),
         ]
         spread_ns = forward_ns - costs.typical.quartiles_ns.get("forward", forward_ns)
-        sure_ns = rest_ns - spread_ns - 2 * logging_error * forward_ns
+        sure_ns = rest_ns - spread_ns - 2 * math.hypot(logging_error, gradients_error) * forward_ns
         least_ns = min(sure_ns, _most_by_samples(analysis.hot_lines, place, forward_ns) - torch_ns)
         medians_ns, quartiles_ns = costs.typical.medians_ns, costs.typical.quartiles_ns
         spread_ns = medians_ns.get("backward", 0.0) - quartiles_ns.get("backward", 0.0)
@@ -645,6 +657,21 @@ def _logging_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return 0.0, 0.0
     return hot.logging_share(place.file, place.line, phases=("forward",), outside_modules=True)
+
+
+def _gradient_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -> tuple[float, float]:
+    """Share of Forward in gradients that the step computes itself, and its standard error."""
+    if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
+        return 0.0, 0.0
+    return hot.gradient_share(place.file, place.line, phases=("forward",))
+
+
+def _own_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -> float:
+    """Share of Forward in the step's own code: no modules, no gradients, no logging."""
+    if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
+        return 0.0
+    sampled = hot.share_outside_modules(place.file, place.line, phases=("forward",))
+    return 0.0 if sampled is None else sampled[0]
 
 
 def _forward_ns(means: PhaseMeans, clock: str) -> float | None:
