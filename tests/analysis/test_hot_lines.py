@@ -287,6 +287,17 @@ def test_gradients_are_not_a_function_s_own_code():
     assert hot.gradient_share("train.py", 99) == (0.0, 0.0)
 
 
+def test_how_much_of_a_phase_a_line_takes_at_most():
+    """60 of 100 samples at line 22, 40 without a line of the user's, none at line 9."""
+    hot = hot_of(("forward", "step:12 loss:22", 60, 60), ("forward", "lightning.loop:3", 40, 40))
+    most = hot.most_at_lines("forward")
+    assert most("train.py", 22) == pytest.approx((0.62 + 2 * math.sqrt(0.0024 + 0.0001)) / 1.04)
+    assert most(None, None) == pytest.approx((0.42 + 2 * math.sqrt(0.0024 + 0.0001)) / 1.04)
+    assert most("train.py", 9) == pytest.approx(0.04 / 1.04)
+    assert hot.most_at_lines("backward") is None
+    assert hot_of(("forward", "step:12", 19, 60)).most_at_lines("forward") is None
+
+
 def test_the_lines_at_the_top():
     hot = hot_of(
         ("forward", "step:12 loss:22 torch.relu:5", 10, 500),

@@ -341,6 +341,28 @@ def test_on_a_device_gradients_count_by_samples_outside_modules():
     assert (found.status, found.summary) == (Status.CLEAN, "Code outside the model takes 1.4 ms per step.")
 
 
+@pytest.mark.parametrize("paused", [None, 7], ids=["in nobody's line", "in the loop"])
+def test_a_pause_in_the_inspected_step_is_no_torch_work(paused):
+    """An operator of that step took 97 ms once; samples of all steps know of no such work."""
+    loop = line_of(LOSS, 7, "rows_loss", 5, calls=400, views=0)
+    pause = loop if paused else replace(loop, file=None, line=None, function_line=None, calls=7)
+    lines = dict.fromkeys([loop, replace(pause, took_ns=97 * MS)])
+    sites = sites_of([one for one in lines if one.took_ns or not paused])
+    stacks = (("forward", (STEP_35, LOSS_7), 88), ("forward", (STEP_33, CALL, LAYER), 12))
+    found = finding_of(slow_step(*stacks, sites=sites))
+    assert found.status is Status.FOUND
+    assert "of rows_loss runs 400 operators" in found.action
+
+
+def test_the_loop_below_a_line_without_samples_or_operators_is_named():
+    """Line 35 calls a function whose five lines take alike, so none of them is the place."""
+    at = [replace(LOSS_7, line=number) for number in range(7, 12)]
+    sites = sites_of([line_of(LOSS, one.line, "rows_loss", 5, calls=100 + one.line, views=0) for one in at])
+    found = finding_of(slow_step(*(("forward", (STEP_35, one), 8) for one in at), sites=sites))
+    assert found.locations[0].line == 35
+    assert "Line 11 of rows_loss runs 111 operators" in found.action
+
+
 def test_a_loop_s_backward_is_in_its_saving():
     """14 ms of Forward, and of 4 ms of Backward 300 of 310 operators of equal time: 3.87 ms."""
     small = 5 / 1000

@@ -24,6 +24,10 @@ _MIN_SAMPLES: Final = 3
 """On a line, or nothing is said of it."""
 
 
+_ENOUGH_SAMPLES: Final = 20
+"""Of a phase, or its samples bound nothing."""
+
+
 _MOST_STATEMENTS: Final = 5
 """That are named for one function or phase."""
 
@@ -459,6 +463,33 @@ class HotLines(Record, frozen=True, kw_only=True):
             self._calls_of(file, function_line, phases),
             lambda at: at.is_in_gradients and not at.is_in_module and not self._is_logging(at),
         )
+
+    def most_at_lines(self, phase: str) -> Callable[[str | None, int | None], float] | None:
+        """The largest share of a phase that samples allow for a line, as a function of its place.
+
+        A place of ``None`` is what runs without a line of the user's. It is the upper end of Wilson's
+        interval of two standard errors.
+
+        Returns:
+            ``None`` where the phase has fewer than 20 samples.
+        """
+        shares: Counter[tuple[str | None, int | None]] = Counter()
+        samples = 0
+        for stack in self._stacks((phase,)):
+            frames = (self.samples.frames[number] for number in reversed(stack.frames))
+            own = next((frame for frame in frames if frame.is_users), None)
+            shares[(None, None) if own is None else (own.file, own.line)] += stack.time_ns
+            samples += stack.samples
+        whole_ns = sum(shares.values())
+        if samples < _ENOUGH_SAMPLES or not whole_ns:
+            return None
+
+        def most(file: str | None, line: int | None) -> float:
+            share = shares[file, line] / whole_ns
+            spread = 2 * math.sqrt(share * (1 - share) / samples + 1 / samples**2)
+            return (share + 2 / samples + spread) / (1 + 4 / samples)
+
+        return most
 
     def top(self, limit: int) -> tuple[TopLine, ...]:
         """The lines that most time is spent at, by phase, longest first.

@@ -78,7 +78,7 @@ def advice_for(
     return IN_GENERAL.format(where=where)
 
 
-def _loop_below(analysis: Analysis, source: SourceLine) -> SourceLine | None:
+def _loop_below(analysis: Analysis, source: SourceLine | HotLine) -> SourceLine | None:
     """The line that runs most operators in the step's own code, if a line calls it, and they are a loop's."""
     lines, hot = analysis.source_lines, analysis.hot_lines
     if isinstance(lines, Absent) or isinstance(hot, Absent):
@@ -124,7 +124,8 @@ def _line_of(
     found = None if isinstance(hot, Absent) else hot.inside(file, line, outside_modules=outside_modules)
     if found is not None:
         innermost = found.inner or found
-        return by_place(lines).get((innermost.file, innermost.line))
+        source = by_place(lines).get((innermost.file, innermost.line))
+        return source or (_loop_below(analysis, innermost) if outside_modules else None)
     if not outside_modules:
         return None
     # No line has most of the samples: the one that runs by far the most operators is as good a guess.

@@ -424,7 +424,7 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
                 continue
             took_ns = round(module.forward_ns * pace * (1 - _logging_share(analysis, place)))
             if modules.clock != "device":
-                took_ns = max(0, took_ns - _torch_work_ns(_lines_of(analysis, module.path)))
+                took_ns = max(0, took_ns - round(sum(_torch_work(analysis, module.path).values())))
             slowest_ns = max(slowest_ns, took_ns)
             share = took_ns / costs.typical.median_wall_ns if costs.typical.median_wall_ns else None
             if share is not None and self.is_found(share, took_ns):
@@ -483,7 +483,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     standard errors more: that is a cause of its own (``slow_logging_calls``).
 
     Operators that take long are torch's work and no loop in Python: their time in the inspected step is taken
-    off. So are gradients that the step computes, by
+    off, of each line no more than samples of all steps allow for. So are gradients that the step computes, by
     samples: what ``torch.autograd.grad``, ``backward`` and ``torch.func`` take. On a device, what is left is
     split like the samples outside of modules. Of lines that run many small operators, backward's part counts,
     too.
@@ -506,9 +506,10 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             "median of Forward minus the model's forward latency (Modules, scaled up if Forward was faster"
             " in the timed steps), minus sampled time in `self.log`, loggers and metrics and in gradients"
             " that the step computes (`torch.autograd.grad`, `backward`, `torch.func`), minus torch"
-            " operators over 100 µs each. The first quartile is above the threshold too, and the result"
-            " above the median of Loop. Backward of lines that run at least 64 small operators is added,"
-            " less its spread. Work in fewer than three of four steps isn't seen"
+            " operators over 100 µs each (no more per line than samples allow). The first quartile is above"
+            " the threshold too, and the result above the median of Loop. Backward of lines that run at"
+            " least 64 small operators is added, less its spread. Work in fewer than three of four"
+            " steps isn't seen"
         ),
         of="of the median step",
         where="`training_step`",
@@ -543,13 +544,13 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         logging, logging_error = _logging_share_of_forward(analysis.hot_lines, place)
         logging_ns = forward_ns * logging
         gradients, gradients_error = _gradient_share_of_forward(analysis.hot_lines, place)
-        torch_ns, gradients_ns = 0, forward_ns * gradients
+        torch_ns, gradients_ns = 0.0, forward_ns * gradients
         if modules.clock == "device":
             own = _own_share_of_forward(analysis.hot_lines, place)
             left_ns = max(0.0, forward_ns - model_ns - logging_ns)
             gradients_ns = left_ns * gradients / (gradients + own) if gradients else 0.0
         else:
-            torch_ns = _torch_work_ns(_lines_of(analysis, ""))
+            torch_ns = sum(_torch_work(analysis, "").values())
         rest_ns = max(0.0, forward_ns - model_ns - logging_ns - gradients_ns - torch_ns)
         backward_ns = 0.0
         if modules.clock != "device":
@@ -603,14 +604,23 @@ def _lines_of(analysis: Analysis, module: str) -> list[LineCount]:
     return [one for one in lines if one.module == module or (inside and one.module.startswith(inside))]
 
 
-def _is_torch_work(line: LineCount) -> bool:
-    """Whether its operators take long each, so that torch works and no loop in Python is to blame."""
-    return line.took_ns > _SMALL_NS * max(1, line.own_calls)
+def _torch_work(analysis: Analysis, module: str) -> dict[LineCount, float]:
+    """Forward's lines of one module whose operators take long each, and their time; ``""`` as above.
 
-
-def _torch_work_ns(lines: Iterable[LineCount]) -> int:
-    """Forward's time in operators of lines whose operators take long each."""
-    return sum(one.took_ns for one in lines if one.phase == "forward" and _is_torch_work(one))
+    There torch works, and no loop in Python is to blame. Operators were timed in one step, where a pause may
+    have come between: of each line no more counts than samples of all steps allow for.
+    """
+    hot, costs = analysis.hot_lines, analysis.step_costs
+    most = None if isinstance(hot, Absent) else hot.most_at_lines("forward")
+    forward_ns = None if isinstance(costs, Absent) else costs.typical.medians_ns.get("forward")
+    found = {}
+    for one in _lines_of(analysis, module):
+        took_ns = float(one.took_ns)
+        if most is not None and forward_ns is not None:
+            took_ns = min(took_ns, forward_ns * most(one.file, one.line))
+        if one.phase == "forward" and took_ns > _SMALL_NS * max(1, one.own_calls):
+            found[one] = took_ns
+    return found
 
 
 def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans, model_ns: int | None) -> float:
@@ -622,11 +632,11 @@ def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans, model_ns: int |
     backward_ns = means.medians_ns.get("backward")
     if not backward_ns or analysis.cost is None or analysis.cost.sites is None:
         return 0.0
-    own = _lines_of(analysis, "")
+    own, long = _lines_of(analysis, ""), _torch_work(analysis, "")
     loops = {
         (one.file, one.line)
         for one in own
-        if one.phase == "forward" and one.own_calls >= MANY_OPERATORS and not _is_torch_work(one)
+        if one.phase == "forward" and one.own_calls >= MANY_OPERATORS and one not in long
     }
 
     def cost_ns(lines: Iterable[LineCount]) -> int:
