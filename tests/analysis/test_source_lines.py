@@ -447,6 +447,32 @@ def test_a_module_s_long_operators_are_torch_s_work():
     assert only(SlowCustomModule().evaluate(changed)).status is Status.CLEAN
 
 
+@pytest.mark.parametrize(
+    ("below", "child", "status"),
+    [
+        ((autograd("grad"), ENGINE), None, Status.CLEAN),
+        ((autograd("grad"), ENGINE), "criterion.distance", Status.CLEAN),
+        ((CALL, LAYER), None, Status.CLEAN),
+        ((CALL, LAYER), "criterion.distance", Status.FOUND),
+        ((frame(LOSS, 20, "pairs", 19),), None, Status.FOUND),
+    ],
+    ids=["gradients", "gradients, with a child", "another module", "its child", "its own code"],
+)
+def test_a_gradient_penalty_is_no_slow_module(below, child, status):
+    """Of its 6 ms 5.4 are in gradients, or in a critic that it was given: its own are 0.6 of 20."""
+    analysis = with_criterion()
+    cost = analysis.cost
+    if child:
+        part = replace(cost.modules[-1], path=child, forward=None)
+        times = (*cost.times.times, replace(cost.times.times[-1], path=child))
+        cost = replace(cost, modules=(*cost.modules, part), times=replace(cost.times, times=times))
+    stacks = samples_of(
+        ("forward", (STEP_35, CALL, LOSS_7, *below), 90), ("forward", (STEP_35, CALL, LOSS_7), 10)
+    )
+    changed = analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
+    assert only(SlowCustomModule().evaluate(changed)).status is status
+
+
 def test_module_times_are_scaled_to_the_other_steps():
     """Forward takes 12 ms; 24 in the steps in which the criterion took 6, so it takes 3 in the others."""
     analysis = with_criterion()

@@ -394,7 +394,8 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of your modules that have no parameters and run no matmul, convolution or"
-            " attention, such as a loss, without torch operators over 100 µs each. Part of the work remains"
+            " attention, such as a loss, without torch operators over 100 µs each, and without sampled time"
+            " in logging, in gradients and in modules that aren't their children. Part of the work remains"
         ),
         of="of the median step",
         where="the module's `forward`",
@@ -422,7 +423,9 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
             place = written.get(module.path)
             if place is None or module.forward_ns is None:
                 continue
-            took_ns = round(module.forward_ns * pace * (1 - _logging_share(analysis, place)))
+            is_leaf = not any(one.path.startswith(f"{module.path}.") for one in modules.modules)
+            others = _share_of_others(analysis, place, is_leaf=is_leaf)
+            took_ns = round(module.forward_ns * pace * (1 - others))
             if modules.clock != "device":
                 took_ns = max(0, took_ns - round(sum(_torch_work(analysis, module.path).values())))
             slowest_ns = max(slowest_ns, took_ns)
@@ -450,11 +453,16 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
         )
 
 
-def _logging_share(analysis: Analysis, place: CodePlace) -> float:
+def _share_of_others(analysis: Analysis, place: CodePlace, *, is_leaf: bool) -> float:
+    """Share of a forward's time in logging, in gradients, and in modules that can't be its own children."""
     hot = analysis.hot_lines
     if isinstance(hot, Absent) or place.file is None or place.line is None:
         return 0.0
-    return hot.logging_share(place.file, place.line)[0]
+    logging = hot.logging_share(place.file, place.line)[0]
+    own = hot.share_outside_modules(place.file, place.line, phases=("forward",)) if is_leaf else None
+    if own is not None and own[1] >= _ENOUGH_SAMPLES:
+        return max(logging, 1 - own[0])
+    return logging + hot.gradient_share(place.file, place.line, phases=("forward",))[0]
 
 
 def _without_layers(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
