@@ -248,9 +248,9 @@ NEXT = "torch.utils.data.dataloader._next_index:5"
 @pytest.mark.parametrize(
     ("below", "action"),
     [
-        ("again:42", "Do the work of again once before the epoch, not for each batch."),
-        ("again:42 loss:22", "Do the work of loss once before the epoch, not for each batch."),
-        ("again:42 loss:22 numpy.where:3", "Do the work of loss once before the epoch, not for each batch."),
+        ("again:42", "Do the work of again once per epoch, not per batch."),
+        ("again:42 loss:22", "Do the work of loss once per epoch, not per batch."),
+        ("again:42 loss:22 numpy.where:3", "Do the work of loss once per epoch, not per batch."),
         ("again:42 random.shuffle:376", "Shuffle the indices of a whole epoch with one array operation."),
         (
             "torch.utils.data.sampler.__iter__:160",

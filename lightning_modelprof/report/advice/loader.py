@@ -176,7 +176,7 @@ def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | Non
     return LoaderAdvice(
         "Shuffle the indices of a whole epoch with one array operation."
         if code.shuffles or not code.function
-        else f"Do the work of {code.function} once before the epoch, not for each batch.",
+        else f"Do the work of {code.function} once per epoch, not per batch.",
         [ratio("sampler's share of the wait", share)],
         share * wait_ns,
         told=f" The sampler takes {percent(share)} of that. It runs in the main process with any"
