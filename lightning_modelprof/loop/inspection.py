@@ -33,6 +33,7 @@ from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.inspect.flops.peaks import peak_rates
+from lightning_modelprof.inspect.lines.frozen import FrozenWatch, VaryingWatch
 from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
 from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.inspect.modules.model_size import model_size
@@ -118,6 +119,8 @@ class Inspection:
         self._watch: SiteWatch | None = None
         self._around: AroundBatch | None = None
         self._waste: WasteWatch | None = None
+        self._frozen: FrozenWatch | None = None
+        self._varying: VaryingWatch | None = None  # of the counted step, when that is over
         self.followed = FollowedStep(host, plan.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
         self._timed_sizes: dict[Shapes, None] = {}
@@ -217,6 +220,8 @@ class Inspection:
             self._watch = SiteWatch((type(self._module),), loop_codes(), self._module)
             self._watch.begin()
             self._look_around(BATCH_START)
+            with _disable_current_modes():
+                self._frozen, _ = _attempt(lambda: FrozenWatch(self._module))
 
     def _look_around(self, phase: str | None) -> None:
         """Watch what no counter sees, before and after the batch; ``None`` ends that."""
@@ -360,6 +365,16 @@ class Inspection:
         self._step = self._size = self._arguments = None
         self.end_batch(failed=True)
         self._end_watch(None)
+        self._take_frozen()
+
+    def _take_frozen(self) -> None:
+        """Which frozen modules changed since the counted step began: some are updated every so many steps."""
+        frozen, varying, waste = self._frozen, self._varying, self.cost.waste
+        self._frozen = self._varying = None
+        if frozen is not None and varying is not None and waste is not None:
+            with _disable_current_modes():
+                found, _ = _attempt(lambda: frozen.result(self._module, varying))
+            self.cost = replace(self.cost, waste=replace(waste, frozen=found or ()))
 
     def _end_watch(self, step: int | None) -> None:
         """The step is over: nothing watches any more; its lines are taken."""
@@ -367,6 +382,9 @@ class Inspection:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end()
+            self._varying = watch.varying
+            if self._varying is not None:
+                self._varying.end()
             if step is not None and self._counter is not None:
                 device = self._host.device.type
                 sites, note = _attempt(lambda: watch.result(step=step, device=device))

@@ -311,6 +311,22 @@ class UnusedOutput(Record, frozen=True, kw_only=True):
     lines: tuple[CodePlace, ...] = ()
 
 
+class FrozenModule(Record, frozen=True, kw_only=True):
+    """An outermost module with parameters, none of which is trained, that ran in the counted step.
+
+    Attributes:
+        path: of the module.
+        changes: whether a parameter or buffer of it changed between the counted step and the loop's end, as a
+            target network's do that follows a trained one, or BatchNorm normalizes by the batch.
+        has_varying_input: whether it was given, or drew, random numbers, or was given what trained parameters
+            computed, so that its output isn't the same for the same sample.
+    """
+
+    path: str
+    changes: bool
+    has_varying_input: bool
+
+
 class StepWaste(Record, frozen=True, kw_only=True):
     """What the counted step did in vain.
 
@@ -322,6 +338,8 @@ class StepWaste(Record, frozen=True, kw_only=True):
         outputs: of modules, by how much of them is in the loss; empty where no backward pass was seen, and in
             runs of older versions.
         notes: what could not be seen, a sentence each.
+        frozen: modules without a trained parameter; empty where the loop has not ended, where operators
+            could not be followed, and in runs of older versions.
     """
 
     repeated: tuple[RepeatedCall, ...] = ()
@@ -330,3 +348,4 @@ class StepWaste(Record, frozen=True, kw_only=True):
     follows_gradients: bool = False
     outputs: tuple[UnusedOutput, ...] = ()
     notes: tuple[str, ...] = ()
+    frozen: tuple[FrozenModule, ...] = ()

@@ -13,6 +13,7 @@ from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.lines import ConstantWork
 from lightning_modelprof.report.rules.waste import FrozenForward
 from lightning_modelprof.run.batches import RepeatedSamples
+from lightning_modelprof.run.model_cost import FrozenModule, StepWaste
 from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, analysis_of, cost_of, only, steps_of
@@ -268,6 +269,7 @@ def frozen(*constant):
     cost = replace(
         cost_of(("", 0, 0, 0), ("tower", 0, 8, 0), ("head", 5, 4, 6)),
         sites=StepSites(step=3, device="cpu", sites=(), lines=lines),
+        waste=StepWaste(frozen=(FrozenModule(path="tower", changes=False, has_varying_input=False),)),
     )
     repeated = RepeatedSamples(num_indices=9, num_compared=20, num_equal=20, sample_bytes=8)
     analysis = analysis_of(steps_of(forward=12, backward=6), cost=cost, repeated=repeated)

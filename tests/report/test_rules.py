@@ -44,6 +44,7 @@ from lightning_modelprof.report.rules.waste import (
 )
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
+from lightning_modelprof.run.model_cost import FrozenModule, StepWaste
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import ActionTime, AroundLoop, CallbackTime
 from lightning_modelprof.run.setup import (
@@ -700,7 +701,11 @@ def test_frozen_layers_behind_trained_factors_are_clean():
 )
 def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
     repeated = RepeatedSamples(num_indices=9, num_compared=seen[0], num_equal=seen[1], sample_bytes=8)
-    analysis = analysis_of(steps_of(forward=10, backward=10), cost=cost_of(*cost), repeated=repeated)
+    frozen = tuple(
+        FrozenModule(path=path, changes=False, has_varying_input=False) for path in ("teacher", "trunk")
+    )
+    given = replace(cost_of(*cost), waste=StepWaste(frozen=frozen))
+    analysis = analysis_of(steps_of(forward=10, backward=10), cost=given, repeated=repeated)
     finding = only(FrozenForward().evaluate(analysis))
     assert finding.status is status
     if status is Status.FOUND:

@@ -58,17 +58,17 @@ class ConstantWatch:
 
     def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, is_view: bool) -> bool:
         """An operator ran: whether it computes the same in any step; ``False`` if that is not sure."""
-        tensors = _tensors((*args, *kwargs.values()))
-        results = _tensors(result if isinstance(result, (list, tuple)) else (result,))
-        is_same = all(map(self._knows, tensors)) and not _draws(func, args, kwargs)
+        tensors = tensors_in_arguments((*args, *kwargs.values()))
+        results = tensors_in_arguments(result if isinstance(result, (list, tuple)) else (result,))
+        is_same = all(map(self._knows, tensors)) and not draws(func, args, kwargs)
         if func._schema.is_mutable:
-            self._touched.update(map(_storage, _tensors(_written_by(func, args, kwargs))))
+            self._touched.update(map(storage_of, tensors_in_arguments(written_by(func, args, kwargs))))
             if not is_same:  # whatever it writes to
-                self._written.update(map(_storage, (*tensors, *results)))
+                self._written.update(map(storage_of, (*tensors, *results)))
             return is_same
         for one in results:
             if not is_view:
-                self._written.discard(_storage(one))  # of memory that is used again
+                self._written.discard(storage_of(one))  # of memory that is used again
             if is_same:
                 self._learn(one)
         if is_same:
@@ -82,21 +82,21 @@ class ConstantWatch:
     def _has_changed(self, held: _Held) -> bool:
         tensor = held.tensor()
         # A write to .data counts no version.
-        return tensor is None or held.has_changed() or _storage(tensor) in self._touched
+        return tensor is None or held.has_changed() or storage_of(tensor) in self._touched
 
     def _learn(self, tensor: torch.Tensor) -> None:
         self._known[id(tensor)] = weakref.ref(tensor)
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
-        return known is not None and known() is tensor and _storage(tensor) not in self._written
+        return known is not None and known() is tensor and storage_of(tensor) not in self._written
 
 
 _CHANCES: Final = ("p", "dropout_p", "dropout")
 """Arguments for how much an operator drops."""
 
 
-def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+def draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether an operator draws random numbers; not if it drops nothing."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
@@ -108,7 +108,7 @@ def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return bool(next(chances, None) != 0)
 
 
-def _written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an operator writes to."""
     return [
         args[number] if number < len(args) else kwargs.get(one.name)
@@ -117,7 +117,8 @@ def _written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors_in_arguments(values: Any) -> list[torch.Tensor]:
+    """The tensors among values, and in lists of them."""
     found = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -127,5 +128,6 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """Which memory a tensor is in."""
     return int(tensor.untyped_storage()._cdata)

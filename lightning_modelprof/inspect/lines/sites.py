@@ -23,6 +23,7 @@ from lightning_modelprof.inspect.core.untouched import SameGradients, enter_mode
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
+from lightning_modelprof.inspect.lines.frozen import VaryingWatch
 from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Look, Place, Sighting, SiteSums, look_of
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
@@ -63,6 +64,7 @@ class SiteWatch:
     Attributes:
         where: phase and module of what runs.
         errors: what went wrong in here, with the number of times.
+        varying: where results aren't the same in every step; ``None`` once that isn't known.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class SiteWatch:
     ) -> None:
         self.where: Where = _in_forward
         self._constants = ConstantWatch(root)
+        self.varying = _varying_watch(root)
         self.errors: Counter[str] = Counter()
         self._lines = UserLines(UserCode(owners), outside)
         self._known: dict[int, _KnownCode] = {}
@@ -123,6 +126,7 @@ class SiteWatch:
                 known = self._known[id(func)] = _find_out(func)
             self.where = where
             phase, module = where()
+            self._follow(func, args, kwargs, result, (phase, module))
             place = (self._spot(phase), phase, module)
             operands = (*args, *kwargs.values()) if kwargs else args
             self._sums.count(
@@ -147,6 +151,14 @@ class SiteWatch:
             return self._constants(func, args, kwargs, result, is_view=is_view)
         except Exception:  # a tensor without a storage, or a higher-order operator without a schema
             return False
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any, where: tuple[str, str]) -> None:
+        if self.varying is None:
+            return
+        try:
+            self.varying(func, args, kwargs, result, where)
+        except Exception:  # a tensor without a storage, or a higher-order operator without a schema
+            self.varying = None
 
     def note_error(self, error: Exception) -> None:
         """Count what went wrong."""
@@ -275,6 +287,13 @@ def _leave_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _varying_watch(root: nn.Module | None) -> VaryingWatch | None:
+    try:
+        return VaryingWatch(root)
+    except Exception:  # a parameter without a storage
+        return None
 
 
 def _in_forward() -> tuple[str, str]:

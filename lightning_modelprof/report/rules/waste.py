@@ -26,7 +26,7 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.model_cost import RepeatedCall, UnusedGradients, UnusedOutput
+from lightning_modelprof.run.model_cost import FrozenModule, RepeatedCall, UnusedGradients, UnusedOutput
 from lightning_modelprof.units import milliseconds, percent
 
 
@@ -310,12 +310,14 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     The outermost modules without a trainable parameter, such as a teacher or a backbone, whose input depends
     on none either, so that backward has nothing to do there: for a sample each computes in every epoch what
     it has computed before. Samples are compared as for ``repeated_work``: one that differs, as of augmented
-    data, ends it.
+    data, ends it. So does a module that changes, such as a target network that follows the trained one, and
+    one that is given random numbers of the step, or draws some (see ``FrozenModule``). Runs of versions that
+    didn't record this have no such finding.
 
     Modules whose input is the same in each step, whatever the batch, are what ``constant_work`` is about.
 
     Caveats:
-        With dropout, or BatchNorm in training mode, the module's output is another one in each epoch.
+        Random numbers of a NumPy ``Generator`` or of another library, used in the step, aren't seen.
 
     Attributes:
         least_compared: samples that have to be the same.
@@ -327,7 +329,9 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward time of the outermost modules without trainable parameters, if at least 12 sampled"
-            " indices returned identical data every time"
+            " indices returned identical data every time. Not for modules that change during the run (EMA,"
+            " BatchNorm in training mode), that draw or are given random numbers in the inspected step, or"
+            " that get the output of trained modules"
         ),
         of="of the step time",
         where="`training_step`",
@@ -359,14 +363,22 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
             return self.not_evaluated("too few samples were fetched twice")
         if seen.num_equal < seen.num_compared:
             return self.clean("Samples of the same index differ between epochs.")
+        waste = None if analysis.cost is None else analysis.cost.waste
+        known = {one.path: one for one in (() if waste is None else waste.frozen)}
+        if not any(one.path in known for one in frozen):
+            return self.not_evaluated("it is unknown whether frozen modules change or get random input")
+        frozen = [one for one in frozen if one.path in known and _repeats_itself(known[one.path])]
+        cost_ns = sum(one.forward_ns or 0 for one in frozen)
+        share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        if share is None or not self.is_found(share, cost_ns):
+            return self.clean("Frozen modules change or get other input in each epoch.")
         names = ", ".join(one.path for one in frozen[:3])
         step = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
         return (
             self.found(
                 f"{names} is frozen, yet takes {COST} to recompute its outputs for the same samples"
                 " every epoch.",
-                f"Compute the outputs of {names} once, in the data set. Results are the same"
-                " without dropout and with BatchNorm in eval mode.",
+                f"Compute the outputs of {names} once, in the data set.",
                 self.severity(share),
                 title=f"Frozen {names} recomputes outputs every epoch",
                 saving_ns=cost_ns,
@@ -745,6 +757,11 @@ def _is_constant(analysis: Analysis, path: str) -> bool:
         if one.phase == "forward" and (one.module == path or one.module.startswith(f"{path}."))
     ]
     return bool(lines) and all(one.constant == one.own_calls for one in lines)
+
+
+def _repeats_itself(seen: FrozenModule) -> bool:
+    """Whether a frozen module computes the same for the same sample in every step."""
+    return not (seen.changes or seen.has_varying_input)
 
 
 def _frozen(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
