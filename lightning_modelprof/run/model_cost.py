@@ -290,6 +290,18 @@ class UnusedGradients(Record, frozen=True, kw_only=True):
     lines: tuple[CodePlace, ...] = ()
 
 
+MIXES_NOTHING: Final = ""
+"""Each row that a module gives is made of the same row of what it is given, as by a linear layer."""
+
+
+MIXES_PLACES: Final = "places"
+"""A sample's places are mixed, as by a convolution, but samples are not."""
+
+
+MIXES_ROWS: Final = "rows"
+"""Any rows may be mixed, as by attention, a recurrent layer or BatchNorm in training mode."""
+
+
 class UnusedOutput(Record, frozen=True, kw_only=True):
     """How much of what one module computed the loss does not depend on: its gradient was 0, or none came.
 
@@ -301,6 +313,14 @@ class UnusedOutput(Record, frozen=True, kw_only=True):
         samples: slices along the first dimension.
         unused_samples: of them, those all of whose rows are unused.
         lines: of the user's that called it.
+        places: slices along the second dimension of rows, 0 if there is none.
+        unused_places: of them, those all of whose rows are unused.
+        mixes: one of those above, for the module with those in it; ``None`` where that isn't known, as in
+            runs of older versions.
+        input_rows: vectors along the last dimension of what it was given; 0 where their gradients aren't
+            known, as for layers that mix nothing.
+        unused_inputs: of them, those whose gradient was 0 in each number: no row of any output that is used
+            depends on them.
     """
 
     path: str
@@ -309,6 +329,11 @@ class UnusedOutput(Record, frozen=True, kw_only=True):
     samples: Count
     unused_samples: Count
     lines: tuple[CodePlace, ...] = ()
+    places: Count = 0
+    unused_places: Count = 0
+    mixes: str | None = None
+    input_rows: Count = 0
+    unused_inputs: Count = 0
 
 
 class FrozenModule(Record, frozen=True, kw_only=True):

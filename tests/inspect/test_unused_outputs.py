@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.waste import UnusedOutputs
@@ -14,6 +16,7 @@ from lightning_modelprof.run.model_cost import StepWaste, UnusedOutput
 from lightning_modelprof.run.setup import CodePlace
 from tests.inspect.test_waste import backward, watched
 from tests.support.diagnosed import MS, analysis_of, cost_of, only, steps_of
+from tests.support.fits import run_fit
 
 
 def outputs_of(model, loss):
@@ -137,6 +140,142 @@ def test_without_a_backward_pass_nothing_is_said():
     assert watched(Experts(), lambda _: None).outputs == ()
 
 
+# What rows are made of
+
+
+class Attention(nn.Module):
+    """Written by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        q, k, v = self.qkv(inputs).chunk(3, dim=-1)
+        return self.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
+
+
+class Does(nn.Module):
+    """``call(inputs, linear)``."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.call = call
+
+    def forward(self, inputs):
+        return self.call(inputs, self.linear)
+
+
+def with_rms_norm(inputs, linear):
+    return linear(inputs) * inputs.pow(2).mean(-1, keepdim=True).rsqrt()
+
+
+def with_pooling(inputs, linear):
+    return linear(inputs) * linear(inputs).softmax(1)
+
+
+def of_neighbours(inputs, linear):
+    return linear(torch.eye(5) @ inputs[0])
+
+
+@pytest.mark.parametrize(
+    ("module", "mixes"),
+    [
+        (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 4)), ""),
+        (Does(with_rms_norm), ""),
+        (Does(lambda inputs, linear: F.softmax(linear(inputs), dim=-1)[:, -1:]), ""),
+        (Does(lambda inputs, linear: F.linear(inputs, linear.weight / linear.weight.norm())), ""),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(5).eval()), ""),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(5)), "rows"),
+        (nn.Conv1d(5, 5, 1), "places"),
+        (Attention(), "rows"),
+        (nn.MultiheadAttention(4, 2, batch_first=True), "rows"),
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), "rows"),
+        (nn.GRU(4, 4, batch_first=True), "rows"),
+        (nn.LSTM(4, 4, batch_first=True), "rows"),
+        (Does(with_pooling), "rows"),
+        (Does(lambda inputs, linear: linear(inputs) + inputs.mean(1, keepdim=True)), "rows"),
+        (Does(lambda inputs, linear: linear(inputs).cumsum(1)), "rows"),
+        (Does(lambda inputs, linear: linear(inputs.transpose(1, 2)[..., :4]).transpose(1, 2)), "rows"),
+        (Does(of_neighbours), "rows"),
+    ],
+    ids=[
+        *("MLP", "RMSNorm", "softmax of features", "weights that are computed", "BatchNorm of its averages"),
+        *(
+            "BatchNorm of the batch",
+            "convolution",
+            "attention by hand",
+            "attention",
+            "transformer",
+            "GRU",
+            "LSTM",
+        ),
+        *("attention pooling", "mean", "cumsum", "token mixer", "graph"),
+    ],
+)
+def test_which_modules_mix_rows(module, mixes):
+    model = nn.ModuleDict({"part": module})
+
+    def loss(model):
+        inputs = torch.randn(3, 5, 4).requires_grad_() * 1
+        made = model["part"](*[inputs] * (3 if isinstance(module, nn.MultiheadAttention) else 1))
+        return (made[0] if isinstance(made, tuple) else made).square().sum()
+
+    seen = watched(model, lambda watch: backward(watch, loss(model)))
+    assert {one.path: one.mixes for one in seen.outputs}["part"] == mixes
+
+
+class Reader(LightningModule):
+    """Reads tokens, of which 0 is padding; ``take`` makes the loss's vector of what is read."""
+
+    def __init__(self, take):
+        super().__init__()
+        self.tokens = nn.Embedding(9, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 1)
+        self.take = take
+
+    def training_step(self, batch, batch_idx):
+        tokens = batch
+        padding = tokens == 0
+        read = self.encoder(self.tokens(tokens), src_key_padding_mask=padding)
+        return self.head(self.take(read, (~padding)[..., None].float())).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def judged_fit(folder, take, width=12):
+    """What is said of a fit in which each module that ran takes 1 ms."""
+    tokens = torch.zeros(48, width, dtype=torch.long)
+    tokens[::2, :4], tokens[1::2, :5] = 3, 5
+    callback = run_fit(folder, module=Reader(take), data=DataLoader(tokens, batch_size=2), flops=True)
+    waste = callback.run.ranks[0].model_cost.waste
+    times = [("", 0, 0, 0)] + [(one.path, 10, 1 if one.rows else 0, 0) for one in waste.outputs]
+    cost = replace(cost_of(*times), waste=waste)
+    return only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=20), cost=cost)))
+
+
+def mean_of_tokens(read, kept):
+    return (read * kept).sum(1) / kept.sum(1)
+
+
+def test_padding_of_attention_is_to_be_cut_off(tmp_path):
+    """9 of 24 places hold a token; each encoder layer has five modules."""
+    found = judged_fit(tmp_path, mean_of_tokens)
+    assert found.title == "62% of encoder.layers's output is unused"
+    assert found.action.startswith("Pad each batch only to its longest sample.")
+    assert "x[mask]" not in found.action
+    assert found.saving_ns_per_step == pytest.approx(0.625 * 10 * MS)
+
+
+def test_rows_that_attention_reads_are_no_waste(tmp_path):
+    """The loss takes the first place, and attention takes all others into it."""
+    assert judged_fit(tmp_path, lambda read, kept: read[:, 0], width=5).status is Status.CLEAN
+
+
 # What is said
 
 
@@ -193,6 +332,65 @@ def test_samples_that_are_in_no_layer_are_not_wasted():
 def test_little_of_it_is_left():
     assert found_with(("moe.0", 8, 2, 2), ("head", 8, 0, 0)).status is Status.CLEAN
     assert found_with().status is Status.NOT_EVALUATED
+
+
+def mixing(path, *, inputs=(80, 0), rows=80, unused=64, **more):
+    return UnusedOutput(
+        path=path, rows=rows, unused=unused, samples=8, unused_samples=more.pop("samples", 0), mixes="rows",
+        input_rows=inputs[0], unused_inputs=inputs[1], **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "action"),
+    [
+        ({"inputs": (80, 0)}, None),
+        ({"inputs": (0, 0)}, None),
+        (
+            {"inputs": (80, 64), "places": 10, "unused_places": 4},
+            "Pad each batch only to its longest sample. Then batch samples of similar length.",
+        ),
+        ({"inputs": (80, 64), "places": 10}, "Batch samples of similar length."),
+        ({"inputs": (80, 64), "samples": 6}, "Leave the unused rows out of the input of moe.0."),
+    ],
+    ids=["inputs are used", "inputs aren't known", "padding", "padding to the longest", "samples"],
+)
+def test_rows_of_a_module_that_mixes_them(given, action):
+    """4.8 of 20 ms, if no other row depends on them."""
+    cost = replace(cost_with(), waste=StepWaste(outputs=(mixing("moe.0", **given), mixing("head", unused=0))))
+    found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    assert found.action == (action or "")
+    assert found.saving_ns_per_step == (action and pytest.approx(4.8 * MS))
+
+
+def test_a_layer_beside_one_that_mixes_is_still_named():
+    """A row of logits is made of one row, whatever the attention before it reads."""
+    outputs = (mixing("moe.0"), replace(mixing("moe.1", unused=72), mixes=""), mixing("head", unused=0))
+    cost = replace(cost_with(), waste=StepWaste(outputs=outputs))
+    found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    assert found.title == "90% of moe.1's output is unused"
+    assert found.action.startswith("Select the needed rows before moe.1")
+    assert found.saving_ns_per_step == pytest.approx(0.9 * 6 * MS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("MultiheadAttention", Status.CLEAN), ("BatchNorm1d", Status.CLEAN), ("Linear", Status.FOUND)],
+)
+def test_a_run_that_does_not_say_what_mixes(kind, status):
+    cost = cost_with(("moe.0", 80, 64, 0), ("head", 80, 0, 0))
+    modules = tuple(replace(one, type_name=kind if one.path == "moe.0" else "Linear") for one in cost.modules)
+    cost = replace(cost, modules=modules)
+    steps = steps_of(forward=8, backward=12)
+    assert only(UnusedOutputs().evaluate(analysis_of(steps, cost=cost))).status is status
+
+
+def test_all_of_a_module_that_mixes_rows():
+    cost = replace(
+        cost_with(), waste=StepWaste(outputs=(mixing("moe.0", unused=80), mixing("head", unused=0)))
+    )
+    found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    assert "Don't call moe.0" in found.action
 
 
 def test_it_is_saved():

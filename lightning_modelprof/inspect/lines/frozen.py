@@ -57,11 +57,11 @@ class VaryingWatch:
     def __init__(self, root: nn.Module | None) -> None:
         self.seen: set[str] = set()
         self.varying: set[str] = set()
-        self._random: dict[int, StorageWeakRef] = {}  # by storages; a weak reference keeps the address taken
+        self._random: dict[int, StorageWeakRef] = {}
         self._learned: dict[int, StorageWeakRef] = {}
         for one in () if root is None else parameters_of(root):
             if is_trained(one) and _has_memory(one):
-                _add(self._learned, one)
+                add_storage(self._learned, one)
         self._host = _host_states()
         self._has_read = False
         self._module: str | None = None
@@ -85,9 +85,9 @@ class VaryingWatch:
             made = written_by(func, args, kwargs) if func._schema.is_mutable else results
             for one in tensors_in_arguments(made):
                 if is_random:
-                    _add(self._random, one)
+                    add_storage(self._random, one)
                 if is_learned:
-                    _add(self._learned, one)
+                    add_storage(self._learned, one)
         if where[0] == "forward":
             self._note(where[1], is_varying=is_random or is_learned)
 
@@ -105,7 +105,8 @@ class VaryingWatch:
             self.varying.add(module)
 
 
-def _add(storages: dict[int, StorageWeakRef], tensor: torch.Tensor) -> None:
+def add_storage(storages: dict[int, StorageWeakRef], tensor: torch.Tensor) -> None:
+    """Add a tensor's memory; the weak reference keeps its address from being used again."""
     if storage_of(tensor) not in storages:
         kept = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
         storages[storage_of(tensor)] = kept

@@ -21,6 +21,7 @@ from lightning_modelprof.errors import told
 from lightning_modelprof.inspect.core.place import ModuleHook
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
+from lightning_modelprof.inspect.lines.mixing import MixingWatch
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.unused_outputs import OutputWatch
 from lightning_modelprof.measure.stored import (
@@ -109,6 +110,7 @@ class WasteWatch:
         self._path_of: dict[int, str] = {}
         self._errors: Counter[str] = Counter()
         self._outputs = OutputWatch(root, self._note, lambda: self._lines.innermost(_OUR_FRAMES))
+        self._mixing: MixingWatch | None = None
         self._cleanup: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -121,6 +123,10 @@ class WasteWatch:
                     module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True).remove
                 )
         self._cleanup += self._outputs.begin()
+        try:
+            self._mixing = MixingWatch(self._root)
+        except Exception as error:  # a parameter without a storage
+            self._note(error)
         if self._follows_gradients:
             with undisturbed():
                 self._follow_gradients()
@@ -129,15 +135,22 @@ class WasteWatch:
         """Take the hooks off; safe to call more than once."""
         while self._cleanup:
             self._cleanup.pop()()
+        if self._mixing is not None:
+            self._mixing.end()
 
     def before_backward(self) -> None:
         """A backward pass begins, on the training thread."""
         self._passes.append(_Pass(self._lines.innermost(_OUR_FRAMES), []))
 
     def __call__(
-        self, func: Any, args: tuple[Any, ...], _kwargs: Any, _result: Any, where: Where, **_: int
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, where: Where, **_: int
     ) -> None:
         """An operator ran, in the phase and module that ``where`` says."""
+        if self._mixing is not None:
+            try:
+                self._mixing(func, args, kwargs, result, where())
+            except Exception:  # a tensor without a storage, or a higher-order operator without a schema
+                self._mixing = None
         try:
             if name_of(getattr(func, "overloadpacket", func)) == _TABLE_GRADIENT:
                 gradient, indices, rows = args[:3]
@@ -235,7 +248,11 @@ class WasteWatch:
             ),
             unused=tuple(self._unused()),
             follows_gradients=bool(self._used),
-            outputs=self._outputs.result(self._places) if self._passes else (),
+            outputs=self._outputs.result(
+                self._places, (lambda _: None) if self._mixing is None else self._mixing.of
+            )
+            if self._passes
+            else (),
             notes=tuple(f"{message} ({number} times)" for message, number in self._errors.items()),
         )
 

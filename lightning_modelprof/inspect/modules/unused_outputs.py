@@ -32,6 +32,9 @@ _PER_SAMPLE: Final = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, n
 """Layers of which all at a sample is one row. A recurrent layer is none: what it computes at one place, the
 next place needs."""
 
+_MIX_NOTHING: Final = (nn.Linear, nn.LayerNorm)
+"""Layers whose inputs are not looked at: of a row they make a row."""
+
 
 class _Output(NamedTuple):
     """The first output of one call.
@@ -46,6 +49,18 @@ class _Output(NamedTuple):
     path: str
     shape: tuple[int, ...] | None
     spot: Spot | None
+    used: list[torch.Tensor]
+
+
+class _Input(NamedTuple):
+    """What one call of a module was given.
+
+    Attributes:
+        shape: of its rows; ``None`` if they have no gradient that could be seen.
+        used: of each row, whether its gradient was not 0; empty until one comes.
+    """
+
+    shape: tuple[int, ...] | None
     used: list[torch.Tensor]
 
 
@@ -65,6 +80,7 @@ class OutputWatch:
         self._on_error = on_error
         self._spot = spot
         self._outputs: list[_Output] = []
+        self._inputs: dict[str, list[_Input]] = {}
 
     def begin(self) -> list[Callable[[], None]]:
         """Put the hooks on; returns what takes them off."""
@@ -73,16 +89,35 @@ class OutputWatch:
             if name and any(map(is_trained, parameters_of(module))):
                 hook = ModuleHook(partial(self._leave, plain_path(name)), self._on_error)
                 removers.append(nn.Module.register_forward_hook(module, hook).remove)
+                if not isinstance(module, _MIX_NOTHING):
+                    enter = ModuleHook(partial(self._enter, plain_path(name)), self._on_error)
+                    removers.append(
+                        nn.Module.register_forward_pre_hook(
+                            module, enter, prepend=True, with_kwargs=True
+                        ).remove
+                    )
         return removers
+
+    def _enter(self, path: str, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        calls = self._inputs.setdefault(path, [])
+        if len(calls) >= _MOST_CALLS or torch._C._current_graph_task_id() != _NO_TASK:
+            return
+        given = {id(one): one for one in tensors_in((args, kwargs)) if _has_rows(one)}
+        nodes = [(one, one.grad_fn) for one in given.values()]
+        shape: tuple[int, ...] | None = None
+        used: list[torch.Tensor] = []
+        for one, node in nodes:
+            if node is not None and shape in {None, tuple(one.shape[:-1])}:
+                shape = tuple(one.shape[:-1])
+                node.register_prehook(ModuleHook(partial(_take, used, shape, one.output_nr), self._on_error))
+        calls.append(_Input(shape, used))
 
     def _leave(self, path: str, module: nn.Module, _args: Any, output: Any) -> None:
         if len(self._outputs) >= _MOST_CALLS or torch._C._current_graph_task_id() != _NO_TASK:
             return
         is_layer = isinstance(module, (*_PER_PLACE, *_PER_SAMPLE))
         first = next(tensors_in(output), None)
-        if first is None or type(first) is not torch.Tensor or first.grad_fn is None or first.dim() < 2:
-            return
-        if first.is_nested or first.layout is not torch.strided or not first.numel():
+        if first is None or not _has_rows(first) or first.grad_fn is None:
             return
         used: list[torch.Tensor] = []
         shape = None
@@ -93,26 +128,40 @@ class OutputWatch:
         self._outputs.append(_Output(path, shape, self._spot(), used))
 
     def result(
-        self, places: Callable[[list[Spot | None]], tuple[CodePlace, ...]]
+        self,
+        places: Callable[[list[Spot | None]], tuple[CodePlace, ...]],
+        mixes: Callable[[str], str | None] = lambda _: None,
     ) -> tuple[UnusedOutput, ...]:
-        """The record, by module."""
+        """The record, by module.
+
+        Args:
+            places: where spots are.
+            mixes: what is mixed in the module of a path.
+        """
         found: dict[str, list[_Output]] = {}
         for one in self._outputs:
             found.setdefault(one.path, []).append(one)
         records = []
         for path, outputs in found.items():
-            rows = unused = samples = unused_samples = 0
+            rows = unused = samples = unused_samples = num_places = unused_places = 0
             for one in outputs:
                 if one.shape is None:
                     continue
                 num_rows = torch.Size(one.shape).numel()
                 rows, samples = rows + num_rows, samples + one.shape[0]
+                places_here = one.shape[1] if len(one.shape) > 1 else 0
+                num_places += places_here
                 if not one.used:
                     unused, unused_samples = unused + num_rows, unused_samples + one.shape[0]
+                    unused_places += places_here
                     continue
                 used = one.used[0].cpu()
                 unused += num_rows - int(used.sum())
                 unused_samples += one.shape[0] - int(used.reshape(one.shape[0], -1).any(dim=1).sum())
+                if places_here:
+                    by_place = used.reshape(one.shape[0], places_here, -1).any(dim=2).any(dim=0)
+                    unused_places += places_here - int(by_place.sum())
+            input_rows, unused_inputs = self._unused_inputs(path)
             records.append(
                 UnusedOutput(
                     path=path,
@@ -121,9 +170,31 @@ class OutputWatch:
                     samples=samples,
                     unused_samples=unused_samples,
                     lines=places([one.spot for one in outputs]),
+                    places=num_places,
+                    unused_places=unused_places,
+                    mixes=mixes(path),
+                    input_rows=input_rows,
+                    unused_inputs=unused_inputs,
                 )
             )
         return tuple(records)
+
+    def _unused_inputs(self, path: str) -> tuple[int, int]:
+        """Rows of a module's inputs, and those without a gradient; 0 where one call's aren't known."""
+        rows = unused = 0
+        for one in self._inputs.get(path, []):
+            if one.shape is None:
+                return 0, 0
+            num_rows = torch.Size(one.shape).numel()
+            rows += num_rows
+            unused += num_rows - (int(one.used[0].sum()) if one.used else 0)
+        return rows, unused
+
+
+def _has_rows(tensor: torch.Tensor) -> bool:
+    if type(tensor) is not torch.Tensor or tensor.is_nested or tensor.layout is not torch.strided:
+        return False
+    return tensor.dim() > 1 and bool(tensor.numel())
 
 
 def _take(used: list[torch.Tensor], shape: tuple[int, ...], number: int, gradients: tuple[Any, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -26,7 +26,16 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.model_cost import FrozenModule, RepeatedCall, UnusedGradients, UnusedOutput
+from lightning_modelprof.run.model_cost import (
+    MIXES_NOTHING,
+    MIXES_PLACES,
+    MIXES_ROWS,
+    FrozenModule,
+    ModuleRecord,
+    RepeatedCall,
+    UnusedGradients,
+    UnusedOutput,
+)
 from lightning_modelprof.units import milliseconds, percent
 
 
@@ -399,10 +408,13 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
     modules their unused part is at stake. Samples that got no gradient anywhere, as a hinge loss leaves those
     out that are right already, do not count: that is known only when they have been computed.
 
+    A module with attention, a recurrent layer or BatchNorm in training mode makes a row of several rows.
+    There a row counts only if the module's input gets no gradient in it either, as with masked padding.
+
     Caveats:
-        Rows whose gradient happens to be 0 in this step count as unused. Of attention the keys and values of
-        unused rows may be needed. What else is computed of unused rows
-        outside of modules, such as a softmax, is not in the time.
+        Rows whose gradient happens to be 0 in this step count as unused. What else is computed of unused rows
+        outside of modules, such as a softmax, is not in the time. A part of such a module that mixes no rows,
+        such as the last block's MLP, is not advised by itself.
 
     Attributes:
         least_unused: of a module's rows, from which on its time counts.
@@ -415,7 +427,9 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         (
             "forward and backward of the innermost modules, times the share of their rows (feature vectors,"
             " or samples) with zero gradient in the inspected step, without samples that got no gradient"
-            " anywhere; from 30% of a module's rows. Gradients that are zero by chance count too"
+            " anywhere; from 30% of a module's rows. In modules that mix rows (attention, recurrent layers,"
+            " BatchNorm), only rows whose input has zero gradient, such as masked padding. Gradients that are"
+            " zero by chance count too"
         ),
         of="of the step time",
         where="the calling lines",
@@ -442,25 +456,30 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         layers = [one for one in outputs.values() if one.rows]
         everywhere = min((one.unused_samples / one.samples for one in layers), default=0.0)
         times = {one.path: (one.forward_ns or 0) + (one.backward_ns or 0) for one in modules.modules}
-        wasted: dict[str, float] = {}
-        for one in layers:
-            part = one.unused / one.rows - everywhere
-            if part >= self.least_unused:
-                wasted[one.path] = part * times.get(one.path, 0)
-        cost_ns = sum(wasted.values())
-        share = cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+        unused = {one.path: one.unused / one.rows - everywhere for one in layers}
+        wasted, cost_ns, share = self._wasted(unused, times, costs)
         if share is None or not self.is_found(share, cost_ns):
             return self.clean("The loss uses the modules' outputs.")
-        name = _deepest_with(wasted, _MOST_OF_WASTE * cost_ns)
-        within = [outputs[path] for path in wasted if not name or f"{path}.".startswith(f"{name}.")]
+        kinds = {one.path: _mixed_in(one, analysis.cost.modules) for one in outputs.values()}
+        name, within, is_mixed = _to_name(wasted, outputs, kinds)
+        if is_mixed:
+            unused = {
+                path: min(part, _unused_input(outputs[path], name, outputs, kinds) - everywhere)
+                for path, part in unused.items()
+            }
+            wasted, cost_ns, share = self._wasted(unused, times, costs)
+            if share is None or not self.is_found(share, cost_ns):
+                return self.clean("Used rows depend on the rows without gradient.")
+            name, within, is_mixed = _to_name(wasted, outputs, kinds)
         rows = sum(one.rows for one in within)
-        part = sum(one.unused for one in within) / rows
-        by_sample = sum(one.unused_samples / one.samples for one in within) / len(within)
+        part = sum(round((unused[one.path] + everywhere) * one.rows) for one in within) / rows
         worst = sorted(wasted, key=lambda one: -wasted[one])
         called = name or " and ".join(worst[:2])
         if part == 1:
             action = f"Don't call {called}, or call it under torch.no_grad() every N steps."
-        elif by_sample > 0.5 * part:
+        elif is_mixed:
+            action = _shorter_input(called, within)
+        elif _is_by_sample(within):
             action = f"Call {called} only with the samples that need it (y[i] = module(x[i]))."
         else:
             action = (
@@ -483,6 +502,79 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
                 ],
             ),
         )
+
+    def _wasted(
+        self, unused: Mapping[str, float], times: Mapping[str, int], costs: StepCosts
+    ) -> tuple[dict[str, float], float, float | None]:
+        """Path → time of what is unused, where that is much; the sum; and its share of a step."""
+        wasted = {
+            path: part * times.get(path, 0) for path, part in unused.items() if part >= self.least_unused
+        }
+        cost_ns = sum(wasted.values())
+        return wasted, cost_ns, cost_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
+
+
+def _to_name(
+    wasted: Mapping[str, float], outputs: Mapping[str, UnusedOutput], kinds: Mapping[str, str]
+) -> tuple[str, list[UnusedOutput], bool]:
+    """The module to name, the layers in it, and whether leaving rows out before it changes the others."""
+    name = _deepest_with(wasted, _MOST_OF_WASTE * sum(wasted.values()))
+    within = [outputs[one] for one in wasted if not name or _is_in(one, name)]
+    found = {kind for path, kind in kinds.items() if (_is_in(path, name) if name else path in wasted)}
+    is_mixed = MIXES_ROWS in found or (MIXES_PLACES in found and not _is_by_sample(within))
+    return name, within, is_mixed and any(one.unused < one.rows for one in within)
+
+
+def _is_in(path: str, module: str) -> bool:
+    return f"{path}.".startswith(f"{module}.")
+
+
+def _is_by_sample(layers: Sequence[UnusedOutput]) -> bool:
+    """Whether most of what is unused is whole samples."""
+    part = sum(one.unused for one in layers) / sum(one.rows for one in layers)
+    return sum(one.unused_samples / one.samples for one in layers) / len(layers) > 0.5 * part
+
+
+def _shorter_input(called: str, layers: Sequence[UnusedOutput]) -> str:
+    """What to do where rows of the input are of no use."""
+    if any(one.unused_places for one in layers):
+        return "Pad each batch only to its longest sample. Then batch samples of similar length."
+    if any(one.unused_samples for one in layers) or not any(one.places for one in layers):
+        return f"Leave the unused rows out of the input of {called}."
+    return "Batch samples of similar length."
+
+
+_MIXERS: Final = ("attention", "attn", "transformer", "rnn", "gru", "lstm", "batchnorm", "mixer")
+
+
+def _mixed_in(output: UnusedOutput, modules: tuple[ModuleRecord, ...]) -> str:
+    """What a module mixes; in runs that don't say, by the names of classes."""
+    if output.mixes is not None:
+        return output.mixes
+    names = [one.type_name.lower() for one in modules if _is_in(one.path, output.path)]
+    if any(part in name for name in names for part in _MIXERS):
+        return MIXES_ROWS
+    return MIXES_PLACES if any("conv" in name or "pool" in name for name in names) else MIXES_NOTHING
+
+
+def _unused_input(
+    output: UnusedOutput, name: str, outputs: Mapping[str, UnusedOutput], kinds: Mapping[str, str]
+) -> float:
+    """The share of rows on which no other row depends, for a layer in a module that is to be named.
+
+    Of the outermost module around the layer that mixes rows; a layer that is in none is not bound by others.
+    """
+    if output.unused == output.rows:
+        return 1.0
+    around = [
+        one
+        for one in outputs
+        if kinds[one] != MIXES_NOTHING and _is_in(output.path, one) and (not name or _is_in(one, name))
+    ]
+    if not around:
+        return 1.0
+    outermost = outputs[min(around, key=len)]
+    return outermost.unused_inputs / outermost.input_rows if outermost.input_rows else 0.0
 
 
 _MOST_OF_WASTE: Final = 0.8
