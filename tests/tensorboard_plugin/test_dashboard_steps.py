@@ -446,7 +446,7 @@ def test_the_tables_and_the_readout_say_what_was_measured(page):
     begin = f"step 0: {format_duration(int(STEPS.duration_ns[0]))}; "
     assert text(browser, ".steps-chart .steps-readout").startswith(begin)
     assert text(browser, ".steps-chart .steps-readout").endswith(
-        "not clean (skip_first); also: first of an epoch, no optimizer step"
+        "not clean (skip_first); also: first in an epoch, without an optimizer step"
     )
     layers = dict(
         browser.execute_script(
