@@ -21,8 +21,8 @@ from lightning_modelprof.report.options import parse_step_range
 HELP = "Analyze torch.profiler traces"
 DESCRIPTION = (
     "Analyze torch.profiler traces: .json or .json.gz files, or a zip or tar archive of them. Traces from"
-    " multiple ranks are analyzed together. If the traces cover more than one iteration, only the newest"
-    " gets a full report; the others get one line each."
+    " multiple ranks are analyzed together. If the traces come from more than one window, only the newest"
+    " window gets a full report; the others get one line each."
 )
 EPILOG = "Exit status: 0 on success; 1 on error or a corrupt trace; 2 on invalid arguments."
 

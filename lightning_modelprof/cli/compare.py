@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 HELP = "Compare runs, with a confidence interval"
 DESCRIPTION = (
-    "Compare runs: whether AFTER is faster than BEFORE, by how much, how certain that is and where the"
-    " difference comes from. For reliable results, use multiple interleaved runs per side. With three or"
+    "Compare runs to see whether AFTER is faster than BEFORE, by how much, how certain that is, and where the"
+    " difference comes from. For reliable results, use several runs per side, alternating between before and"
+    " after. With three or"
     " more runs and no --before or --after, print a table that compares each run to the first."
 )
 EPILOG = (
     "Exit status: 0 if AFTER is faster or unchanged, or if a table is printed; 3 if it is slower by more"
-    " than the tolerance; 4 if the result is inconclusive; 1 on error; 2 on invalid arguments."
+    " than the tolerance; 4 if the result is CANNOT TELL; 1 on error; 2 on invalid arguments."
 )
 
 DEFAULT_TOLERANCE: Final = 0.05
@@ -37,8 +38,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "sides",
         nargs="*",
         metavar="RUN",
-        help="Two or more runs. Each is a run directory, a parent directory, or a run.json or report.json"
-        " file.",
+        help="Two or more runs: BEFORE AFTER, or BASE A B C. Each is a run directory, a parent directory, or"
+        " a run.json or report.json file.",
     )
     command.add_argument("--before", nargs="+", metavar="RUN", default=[], help="Runs before the change")
     command.add_argument("--after", nargs="+", metavar="RUN", default=[], help="Runs after the change")
@@ -51,7 +52,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", metavar="FILE", help=JSON_HELP)
     command.add_argument(
-        "--markdown", action="store_true", help="Print as Markdown, such as for a pull request"
+        "--markdown", action="store_true", help="Print as Markdown, for example for a pull request"
     )
     command.set_defaults(full=True, check=_check)
 

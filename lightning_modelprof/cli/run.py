@@ -22,8 +22,8 @@ DESCRIPTION = (
     " options before the script; everything after it is passed to the script."
 )
 EPILOG = (
-    "See docs/usage.md or help(lightning_modelprof.ModelProfCallback) for details. Example:"
-    " lightning-modelprof run --active 10 --report.terminal full train.py"
+    "See docs/usage.md or help(lightning_modelprof.ModelProfCallback) for details.\n"
+    "Example: lightning-modelprof run --active 10 --report.terminal full train.py"
 )
 USAGE = "%(prog)s [options] SCRIPT [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
 
@@ -34,7 +34,11 @@ _METAVARS = {"bool": "BOOL", "bool | None": "BOOL", "int": "N", "int | None": "N
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Names what ``-m`` takes, which argparse would show as dots."""
+    """Names what ``-m`` takes, which argparse would show as dots; keeps the line breaks of a text."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n".join(fill(line, width, indent) for line in text.splitlines())
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         return "MODULE" if action.dest == "module" else super()._format_args(action, default_metavar)
@@ -57,7 +61,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="Run a module, like python -m",
     )
     command.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Script to run, and its arguments"
+        "rest",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARGUMENTS]",
+        help="Script to run, and its arguments",
     )
     command.set_defaults(check=_check)
 

@@ -10,8 +10,8 @@ from lightning_modelprof.errors import ArchiveError, given_path, one_line
 
 HELP = "Add saved runs or traces to TensorBoard"
 DESCRIPTION = (
-    "Add saved runs and torch.profiler traces to TensorBoard's Model Profile tab, including traces recorded"
-    " for torch_tb_profiler. Runs that log to TensorBoard are already there."
+    "Add saved runs and torch.profiler traces, including those recorded for torch_tb_profiler, to"
+    " TensorBoard's Model Profile tab. Runs that log to TensorBoard are already there."
 )
 
 
@@ -24,7 +24,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--logdir",
         required=True,
         metavar="DIR",
-        help="Log directory to start TensorBoard with",
+        help="Log directory that you pass to tensorboard --logdir",
     )
     add_max_gib(command)
 

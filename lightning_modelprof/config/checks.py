@@ -339,7 +339,7 @@ def _check_dirpath(config: ProfileConfig, where: str) -> None:
         "dirpath",
         "a path or None",
         path,
-        "By default, files go to the directory modelprof next to the logger's files.",
+        "By default, files go to a modelprof directory next to the logger's files.",
     )
 
 

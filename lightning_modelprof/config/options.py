@@ -47,8 +47,8 @@ class InspectOptions:
     """What to record in addition to timing.
 
     Attributes:
-        sampling: Sample the training thread's current line and memory usage from a separate thread. Samples
-            every few milliseconds at first, and less often in long loops.
+        sampling: Sample the training thread's current line and the process's memory usage from a
+            separate thread. Samples every few milliseconds at first, and less often in long loops.
         workers: Time each transform in DataLoader workers and sample the lines they run.
         device_timing: Time each phase on CUDA, XPU and MPS devices.
         fvcore: Also count forward FLOPs with fvcore and show where the two counts differ. This calls

@@ -24,8 +24,8 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
     one. Instead they share one saved run and one line of output when the program ends.
 
     Args:
-        active: Steps to record in each torch.profiler window; 0 records none. Default: 10, once a window
-            would take less than 5% of the elapsed loop time.
+        active: Steps to record in each torch.profiler window; 0 records none. Default: 10, as soon as a
+            window would take less than 5% of the elapsed loop time.
         wait: Steps to wait before each window's warm-up.
         warmup: Warm-up steps before each window, in which torch.profiler runs but its results are discarded.
         repeat: Number of windows; 0 opens windows until training ends.
@@ -41,9 +41,9 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         record_shapes: Record operator input shapes in windows.
         with_stack: Record Python stacks; windows become much slower.
         profile_memory: Record allocations in windows.
-        flops: Count FLOPs in one step and time modules in three more. Default: only once this would take
-            less than 5% of the elapsed loop time, or less than 0.1 s in total. The benchmark excludes these
-            steps. A compiled model is counted on a copy without data.
+        flops: Count FLOPs in one step and time modules in three more. Default: true, but not until it would
+            take less than 5% of the elapsed loop time or less than 0.1 s in total. The benchmark excludes
+            these steps. A compiled model is counted on a copy without data.
         inspect: What to record in addition to timing, as InspectOptions or a dict of its values: sampling,
             workers, device_timing, fvcore, flop_formulas, peak_flops_per_s, ignore_modules.
         samples_fn: Function that counts a batch's samples (or tokens, ...). It runs every step and must
@@ -52,9 +52,9 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         unit: Unit that samples_fn counts, such as tokens.
         log_every_n_steps: Log scalars every N steps; 0 disables logging. Default: the Trainer's value, or
             less often if logging would take more than 5% of the time. Only fits log.
-        dirpath: Directory for the report, run data and traces. Default: modelprof next to the logger's files,
-            or in the Trainer's default_root_dir. Earlier runs are never overwritten: the directory's name
-            gets _1, _2, ... appended.
+        dirpath: Directory for the report, run data and traces. Default: a modelprof directory next to the
+            logger's files, or in the Trainer's default_root_dir. Earlier runs are never overwritten: the
+            directory's name gets _1, _2, ... appended.
         report: Where and how to show the report, as ReportOptions or a dict of its values: terminal, colours,
             progress_bar, tensorboard, files, views, sorted_by, time_unit, thread_sep, op_detail, row_limit,
             module_depth, top_modules.

@@ -153,7 +153,7 @@ def _place(node: CallNode) -> str:
 def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[str, ...]:
     notes = [
         (
-            f"{tree.samples:,} samples of {whose}, each weighted by time since the previous sample."
+            f"{tree.samples:,} samples of {whose}, each weighted by the time since the previous sample."
             " Functions that only call another function are omitted."
         ),
     ]

@@ -194,7 +194,7 @@ class Slices(Record, frozen=True, kw_only=True):
 
 
 SAME_RESULTS: Final = "same results"
-CHANGES_NUMERICS: Final = "changes numerics"
+CHANGES_NUMERICS: Final = "may change results"
 
 
 class CodeChange(Record, frozen=True, kw_only=True):

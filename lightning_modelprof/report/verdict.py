@@ -67,7 +67,7 @@ VERDICTS: Final[Mapping[str, str]] = {
         " verdict applies."
     ),
     "device_bound": (
-        "kernels, copies and sets (Step time breakdown) take at least 85% of the recorded steps. It shows"
+        "kernels, copies and memsets (Step time breakdown) take at least 85% of the recorded steps. It shows"
         " Busy of the Device Summary."
     ),
     "input_bound": "`input_bound`, `worker_startup`",

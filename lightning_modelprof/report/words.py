@@ -28,7 +28,7 @@ def other_shares(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     return (
-        f"Ratios are over all {loop_of(analysis.info.loop).steps}. The verdict, findings and Perf"
+        f"Ratios are computed over all {loop_of(analysis.info.loop).steps}. The verdict, findings and Perf"
         f" Summary use only clean {loop_of(analysis.info.loop).steps}.",
     )
 

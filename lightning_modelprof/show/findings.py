@@ -61,10 +61,10 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """The verdict in one line, with how much of the time is accounted for."""
+    """The verdict in one line, with how much of the wall time is in named phases."""
     line = f"{verdict_word(verdict)}: {verdict.summary}"
     if verdict.accounted_ratio is not None:
-        line += f" {percent(verdict.accounted_ratio)} of the time is accounted for."
+        line += f" {percent(verdict.accounted_ratio)} of the wall time is in named phases."
     return one_line(line)
 
 
@@ -130,7 +130,7 @@ def speed_line(report: Report) -> str:
     if samples := figures.get("samples_per_s"):
         words.append(f"{three_digits(samples['avg'])} {one_line(samples['unit'])}")
     if cost := figures.get("batch_cost_ns"):
-        words.append(f"p99 {format_duration(cost.get('p99'))}")
+        words.append(f"p99 step time {format_duration(cost.get('p99'))}")
     if report.step_card is not None:
         words += [f"{label} {format_amount(value, unit)}" for label, value, unit in report.step_card.figures]
         if not figures:
@@ -171,7 +171,7 @@ def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:
 def passed_line(findings: Sequence[Finding]) -> str:
     """The healthy states of the checks that passed; ``""`` if none did."""
     names = [one.title for one in findings if one.status is Status.CLEAN]
-    return f"Passed: {', '.join(names)}." if names else ""
+    return f"Passed: {' · '.join(names)}." if names else ""
 
 
 def summary_line(findings: Sequence[Finding]) -> str:

@@ -26,8 +26,8 @@ from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_c
 from lightning_modelprof.units import format_cell
 
 _NOTHING_TO_COMPARE = (
-    "Both sides are the same, or one has only a window and the other only a run. Select another run or"
-    " window for Before."
+    "These can't be compared. Either both sides are the same, or one is a run without a window and the other"
+    " a window alone. Select another run or window for Before."
 )
 
 
@@ -231,8 +231,8 @@ def _differs(before: ComparedSide, after: ComparedSide) -> str:
     known = [(name, old, new) for name, old, new in values if old and new and old != new]
     if not known:
         return ""
-    text = ", ".join(f"{name} {_plain(old)} before and {_plain(new)} after" for name, old, new in known)
-    return f'<p class="problem" role="status">The two runs differ in {escape(text)}.</p>'
+    text = ", ".join(f"{name} ({_plain(old)} before, {_plain(new)} after)" for name, old, new in known)
+    return f'<p class="problem" role="status">The two runs differ: {escape(text)}.</p>'
 
 
 def _plain(value: Any) -> str:

@@ -36,7 +36,7 @@ Part = Callable[[Selection], str]
 
 
 _NO_WINDOW: Final = (
-    "There's no profiler window. Record one with ModelProfCallback(active=10), or add a trace:"
+    "There's no readable torch.profiler window. Record one with ModelProfCallback(active=10), or add a trace:"
     " lightning-modelprof tensorboard TRACE --logdir LOGDIR."
 )
 
@@ -209,14 +209,17 @@ VIEWS: Final = (
         key="modules",
         title="Modules",
         empty=(
-            "Module times come from one early step of a fit. Record them with"
-            " ModelProfCallback(flops=True). Not in a bare trace."
+            "Module times come from three steps early in a fit. To record them, use"
+            " ModelProfCallback(flops=True); a trace alone doesn't contain them."
         ),
     ),
     View(
         key="workers",
         title="Workers",
-        empty="Not in a bare trace. Recorded by ModelProfCallback (inspect.workers, on by default).",
+        empty=(
+            "No DataLoader worker data was recorded. ModelProfCallback records it by default"
+            " (inspect.workers); a trace alone doesn't contain it."
+        ),
     ),
     View(
         key="memory",

@@ -220,7 +220,7 @@ def test_the_article():
     )
     assert result.times_as_fast == pytest.approx(1.934, abs=0.001)
     assert report.title.startswith(
-        "FASTER: 1.93x as fast, 14.1 → 7.28 ms per step (95% interval 1.88 to 1.99)"
+        "FASTER: 1.93x as fast, 14.1 → 7.28 ms per step (95% interval 1.88x to 1.99x)"
     )
     assert dict(report.facts)["Change"] == "+93% speed, -48% time per step; tolerance 5.0%"
     assert "193" not in render_text(report)
@@ -797,7 +797,7 @@ def test_the_help_tells_the_exit_codes(capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert (
         "Exit status: 0 if AFTER is faster or unchanged, or if a table is printed; 3 if it is slower by more"
-        " than the tolerance; 4 if the result is inconclusive" in out
+        " than the tolerance; 4 if the result is CANNOT TELL" in out
     )
     assert "BEFORE AFTER" in out
 

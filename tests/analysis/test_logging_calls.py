@@ -147,7 +147,7 @@ def test_many_calls_are_found():
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert found.locations == (Location(file=NET, line=33, function="Net.training_step", is_exact=True),)
-    assert "line 33 (loss, acc, 40%)" in found.summary
+    assert "line 33 with loss, acc (40%)" in found.summary
     for told in ("every 50 steps", "log_dict", "on_step=False", "prog_bar=True", "sync_dist=True"):
         assert told in found.action
 
@@ -252,7 +252,7 @@ def test_a_logger_that_is_called_itself_is_called_less_often():
             frames=(STEP_33, ADDS), calls=(call,), setup=replace(SETUP, log_every_n_steps=every)
         )
         found = only(SlowLoggingCalls().evaluate(analysis))
-        assert "line 33 (self.logger.experiment.add_scalar in a loop, 40%)" in found.summary
+        assert "line 33 with self.logger.experiment.add_scalar in a loop (40%)" in found.summary
         assert told in found.action
         assert "self.log_dict" in found.action
         assert "Each self.log" not in found.action
@@ -261,7 +261,7 @@ def test_a_logger_that_is_called_itself_is_called_less_often():
 def test_keys_built_in_a_loop_are_said_to_be():
     call = LogCall(file=NET, line=33, names=("f'value_{n}'",), is_repeated=True)
     found = only(SlowLoggingCalls().evaluate(logged(calls=(call,))))
-    assert "line 33 (f'value_{n}' in a loop, 40%)" in found.summary
+    assert "line 33 with f'value_{n}' in a loop (40%)" in found.summary
 
 
 def test_thirty_lines_are_one_finding():

@@ -403,7 +403,7 @@ def test_a_loop_in_a_function_is_named_where_no_line_of_it_takes_most():
         ("forward", (STEP_35,), 4),
     )
     action = only(SlowForwardOutsideModel().evaluate(slow_step(*samples, sites=sites))).action
-    assert "of rows_loss runs 200 operators" in action
+    assert "(in rows_loss) runs 200 operators" in action
 
 
 # Modules without layers
@@ -670,7 +670,7 @@ def test_without_samples_the_line_with_most_operators_is_named():
         ]
     )
     action = only(SlowForwardOutsideModel().evaluate(slow_step(sites=sites))).action
-    assert "Line 7 of rows_loss runs 200 operators" in action
+    assert "Line 7 (in rows_loss) runs 200 operators" in action
 
 
 def test_a_function_belongs_to_the_module_that_runs_it_and_not_to_those_it_calls():

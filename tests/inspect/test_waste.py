@@ -260,7 +260,7 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
     assert finding.locations[0].module == path
     assert "n_power_iterations=50" in finding.summary
     assert "n_power_iterations=1, " in finding.action
-    assert "Saves up to" in finding.action
+    assert "saves up to" in finding.action
     took_ns = next(one.value for one in finding.evidence if one.label == "forward time per step")
     assert finding.saving_ns_per_step == pytest.approx(took_ns * 49 / 50)
 

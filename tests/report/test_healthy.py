@@ -61,7 +61,12 @@ def slow(evidence):
 
 
 PASSED = (
-    Finding(kind="memory_near_capacity", status=Status.CLEAN, title="Memory fits", summary="40% is used."),
+    Finding(
+        kind="memory_near_capacity",
+        status=Status.CLEAN,
+        title="Training fits in memory",
+        summary="40% is used.",
+    ),
     Finding(kind="input_bound", status=Status.CLEAN, title="Data loading keeps up", summary="Nothing waits."),
     Finding(kind="amp_off", status=Status.NOT_EVALUATED, title="Mixed precision is on", summary="no GPU"),
 )
@@ -79,7 +84,7 @@ def test_four_figures_are_shown_and_the_rest_is_folded():
     assert [label for label, _ in view["evidence"]] == [f"figure {n}" for n in range(1, 5)]
     assert [label for label, _ in view["more_evidence"]] == ["unknown", "figure 5", "figure 6"]
     [(_, more)] = details(findings_html(report_of(finding)), "more")
-    assert "<summary>3 more figures</summary>" in more
+    assert "<summary>3 more values</summary>" in more
     assert "figure 6" in more
     assert len(finding.as_plain()["evidence"]) == 7, "report.json has all"
 
@@ -89,12 +94,15 @@ def test_few_figures_leave_nothing_to_fold():
 
 
 def test_passed_checks_take_one_line_of_their_names():
-    assert passed_line(PASSED) == "Passed: Memory fits, Data loading keeps up."
+    assert passed_line(PASSED) == "Passed: Training fits in memory · Data loading keeps up."
     assert passed_line(PASSED[2:]) == ""
     text = " ".join(render_text(report_of(*PASSED)).split())
-    assert "Passed: Memory fits, Data loading keeps up. 0 findings, 2 passed, 1 not applicable" in text
+    assert (
+        "Passed: Training fits in memory · Data loading keeps up. 0 findings, 2 passed, 1 not applicable"
+        in text
+    )
     groups = other_rules(PASSED)
     assert [one["label"] for one in groups] == ["Passed", "Not applicable"]
     [(passed, names), (other, _)] = details(findings_html(report_of(*PASSED)), "checks")
     assert "open" not in passed + other
-    assert "Memory fits, Data loading keeps up</span></summary>" in names
+    assert "Training fits in memory · Data loading keeps up</span></summary>" in names

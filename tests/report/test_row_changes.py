@@ -265,7 +265,7 @@ def test_the_device_summary_has_one_figure_a_row():
         ("GPU 0", "Memory", 100, 90, -10, -0.1),
     ]
     assert changes.row_units == (Unit.RATIO, Unit.BYTES)
-    assert "Percentages differ in percentage points." in changes.notes
+    assert "For percentages, the difference is in percentage points." in changes.notes
 
 
 def test_the_mean_of_the_step_breakdown_is_compared():

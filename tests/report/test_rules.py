@@ -826,7 +826,7 @@ def test_what_threads_may_save_where_operators_are_large(took_ms, workers, savin
     finding = only(SingleCpuThread().evaluate(analysis))
     assert finding.saving_ns_per_step == (None if saving_ms is None else saving_ms * MS)
     assert (finding.severity is Severity.WARNING) == (saving_ms is not None)
-    assert ("Saves up to 7.5 ms per step" in finding.action) == (saving_ms is not None)
+    assert ("saves up to 7.5 ms per step" in finding.action) == (saving_ms is not None)
     assert ("Small operators won't get faster" in finding.action) == (saving_ms is None)
 
 

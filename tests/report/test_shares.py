@@ -147,7 +147,7 @@ def test_the_chart_is_the_table_and_both_say_that_they_are_of_all_steps():
         if series.key != "rest":
             assert series.values[0] == cell(report, "phases", series.label, "ratio")
     for notes in (chart.notes, table_of(report, "phases").notes):
-        assert any("Ratios are over all steps" in note for note in notes)
+        assert any("Ratios are computed over all steps" in note for note in notes)
 
 
 def test_waiting_for_a_cpu_is_a_share_of_the_time_that_was_looked_at():

@@ -100,7 +100,7 @@ def test_an_a100_that_uses_them_for_most():
     assert (use.kernels_ns, use.eligible_ns) == tuple(sums_ns.values())
     finding = finding_of(facts)
     assert finding.status is Status.FOUND
-    assert "For the remaining operators" in finding.action
+    assert "For the operators without tensor cores" in finding.action
 
 
 def test_nothing_is_said_of_other_makers():
@@ -126,8 +126,8 @@ def test_by_hand():
         "eligible time not on tensor cores": 0.5,
         "slowest operator without tensor cores": "aten::convolution_backward",
     }
-    assert "The slowest without: aten::convolution_backward, aten::mm." in finding.summary
-    assert "For the remaining operators" in finding.action
+    assert "Slowest operators without tensor cores: aten::convolution_backward, aten::mm." in finding.summary
+    assert "For the operators without tensor cores" in finding.action
     assert "channels_last" in finding.action
     assert finding.saving_ns_per_step is None
 

@@ -378,7 +378,8 @@ def test_no_number_of_workers_helps_and_what_would():
     """400 ms of computing a batch on 8 CPUs are 50 ms a step, beside 10 ms of the rest: five times it."""
     one = finding(played(400, workers=8, cpu=1.0))
     assert one.action == (
-        "Make Crop cheaper. Cache results, decode whole batches, or use the GPU. Saves up to 40 ms per step."
+        "Make Crop cheaper. Cache results, decode whole batches, or use the GPU. This saves up to 40 ms per"
+        " step."
     )
     assert one.summary.endswith(
         " No value of num_workers from 0 to 8 helps; batches must get 5 times cheaper."
@@ -463,7 +464,7 @@ def test_each_cause_has_its_advice(why):
     alone = cause_advice(replace(facts, queue=Absent("too few batches")), setup, 8)
     assert "num_workers" not in alone.action
     assert alone.num_workers is None
-    assert "Saves up to " in alone.action
+    assert "saves up to " in alone.action
     # Workers that stay are not to be told to.
     kept = cause_advice(replace(facts, record=replace(facts.record, is_persistent=True)), setup, 8)
     assert "persistent_workers" not in kept.action
@@ -652,7 +653,7 @@ def inline(fetch_ms=40, rest_ms=10, **setup):
     return analysis_of(steps, cpu=used(fetch_ms, rest_ms), setup=with_loader(**setup))
 
 
-UNSEEN = "num_workers is 0, so this is extrapolated from fetch times"
+UNSEEN = "num_workers is 0, so the predicted step time is extrapolated from fetch times"
 EXTRAPOLATED = "extrapolated from fetch times"
 
 
@@ -695,7 +696,7 @@ def test_batches_that_compute_are_promised_at_best():
     cpu = used(40, 10, computing=1.0, cpus=8, rest_cpu_ms=10)
     found = finding(analysis_of(steps, cpu=cpu, setup=with_loader()))
     assert "saves about" not in found.action
-    assert "Expect 50 → 10.5 ms per step at best; the gain is smaller if workers compete" in found.action
+    assert "At best, 50 → 10.5 ms per step; the gain is smaller if workers compete" in found.action
 
 
 def test_where_workers_were_looked_into_fetches_tell_nothing():

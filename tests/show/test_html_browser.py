@@ -267,7 +267,7 @@ IN_LOSS = {  # 15 of 40 ms
 def test_a_flame_graph_zooms_by_click(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
     assert boxes(browser) == WHOLE
-    assert about(browser).startswith("Hover for time")
+    assert about(browser).startswith("Hover to see the time")
     box(browser, "weighted_nll").click()
     assert boxes(browser) == IN_LOSS
     assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40%; self 25.0 ms"

@@ -52,7 +52,7 @@ def test_bars_by_hand():
     }
     view = table_view(SLOWER_AND_FASTER)
     assert [word for _, word in view.tones] == ["better", "worse", "neutral or unknown"]
-    assert view.notes == ("1 bar with an arrow is clipped at 100%.",)
+    assert view.notes == ("1 bar, marked with an arrow, is clipped at 100%.",)
 
 
 def test_every_change_has_its_sign():

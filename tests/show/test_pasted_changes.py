@@ -126,7 +126,7 @@ def test_report_json_has_the_change():
     assert [one["change"] for one in document["findings"]] == [
         {
             "text": CHANGE.text,
-            "label": "changes numerics",
+            "label": "may change results",
             "diff": DIFF,
             "file": "/home/me/train.py",
             "line": 3,

@@ -67,7 +67,7 @@ def report(*findings, ratio=0.987):
 def test_the_verdict_is_the_first_line():
     lines = render_text(report(SLOW, CLEAN, SILENT)).split("\n")
     assert lines[:3] == [
-        "OVERHEAD-BOUND: 45% of a step is overhead. 99% of the time is accounted for.",
+        "OVERHEAD-BOUND: 45% of a step is overhead. 99% of the wall time is in named phases.",
         "",
         "a run",
     ]

@@ -302,7 +302,7 @@ def test_a_finding_says_all_that_it_knows():
         )
     )
     verdict = page.one("p", class_="verdict")
-    assert verdict["text"] == ("INPUT-BOUND 17.5 of 43.5 ms wait. 99% of the wall time is accounted for.")
+    assert verdict["text"] == ("INPUT-BOUND 17.5 of 43.5 ms wait. 99% of the wall time is in named phases.")
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
     assert page.one("span", class_="stake")["text"] == "−17.5 ms/step"
@@ -338,7 +338,7 @@ def test_rules_without_a_finding_are_one_line_each():
         " ".join(page.within(one, "summary")[0]["text"].split())
         for one in page.all("details", class_="rules")
     ]
-    assert lines == ["Passed 2 Alpha, Beta", "Not applicable 1 Gamma"]
+    assert lines == ["Passed 2 Alpha · Beta", "Not applicable 1 Gamma"]
     assert page.all("article") == []
 
 
@@ -413,7 +413,7 @@ def test_layers_stand_on_each_other():
 def test_one_step_that_is_far_too_long_does_not_flatten_the_others():
     values = (*([1e6] * 99), 5e9)
     view = chart_view(chart(x=tuple(map(float, range(100))), a=values))
-    assert view.notes == ("One point is above the chart; the largest is 5.00 s.",)
+    assert view.notes == ("One value is above the chart: 5.00 s.",)
     assert heights(view.layers[0].path)[-1][1] == 0
     assert heights(view.layers[0].path)[0][1] == pytest.approx(1000 * (1 - 1 / 1.3), abs=0.06)
     assert view.hover["values"][0][-1] == "5000.00"

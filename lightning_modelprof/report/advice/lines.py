@@ -52,7 +52,7 @@ def advice_for(
         return growing or IN_GENERAL.format(where=where)
     if not source.operators and outside_modules:
         source = _loop_below(analysis, source) or source
-    told = f"Line {source.line} of {source.function}"
+    told = f"Line {source.line} (in {source.function})"
     if source.own_operators >= MANY_OPERATORS:
         return (
             f"Use operations on whole tensors instead of a loop. {told} runs {source.own_operators}"
@@ -72,7 +72,7 @@ def advice_for(
         return IN_GENERAL.format(where=f"the code called by {_small(told)}")
     if source.operators == 0:
         return (
-            "Run it every N steps, or move it into the Dataset."
+            "Run it only every N steps, or move it into the Dataset."
             f" {told} runs no torch operators; its time is spent in Python or a library."
         )
     return IN_GENERAL.format(where=where)

@@ -37,9 +37,9 @@ _MOSTLY_COMPUTES: Final = 0.5
 CPU_BOUND: Final = "CPU-bound share of batch time"
 """Label."""
 
-_UNSEEN: Final = " num_workers is 0, so this is extrapolated from fetch times."
+_UNSEEN: Final = " num_workers is 0, so the predicted step time is extrapolated from fetch times."
 _DEFAULT_PREFETCH: Final = 2
-_CHEAPER: Final = "Pre-decode or pre-transform the data, or do less per sample."
+_CHEAPER: Final = "Pre-decode or pre-transform the data, or do less work per sample."
 
 
 def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
@@ -89,7 +89,7 @@ def in_words(fixes: Sequence[Fix]) -> str:
 
 def fix_up_to(action: str, saving_ns: float) -> Fix:
     """A change to the code, whose gain only has an upper bound."""
-    return Fix(f"{action} Saves up to {milliseconds(saving_ns)} per step.", saving_ns)
+    return Fix(f"{action} This saves up to {milliseconds(saving_ns)} per step.", saving_ns)
 
 
 def _after_comma(action: str) -> str:
@@ -319,9 +319,10 @@ def predicted_call(
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
     # The CPU time that idle workers take from the training comes on top.
     is_least = advised.workers < present.workers
-    limit = " at best; the gain is smaller if workers compete with training for CPU" if is_bound else ""
+    limit = "; the gain is smaller if workers compete with training for CPU" if is_bound else ""
+    expect = "At best," if is_bound else "Expect about"
     return (
-        f"{written_call(kind, arguments, owner)} (currently {now}). Expect{' about' * (not is_bound)}"
+        f"{written_call(kind, arguments, owner)} (currently {now}). {expect}"
         f" {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms per step"
         f"{' or less' * is_least}{limit}."
         + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")

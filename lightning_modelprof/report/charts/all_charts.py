@@ -176,7 +176,7 @@ TRACE_CHARTS: Final = (
         help=(
             "Mean step of each rank, if at least two have steps and communication. Computation is time in"
             " compute kernels only, Overlap is compute and communication together, Exposed communication"
-            " includes waiting for other ranks, and Copies is time in copies and sets only. The layers are"
+            " includes waiting for other ranks, and Copies is time in copies and memsets only. The layers are"
             " disjoint and add up to the step. Without kernels (gloo on the CPU), overlap is unknown. Ranks"
             " without kernels are listed in a note if other ranks have some."
         ),

@@ -68,7 +68,8 @@ def memory_curve(analysis: Analysis) -> Chart | None:
         unit=Unit.BYTES,
         series=series,
         notes=(
-            "Each point is the first sample in its step. Private memory excludes files and shared memory.",
+            "Each point is the first memory sample in its step. Private memory excludes files and shared"
+            " memory.",
         ),
     )
 

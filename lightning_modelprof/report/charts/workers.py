@@ -28,6 +28,9 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
     line = {one.workers: one for one in queue.predictions if not one.workers or one.prefetch_factor == factor}
     x = sorted({*line, queue.advised.workers})
 
+    is_other = bool(queue.advised.workers) and queue.advised.prefetch_factor != factor
+    other = ", except for the recommended point" if is_other else ""
+
     def series(key: str, label: str, values: Mapping[int, float]) -> Series:
         return Series(key=key, label=label, values=tuple(values.get(number) for number in x))
 
@@ -43,21 +46,21 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
         unit=Unit.DURATION_NS,
         series=(
             series("predicted", "Predicted", of("step_ns")),
-            series("now", f"Measured: {_named(queue.present)}", {queue.present.workers: queue.step_ns}),
+            series("now", f"Measured ({_named(queue.present)})", {queue.present.workers: queue.step_ns}),
             series(
                 "advised",
-                f"Recommended: {_named(queue.advised)}",
+                f"Recommended ({_named(queue.advised)})",
                 {queue.advised.workers: queue.advised.step_ns},
             ),
             series("low", "95% low", of("low_ns")),
             series("high", "95% high", of("high_ns")),
         ),
         notes=(
-            f"With prefetch_factor={factor}, except for the recommended point.",
+            f"All points use prefetch_factor={factor}{other}.",
             *(
                 ()
                 if queue.present.workers
-                else ("num_workers is 0, so this is extrapolated from fetch times.",)
+                else ("num_workers is 0, so the predicted step time is extrapolated from fetch times.",)
             ),
         ),
         level=queue.rest_ns,
@@ -66,7 +69,8 @@ def workers_prediction(analysis: Analysis) -> Chart | None:
 
 
 def _named(one: PredictedStep) -> str:
-    return f"{one.workers}, prefetch factor {one.prefetch_factor}" if one.workers else "0"
+    prefetch = f", prefetch_factor={one.prefetch_factor}" if one.workers else ""
+    return f"num_workers={one.workers}{prefetch}"
 
 
 def workers_over_time(analysis: Analysis) -> Chart | None:

@@ -62,8 +62,11 @@ def build_comparison(
     busy = [run for run in (*before, *after) if _busy_summary(run)]
     if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
         reason = (
-            f"{' and '.join(run.source for run in busy)} ran on a busy machine, where single runs vary more"
-            " than their steps show; pass multiple interleaved runs per side"
+            f"{' and '.join(run.source for run in busy)} ran on a busy machine, where timings vary more from"
+            " run"
+            " to run than the steps within one run suggest. Compare several runs per side, alternating"
+            " between"
+            " before and after"
         )
         result = replace(result, outcome=Outcome.CANNOT_TELL, reason=reason)
     loop = loop_of(before[0].loop)
@@ -136,7 +139,7 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
     line = f"{name}: {_times(result, result.times_as_fast)}x as fast, {_cost(result, before, after)}"
     if result.low is None or result.high is None:
         return f"{line} (too few steps for an interval)"
-    return f"{line} (95% interval {_times(result, result.low)} to {_times(result, result.high)})"
+    return f"{line} (95% interval {_times(result, result.low)}x to {_times(result, result.high)}x)"
 
 
 def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
@@ -179,7 +182,9 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
             )
         )
     facts += [
-        ("Busy machine", f"{run.source}: {busy}") for run in (*before, *after) if (busy := _busy_summary(run))
+        ("CPU contention", f"{run.source}: {busy}")
+        for run in (*before, *after)
+        if (busy := _busy_summary(run))
     ]
     for label, runs, steps in zip(("Before", "After"), (before, after), result.num_steps, strict=True):
         number = f"{len(runs)} runs, " if len(runs) > 1 else ""

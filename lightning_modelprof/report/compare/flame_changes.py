@@ -11,7 +11,7 @@ from lightning_modelprof.report.model import FlameFrame, FlameGraph, Report, Uni
 from lightning_modelprof.units import format_amount, percent, signed
 
 FLAMES_HELP: Final = (
-    "Box widths are those of the later run, and colors show each box's change. Boxes match if their names"
+    "Box widths show the After run, and colors show each box's change. Boxes match if their names"
     " and all enclosing names match, even if lines moved. Call stacks compare shares of sampled time, in"
     " percentage points. Modules compare time per step. New boxes are marked; removed boxes have no width"
     " and are listed below. Functions in *other* on one side may have their own boxes on the other."
@@ -57,12 +57,12 @@ def flame_change(before: FlameGraph, after: FlameGraph) -> FlameGraph | None:
     what = "share of all samples, in percentage points" if is_share else "time per step"
     return FlameGraph(
         id=f"{after.id}_changes",
-        title=f"{after.title}, changes",
+        title=f"Changes: {after.title}",
         unit=after.unit,
         frames=frames,
         change_unit=unit,
         notes=(
-            f"Box widths are those of the later run. Color is the change in each box's {what}.",
+            f"Box widths show the After run. Color is the change in each box's {what}.",
             *_gone({path: value for path, value in old.items() if path not in new}, unit),
         ),
     )

@@ -196,9 +196,9 @@ def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[
             f"Sums over the run are divided by its steps, {steps[0]:,} before and {steps[1]:,} after."
         )
     if any(row.unit is Unit.RATIO for row in rows):
-        notes.append("Percentages differ in percentage points.")
+        notes.append("For percentages, the difference is in percentage points.")
     if any(row.state for row in rows):
-        notes.append("New and gone rows exist on one side only, so they have no difference.")
+        notes.append("Rows marked new or gone exist on only one side, so no difference is shown.")
     return tuple(notes)
 
 

@@ -104,7 +104,9 @@ def phases_table(comparison: Comparison) -> Table:
     return PHASE_CHANGES.table(
         rows=tuple(rows),
         depths=tuple(min(index, 1) for index in range(len(rows))),
-        notes=("Not corrected for multiple comparisons: about 1 in 20 is a false positive.",) if rows else (),
+        notes=("Not corrected for multiple comparisons: about 1 in 20 unchanged rows will appear changed.",)
+        if rows
+        else (),
         absent_reason=None if rows else "one side has no clean steps",
     )
 
@@ -179,8 +181,8 @@ TABLE_CHANGES: Final = TableKind(
     id="comparison_tables",
     title="Largest change per table",
     help=(
-        "The row that changed most in each table, from the first run of each side and without an interval."
-        " It shows where to look and isn't proof."
+        "The row that changed most in each table, from the first run on each side, with no confidence"
+        " intervals. Use it to see where to look, not as proof."
     ),
     columns=(
         Column("table", ""),
@@ -208,8 +210,8 @@ def changed_tables(before: Report, after: Report) -> Table:
         rows=tuple(row for row, _ in rows),
         row_units=tuple(unit for _, unit in rows),
         notes=(
-            "Based on the first run of each side, without an interval. It shows where to look and isn't"
-            " proof; `report` shows the full tables.",
+            "Based on the first run on each side, with no confidence intervals. Use this table to see where"
+            " to look, not as proof. lightning-modelprof report shows the full tables.",
         )
         if rows
         else (),

@@ -124,7 +124,7 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         return self.found(
             f"Each optimizer step accumulates {every} batches of {usual} {unit}.",
             f"Try batches of {2 * usual} {unit} or more, with accumulate_grad_batches={-(-every // 2)} or"
-            " less. BatchNorm then sees larger batches (changes numerics).",
+            " less. BatchNorm then sees larger batches (may change results).",
             Severity.WARNING if is_costly else Severity.INFO,
             title="Gradients are accumulated over tiny batches",
             places=lines_that_call(analysis.setup, "DataLoader"),
@@ -178,7 +178,7 @@ def _action(found: BatchScaling, analysis: Analysis) -> str:
     if accumulated > 1 and accumulated % 2 == 0:
         return (
             f"{try_it} with accumulate_grad_batches={accumulated // 2}. BatchNorm then sees larger batches"
-            " (changes numerics)."
+            " (may change results)."
         )
     return f"{try_it}. This changes training; learning rate, its schedule and max_steps need retuning."
 

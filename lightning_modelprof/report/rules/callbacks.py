@@ -358,7 +358,7 @@ def _where(lines: Sequence[LoggingLine]) -> str:
     several_files = len({line.file for line in lines}) > 1
     shown = [
         f"line {line.line}{f' of {os.path.basename(line.file)}' * several_files}"  # noqa: PTH119 - no path here
-        f" ({_names(line)}{percent(line.share)})"
+        f"{_names(line)} ({percent(line.share)})"
         for line in lines[:_MOST_LINES]
     ]
     others = len(lines) - len(shown)
@@ -374,8 +374,8 @@ def _names(line: LoggingLine) -> str:
     left = len(call.names) - _MOST_LOGGED_NAMES
     names += f" and {left} more" if left > 0 else ""
     if not call.is_repeated:
-        return f"{names}, "
-    return f"{names} in a loop, "
+        return f" with {names}"
+    return f" with {names} in a loop"
 
 
 def _action(calls: LoggingCalls, every: int) -> str:

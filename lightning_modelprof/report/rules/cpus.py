@@ -42,8 +42,8 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "single_cpu_thread"
-    title: ClassVar[str] = "Torch uses only one CPU"
-    healthy: ClassVar[str] = "Torch uses the available CPUs"
+    title: ClassVar[str] = "PyTorch uses only one CPU"
+    healthy: ClassVar[str] = "PyTorch uses the available CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
         "CPU training where torch uses one thread, more CPUs are free, and both forward plus backward and the"
         " training thread's CPU time take at least 50% of the step. CPUs that suggested workers would use"
@@ -86,7 +86,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         if setup.num_threads > 1 or free <= 0 or share is None or share < self.least_share:
             used = "" if free > 0 or setup.num_threads > 1 else "; none is free"
             return self.clean(
-                f"Torch uses {setup.num_threads} thread{'s' * (setup.num_threads != 1)} on"
+                f"PyTorch uses {setup.num_threads} thread{'s' * (setup.num_threads != 1)} on"
                 f" {setup.usable_cpus} CPUs{used}.",
                 evidence,
             )
@@ -104,13 +104,13 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         evidence.append(ratio("forward and backward in operators of 100 µs and more", large))
         return (
             self.found(
-                f"Torch uses 1 thread on {setup.usable_cpus} CPUs, and forward and backward take"
+                f"PyTorch uses 1 thread on {setup.usable_cpus} CPUs, and forward and backward take"
                 f" {percent(share)} of the step.",
                 f"Try torch.set_num_threads({1 + free}), or OMP_NUM_THREADS={1 + free}."
                 + (
                     " Small operators won't get faster."
                     if saving_ns is None
-                    else f" Saves up to {milliseconds(saving_ns)} per step."
+                    else f" This saves up to {milliseconds(saving_ns)} per step."
                 ),
                 Severity.INFO if saving_ns is None else Severity.WARNING,
                 saving_ns=saving_ns,
@@ -227,8 +227,8 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
             return self.clean(f"Training spent {percent(share)} of the time waiting for a CPU.", evidence)
         return (
             self.found(
-                f"Training spent {percent(share)} of the time waiting for a CPU. All timings below are"
-                " inflated, including the model's.",
+                f"Training spent {percent(share)} of the time waiting for a CPU. All timings in this"
+                " report are inflated, including the model's.",
                 _own_workers(analysis) or "Re-run on an idle machine, or reserve CPUs for this job.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,

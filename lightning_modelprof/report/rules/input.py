@@ -205,7 +205,7 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "synchronous_loader"
     title: ClassVar[str] = "Data loading runs in the main process"
-    healthy: ClassVar[str] = "Data loading doesn't block training"
+    healthy: ClassVar[str] = "No other main-process loading delay"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "`num_workers=0`, waiting for data takes less than the threshold of `input_bound`, and workers"
@@ -503,7 +503,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
                 f" ({seen.num_compared} comparisons). Training waits {per_step(wait_ns, costs.step_ns)} for"
                 " data.",
                 f"Cache each sample, in memory or on disk. {memory}{each}. Apply random augmentation after"
-                f" the cache.{'' if owner is None else owner.cheaper_batches}",
+                f" reading from the cache.{'' if owner is None else owner.cheaper_batches}",
                 Severity.INFO,
                 places=places_of_batches(setup.loaders),
                 evidence=evidence,

@@ -325,7 +325,7 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "memory_near_capacity"
     title: ClassVar[str] = "GPU memory is nearly full"
-    healthy: ClassVar[str] = "Memory fits"
+    healthy: ClassVar[str] = "Training fits in memory"
     help: ClassVar[RuleHelp] = RuleHelp("peak memory reserved by torch, as a share of GPU memory")
     rests_on_time: ClassVar[bool] = False
 
@@ -387,7 +387,7 @@ _BATCH: Final = "a smaller batch with accumulate_grad_batches"
 _CHECKPOINTS: Final = "activation checkpointing"
 
 
-_PRECISION: Final = 'precision="bf16-mixed" (changes numerics)'
+_PRECISION: Final = 'precision="bf16-mixed" (may change results)'
 
 
 _OPTIMIZER: Final = "an optimizer with less state (8-bit Adam, Adafactor), or sharded state (FSDP, ZeRO)"

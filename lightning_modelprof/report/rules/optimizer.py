@@ -94,7 +94,7 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
                 f"{one.kind} updates {one.num_tensors} parameters one by one, which takes"
                 f" {per_step(cost_ns, costs.step_ns)}.",
                 f"{_call(setup, one)} (currently foreach={one.foreach}, fused={one.fused}). May change"
-                " numerics slightly.",
+                " results slightly.",
                 self._severity_on_cpu((1 - _FUSED_ON_CPU) * share) if on_cpu else self.severity(share),
                 saving_ns=saving_ns,
                 places=[setup.module_hooks.get("configure_optimizers")],

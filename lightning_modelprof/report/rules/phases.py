@@ -159,7 +159,7 @@ class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
         own = hooks_named(setup, "configure_gradient_clipping")
         if own:
             return f"Do less in {own[0].name}, or call torch.nn.utils.clip_grad_norm_(foreach=True)."
-        return "Clip by value with gradient_clip_algorithm='value' (changes numerics)."
+        return "Clip by value with gradient_clip_algorithm='value' (may change results)."
 
     def places(self, setup: TrainingSetup) -> list[CodePlace]:
         """The module's own clipping."""

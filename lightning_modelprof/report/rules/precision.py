@@ -93,7 +93,7 @@ class TensorCoresUnused(_TensorCoreHint, frozen=True, kw_only=True):
             self.found(
                 f"Precision is {precision} and matmul precision is 'highest', so matmuls don't use tensor"
                 " cores.",
-                "Call torch.set_float32_matmul_precision('high') to use TF32 (changes numerics).",
+                "Call torch.set_float32_matmul_precision('high') to use TF32 (may change results).",
                 Severity.INFO,
                 evidence=[text("matmul precision", setup.matmul_precision or "unknown")],
             ),
@@ -116,7 +116,7 @@ class AmpOff(_TensorCoreHint, frozen=True, kw_only=True):
         return (
             self.found(
                 f"Precision is {precision}.",
-                f"Try Trainer(precision='{wanted}') (changes numerics).",
+                f"Try Trainer(precision='{wanted}') (may change results).",
                 Severity.INFO,
                 evidence=[text("precision", precision)],
             ),
@@ -227,7 +227,7 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"{percent(double / every)} of parameters are float64. float32 could save about {COST}.",
-                "Remove .double() and float64, and load data as float32 (changes numerics).",
+                "Remove .double() and float64, and load data as float32 (may change results).",
                 Severity.INFO if is_meant else self.severity(share),
                 saving_ns=cost_ns,
                 places=lines_that_call(setup, "double", "float64") or [setup.module],

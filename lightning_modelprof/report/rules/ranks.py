@@ -171,7 +171,7 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 _ACTION: Final = (
     "Use accumulate_grad_batches, DDPStrategy(gradient_as_bucket_view=True, static_graph=True,"
-    " bucket_cap_mb=...), or ddp_comm_hook=bf16_compress_hook. The first and last change numerics."
+    " bucket_cap_mb=...), or ddp_comm_hook=bf16_compress_hook. The first and last may change results."
 )
 
 

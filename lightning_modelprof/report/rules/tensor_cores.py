@@ -36,7 +36,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "tensor_cores_eligible"
-    title: ClassVar[str] = "Operators don't use tensor cores"
+    title: ClassVar[str] = "Some operators don't use tensor cores"
     healthy: ClassVar[str] = "Operators use tensor cores"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
@@ -76,7 +76,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         named = ", ".join(operators[:_MOST_NAMED])
         return (
             self.found(
-                f"{eligible_words(use)} The slowest without: {named}.",
+                f"{eligible_words(use)} Slowest operators without tensor cores: {named}.",
                 _advice(_capability(traces), use, any("conv" in name for name in operators)),
                 Severity.INFO,
                 evidence=[
@@ -157,10 +157,14 @@ def _advice(capability: tuple[int, int] | None, use: TensorCoreUse, has_convolut
         ways = f"{bfloat}, or {tf32}."
     else:
         ways = f"{half}. This GPU's tensor cores support neither TF32 nor bfloat16."
-    start = "For the remaining operators, use" if use.used_ns else "Use"
+    start = "For the operators without tensor cores, use" if use.used_ns else "Use"
     ways = (
-        f"{start} {ways} Reduced precision changes numerics. Layer and batch sizes should be multiples of 8."
+        f"{start} {ways} Reduced precision may change results. Layer and batch sizes should be multiples"
+        " of 8."
     )
     if not has_convolutions:
         return ways
-    return f"{ways} For convolutions, use model.to(memory_format=torch.channels_last), also for images."
+    return (
+        f"{ways} For convolutions, convert the model and the input images to channels_last:"
+        " model.to(memory_format=torch.channels_last), and the same for the images."
+    )

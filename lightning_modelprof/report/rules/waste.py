@@ -708,14 +708,14 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "slow_torch_module"
-    title: ClassVar[str] = "Costly torch module options"
-    healthy: ClassVar[str] = "No costly torch module options"
+    title: ClassVar[str] = "Costly PyTorch module options"
+    healthy: ClassVar[str] = "No costly PyTorch module options"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "forward latency of torch's parametrizations, modules with torch's hooks and modules without"
             " parameters, by class and arguments, if an argument isn't the default. For `n_power_iterations`,"
             " the time above one iteration; other arguments are a hint from half of the step. Other arguments"
-            " change numerics. Also half of an `nn.MultiheadAttention` whose weights the calling"
+            " may change results. Also half of an `nn.MultiheadAttention` whose weights the calling"
             " line doesn't use"
         ),
         of="of the step time",
@@ -757,10 +757,10 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             found.append(
                 self.found(
                     f"{paths[0]} ({type_name}, {told}){more} takes {per_step(took_ns, costs.step_ns)}.",
-                    f"Use a cheaper module, or cheaper options than {told} (changes numerics)."
+                    f"Use a cheaper module, or cheaper options than {told} (may change results)."
                     if saving_ns is None
-                    else f"Try {_ITERATIONS}1, torch's default (currently {number}). Saves up to"
-                    f" {milliseconds(saving_ns)} per step (changes numerics).",
+                    else f"Try {_ITERATIONS}1, torch's default (currently {number}). This saves up to"
+                    f" {milliseconds(saving_ns)} per step (may change results).",
                     Severity.INFO if saving_ns is None else self.severity(share),
                     title="A torch module dominates the step" if saving_ns is None else "",
                     saving_ns=saving_ns,
@@ -964,8 +964,8 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
         (
             "CPU training: embeddings with dense gradients where the inspected step looks up at most a"
             " quarter of the rows, by the unused rows' share of all trainable parameters, of Optimization"
-            " and Zero grad. With sparse gradients, Adam's averages of other rows don't decay, which changes"
-            " numerics"
+            " and Zero grad. With sparse gradients, Adam's averages of other rows don't decay, which may"
+            " change results"
         ),
         where="`Embedding(...)` calls",
     )
@@ -1003,8 +1003,8 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
             self.found(
                 f"The optimizer updates all {first.rows:,} rows of {first.path}, but a step uses at most"
                 f" {first.used:,}. Unused rows take {COST}.",
-                "Use nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, SGD or Adagrad (changes"
-                " numerics).",
+                "Use nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, SGD or Adagrad (may"
+                " change results).",
                 self.severity(share),
                 saving_ns=cost_ns,
                 places=lines_that_call(analysis.setup, "Embedding", "EmbeddingBag"),

@@ -198,9 +198,9 @@ def _top(
         return (max(largest, 0.0) * 1.04 or scale), ""
     top = 1.3 * usual
     count = sum(height > top for height in heights)
-    what = "One point is" if count == 1 else f"{format_cell(count, Unit.COUNT)} points are"
+    what = "One value is" if count == 1 else f"{format_cell(count, Unit.COUNT)} values are"
     most = format_duration(largest) if chart.unit is Unit.DURATION_NS else write(largest)
-    return top, f"{what} above the chart; the largest is {most}."
+    return top, f"{what} above the chart{': ' if count == 1 else '; the largest is '}{most}."
 
 
 def _curve(chart: Chart, values: Sequence[float | None], top: float) -> str:

@@ -136,7 +136,8 @@ def cut_note(bars: Mapping[tuple[int, int], ChangeBar]) -> str:
     if not cut:
         return ""
     return (
-        f"{format_cell(cut, Unit.COUNT)} bar{'s' * (cut != 1)} with an arrow {'is' if cut == 1 else 'are'}"
+        f"{format_cell(cut, Unit.COUNT)}"
+        f" bar{', marked with an arrow, is' if cut == 1 else 's, marked with arrows, are'}"
         " clipped at 100%."
     )
 

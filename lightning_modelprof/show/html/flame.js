@@ -100,7 +100,7 @@ export class FlameGraph {
   tell(box) {
     /** @param {Box} one */
     const about = (one) => one.element.title.replace("\n", ": ");
-    const hint = "Hover for time; click or Enter to zoom.";
+    const hint = "Hover to see the time; click or press Enter to zoom.";
     const one = box ?? this.zoomed;
     this.line.textContent = box ? about(box) : this.zoomed ? `Zoomed: ${about(this.zoomed)}` : hint;
     this.line.classList.toggle("hint", !one);

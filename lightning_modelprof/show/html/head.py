@@ -73,7 +73,9 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
         "kind": one_line(verdict.kind),
         "word": verdict_word(verdict),
         "summary": one_line(verdict.summary),
-        "accounted": "" if accounted is None else f"{percent(accounted)} of the wall time is accounted for.",
+        "accounted": ""
+        if accounted is None
+        else f"{percent(accounted)} of the wall time is in named phases.",
     }
 
 

@@ -114,7 +114,7 @@ class _Short:
         word, accounted = verdict_word(verdict), verdict.accounted_ratio
         text = f"{word}  {one_line(verdict.summary)}"
         if accounted is not None and accounted < _LEAST_ACCOUNTED:
-            text += f" Only {percent(accounted)} of the time is accounted for."
+            text += f" Only {percent(accounted)} of the wall time is in named phases."
         first, *rest = wrap(text, self._width)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest

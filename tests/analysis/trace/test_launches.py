@@ -107,11 +107,11 @@ def test_graph_launch_counts_once():
     notes = launches_table({0: fact}, DEFAULT_OPTIONS).notes
     assert len(notes) == 4
     assert notes[-1].startswith("1 call launched more than one kernel")
-    assert not any("use graphs" in note for note in notes)  # they are used
+    assert not any("use CUDA graphs" in note for note in notes)  # they are used
     plain = launches_table(
         {0: summarize_launches(timeline_of(call(0, 4, 1), kernel(4, 9, 1)))}, DEFAULT_OPTIONS
     )
-    assert any("enlarge batches or use graphs." in note for note in plain.notes)
+    assert any("enlarge batches or use CUDA graphs." in note for note in plain.notes)
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 3), (4, 0)])

@@ -87,6 +87,11 @@ def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
             + ("." if after is None else f", {format_duration(after)} after it.")
         )
         notes += [_AFTER_UNSEEN] if after is None else []
+        notes += (
+            ["Gap is the time between the end of an action and the next one. Ratio includes it."]
+            if rows
+            else []
+        )
     return (
         AROUND.table(
             rows=rows,

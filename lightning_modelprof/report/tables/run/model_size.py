@@ -15,8 +15,8 @@ _MOST_NAMES: Final = 5
 
 
 _NOTE: Final = (
-    "Covers everything this process holds, with shared tensors and memory counted once. Activations and"
-    " temporary tensors aren't included."
+    "Covers the parameters, gradients, optimizer state and buffers that this process holds; shared tensors"
+    " and memory count once. Activations and temporary tensors aren't included."
 )
 
 

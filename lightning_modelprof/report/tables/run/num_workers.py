@@ -101,7 +101,8 @@ def _notes(queue: LoaderQueue, step: str) -> tuple[str, ...]:
     ]
     if not queue.present.workers:
         notes.append(
-            "num_workers is 0, so this is extrapolated from fetch times. It assumes that a worker takes as"
+            "num_workers is 0, so the predicted step time is extrapolated from fetch times. The"
+            " extrapolation assumes that a worker takes as"
             f" long per batch as the training process, plus {milliseconds(queue.handover_ns)} for the"
             " transfer."
         )

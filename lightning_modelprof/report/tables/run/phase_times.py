@@ -57,8 +57,9 @@ def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table,
     ]
     if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
         notes.append(
-            "Profiler is lightning-modelprof's own overhead, such as opening and closing windows. The"
-            " benchmark figures exclude it."
+            "Profiler is the time spent directly in lightning-modelprof, such as opening and closing windows."
+            " The benchmark figures exclude it. Overhead inside other phases counts in those phases; the note"
+            " below Perf Summary has the total."
         )
     if has_device:
         covered = max(phase.device_num_steps for phase in analysis.phases)

@@ -15,7 +15,7 @@ from lightning_modelprof.run.loops import loop_of
 
 _OF_SAMPLES: Final = (
     "samples of the training thread and their share. A sample counts for your innermost line on the stack,"
-    " including library code it calls, weighted by time since the previous sample. A share p of n samples"
+    " including library code it calls, weighted by the time since the previous sample. A share p of n samples"
     " has a standard error of about sqrt(p (1 - p) / n)."
 )
 _COLUMNS: Final = (
@@ -91,7 +91,7 @@ _SAMPLED: Final = (
 )
 _RUN: Final = (
     "Operators, syncs, copies and host tensors (made from Python numbers or NumPy arrays) are counted for one"
-    " {step}. Syncs read a value back from a tensor (`.item()`, `if tensor`, boolean masks); on a GPU, each"
+    " {step}. Syncs read a value back from a tensor (.item(), if tensor, boolean masks); on a GPU, each"
     " one makes the CPU wait."
 )
 

@@ -74,7 +74,9 @@ _COLUMNS: Final = (
             " CPU; `DataLoader(pin_memory=True)` avoids that for batches."
         ),
     ),
-    Column("operator", "Operator", help="the innermost operator that launched most of the time."),
+    Column(
+        "operator", "Operator", help="the innermost operator whose launches account for most of the time."
+    ),
     Column("num_operators", "Operators", Unit.COUNT, help="number of different launching operators."),
 )
 COPIES: Final = TableKind(
@@ -92,7 +94,7 @@ COPIES: Final = TableKind(
 
 
 _NOTE: Final = (
-    "Covers all copies and sets in the file, including those outside steps. Ratio is the share of all GPU"
+    "Covers all copies and memsets in the file, including those outside steps. Ratio is the share of all GPU"
     " events' summed time."
 )
 _CPU_NOTE: Final = (

@@ -57,7 +57,7 @@ PATH: Final = TableKind(
             "calls that launch kernels or sets, plus the shortest latency from the start of such a call to"
             " its kernel."
         ),
-        "Copy": "copies and sets on the GPU, and blocking copy calls on the CPU.",
+        "Copy": "copies and memsets on the GPU, and blocking copy calls on the CPU.",
         "Kernel": "compute kernels.",
         "Communication": "communication kernels, and communication on the CPU (gloo, mpi).",
         "Unexplained": (

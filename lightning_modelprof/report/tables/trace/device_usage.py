@@ -16,7 +16,7 @@ _TITLE: Final = "Device Summary"
 _COLUMNS: Final = (
     Column("name", "Device"),
     Column("utilization", "Utilization (%)", Unit.RATIO, help="|union of kernels| / T."),
-    Column("busy", "Busy (%)", Unit.RATIO, help="the same, including copies and sets."),
+    Column("busy", "Busy (%)", Unit.RATIO, help="the same, including copies and memsets."),
     Column(
         "sm_efficiency",
         "SM efficiency (%)",
@@ -105,12 +105,12 @@ _NO_CPU_NOTE: Final = (
 )
 _UNREAD_CPU_NOTE: Final = "A dash in a CPU row means that the system didn't report the time."
 _GPU_NOTE: Final = (
-    "GPU Utilization is the share of time in which any kernel runs; Busy also counts copies and sets. SM"
+    "GPU Utilization is the share of time in which any kernel runs; Busy also counts copies and memsets. SM"
     " efficiency is the mean share of multiprocessors with work, counting idle time as 0."
 )
 _OCCUPANCY_NOTE: Final = (
-    "Occupancy is the profiler's estimate, weighted by kernel time. Occupancy 0 is the share of time in"
-    " kernels for which it wrote 0, which lowers the mean."
+    "Occupancy is torch.profiler's estimate, weighted by kernel time. Occupancy 0 is the share of time in"
+    " kernels for which that estimate is 0, which lowers the mean."
 )
 _TENSOR_NOTE: Final = (
     "Tensor Cores is the share of kernel time that uses them, among kernels we can classify; Tensor Cores"

@@ -32,8 +32,9 @@ HOST_WAITS: Final = TableKind(
     id="host_waits",
     title="CPU waits for the GPU",
     help=(
-        "Why the busiest device is idle, as means over the recorded steps without the first of consecutive"
-        " steps. Waiting calls are synchronizations, copies without `Async`, copies from pageable memory to"
+        "Why the busiest device is idle, as means over the recorded steps, excluding the first of each"
+        " consecutive series. Waiting calls are synchronizations, copies without `Async`, copies from"
+        " pageable memory to"
         " the device, and asynchronous copies of memory that isn't pinned that return only after the copy."
         " Savings assume that all waits are removed together; removing one of two may only make the other"
         " wait."
@@ -42,7 +43,7 @@ HOST_WAITS: Final = TableKind(
     rows={
         "Idle": "all time without an event on that device.",
         "Idle without the first step": (
-            "the same without the first of consecutive steps. Its causes are below."
+            "the same, excluding the first step of each consecutive series. Its causes are below."
         ),
         "Dataloader": "nothing was queued while the launching thread waited for data.",
         "Communication": (
@@ -70,11 +71,13 @@ WITHOUT_FIRST: Final = "Idle without the first step"
 
 _NOTES: Final = (
     "Device idle is the mean time per step without any event on the busiest device, and Ratio is its share"
-    " of the step. The first of consecutive steps is excluded, except in Idle, which matches Device"
+    " of the step. In each series of consecutive steps, the first is excluded, except in Idle, which matches"
+    " Device"
     " Summary.",
-    "After waits is the time that would be saved if no call waited for the device. It's the idle time after"
+    '"After waits" is the time that would be saved if no call waited for the device. It\'s the idle time'
+    " after"
     " a wait with nothing queued, up to the length of the wait.",
-    "CPU late is the remaining time with nothing queued. Other is queued work that was delayed,"
+    '"CPU late" is the remaining time with nothing queued. Other is queued work that was delayed,'
     " unknown launches and time before the device's first event.",
 )
 

@@ -86,11 +86,11 @@ _CAUSES: Final = (
 _NOTES: Final = (
     "Busy and Idle add up to the time from the device's first event to its last, and Ratio is the share of"
     " that time. Idle is time without an event on any stream.",
-    "In the steps covers the same time as Device Summary. Idle time before the device's first event has"
-    " that event's cause, and idle time after the last counts as Waiting for CPU.",
+    '"In the steps" covers the same time as Device Summary. Idle time before the device\'s first event has'
+    ' that event\'s cause, and idle time after the last counts as "Waiting for CPU".',
     "Each gap's cause depends on the event that ends it. If that was launched after the gap started, the"
-    " cause is Waiting for CPU; otherwise it's Kernel gap if the gap is shorter than 30 µs, else Other.",
-    "Dataloader is the part of Waiting for CPU in which the launching thread waited for data.",
+    ' cause is "Waiting for CPU"; otherwise it\'s "Kernel gap" if the gap is shorter than 30 µs, else Other.',
+    'Dataloader is the part of "Waiting for CPU" in which the launching thread waited for data.',
 )
 
 

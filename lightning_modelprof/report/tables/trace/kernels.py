@@ -42,7 +42,11 @@ _COLUMNS: Final = (
     Column(
         "operator",
         "Operator",
-        help="the innermost operator that launched most of the kernel's time; a dash without known launches.",
+        help=(
+            "the innermost operator whose launches account for most of the kernel's time; a dash without"
+            " known"
+            " launches."
+        ),
         is_main=True,
     ),
     Column(
@@ -88,13 +92,14 @@ _NOTE: Final = (
     " Ratio is the share of the kernels' summed time."
 )
 _OPERATOR_NOTE: Final = (
-    "Operator is the one that launched most of the kernel's time, and Operators is how many different"
+    "Operator is the one whose launches account for most of the kernel's time, and Operators is how many"
+    " different"
     " operators launched it. Tensor Cores comes from the kernel's name; a dash means that we can't classify"
     " it or that the GPU has none."
 )
 _OCCUPANCY_NOTE: Final = (
-    "Blocks per SM and Occupancy are means weighted by time. Occupancy is the profiler's estimate; it"
-    " writes 0 for some busy kernels."
+    "Blocks per SM and Occupancy are means weighted by time. Occupancy is torch.profiler's"
+    " estimate, which is 0 for some busy kernels."
 )
 _NO_OCCUPANCY_NOTE: Final = (
     "Blocks per SM and Occupancy weren't recorded. The profiler only estimates them on NVIDIA GPUs."

@@ -81,8 +81,8 @@ LAUNCHES: Final = TableKind(
 _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
 
 _NOTES: Final = (
-    "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels, or of those"
-    " with a known launch for Shorter than their launch and Negative.",
+    "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels; for"
+    ' "Shorter than their launch" and "Negative", it\'s the share of kernels with a known launch.',
     "Launch call is the CPU time of calls that launched kernels. If many kernels are shorter than their"
     " launch, the CPU can't keep the GPU busy; fuse kernels{advice}.",
     "Queue delay is the time from the end of the launch call to the start of the kernel: small if the GPU"
@@ -129,7 +129,8 @@ RUNTIME_CALLS: Final = TableKind(
 
 _CALL_NOTES: Final = (
     "Ratio is the share of the time in all runtime calls, summed over threads.",
-    "Waits for GPU is the time in synchronizations and copies without Async, recognized by name. Other"
+    '"Waits for GPU" is the time in synchronization calls and in copy calls without Async in their names.'
+    " Other"
     " calls, such as cudaMalloc, cudaFree, copies of pageable memory and launches into a full queue,"
     " sometimes wait too.",
 )
@@ -195,7 +196,7 @@ def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]
 
 def _notes(num_graph_calls: int) -> tuple[str, ...]:
     """What the figures mean; graphs are no advice to who has them."""
-    advice = " or enlarge batches" if num_graph_calls else ", enlarge batches or use graphs"
+    advice = " or enlarge batches" if num_graph_calls else ", enlarge batches or use CUDA graphs"
     return tuple(note.format(advice=advice) for note in _NOTES)
 
 

@@ -203,6 +203,7 @@ function withGaps(values) {
 function beyond(values, top, write) {
   const cut = values.filter((value) => value > top).sort();
   if (!cut.length) return "";
-  const are = cut.length === 1 ? "point is" : "points are";
-  return `${formatCount(cut.length)} ${are} above the chart; the largest is ${write(cut[cut.length - 1])}.`;
+  const most = write(cut[cut.length - 1]);
+  if (cut.length === 1) return `One value is above the chart: ${most}.`;
+  return `${formatCount(cut.length)} values are above the chart; the largest is ${most}.`;
 }

@@ -31,7 +31,7 @@ const PAUSE = 80; // ms without a change after which the figures are worked out 
 
 const PICK = "Click a bar for its step and trace.";
 
-const KEYS = "Arrow keys move the cursor (Shift pans), + and - zoom, Enter selects a bar, Escape shows all.";
+const KEYS = "Arrow keys move the cursor; Shift+arrow keys pan; + and - zoom; Enter selects a bar; Escape shows all.";
 
 /**
  * Show the steps of a run.
