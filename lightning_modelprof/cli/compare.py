@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = "Compare runs, with a confidence interval"
 DESCRIPTION = (
     "Compare runs to see whether AFTER is faster than BEFORE, by how much, how certain that is, and where the"
-    " difference comes from. For reliable results, use several runs per side, alternating between before and"
+    " difference comes from. For reliable results, use multiple runs per side, alternating between before and"
     " after. With three or"
     " more runs and no --before or --after, print a table that compares each run to the first."
 )

@@ -64,7 +64,7 @@ def build_comparison(
         reason = (
             f"{' and '.join(run.source for run in busy)} ran on a busy machine, where timings vary more from"
             " run"
-            " to run than the steps within one run suggest. Compare several runs per side, alternating"
+            " to run than the steps within one run suggest. Compare multiple runs per side, alternating"
             " between"
             " before and after"
         )
