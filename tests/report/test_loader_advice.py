@@ -85,7 +85,7 @@ def test_no_more_workers_than_cpus():
     assert evidence(one)["best step time with these workers"] == pytest.approx((100 / 3 + 0.5) * MS)
     assert one.saving_ns == 100 * MS
     assert one.action.startswith("Pre-decode or pre-transform the data"), "the bigger one comes first"
-    assert "Saves up to 100 ms per step. Alternatively, set num_workers=3, persistent" in one.action
+    assert "This saves up to 100 ms per step. Alternatively, set num_workers=3, persistent" in one.action
     assert one.action.endswith("(currently num_workers=0). Saves at most 71.2 ms per step.")
     assert one.action.count("num_workers=3") == 1
     # All of them are taken: nothing is left to advise but cheaper batches.

@@ -436,7 +436,7 @@ def test_collate_and_more_workers_instead():
     one = finding(played(40, workers=2, collate_ms=800))
     assert one.action.startswith("Collate whole arrays (torch.stack, np.stack, pad_sequence)")
     assert one.summary.endswith("Collating takes 67% of worker time.")
-    assert " Saves up to 10 ms per step. Alternatively, set num_workers=4" in one.action
+    assert " This saves up to 10 ms per step. Alternatively, set num_workers=4" in one.action
     assert one.action.endswith("(currently num_workers=2). Expect about 20 → 10 ms per step.")
 
 
@@ -728,7 +728,7 @@ def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
     cpu, setup = used(40, 10, computing=1.0, cpus=2, rest_cpu_ms=10), replace(SETUP, usable_cpus=2)
     one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))
     assert one.action.startswith("Pre-decode or pre-transform the data")
-    assert "Saves up to 40 ms per step. Alternatively, set num_workers=2, persistent_w" in one.action
+    assert "This saves up to 40 ms per step. Alternatively, set num_workers=2, persistent_w" in one.action
     cpu = used(40, 10, computing=1.0, cpus=1, rest_cpu_ms=10)
     setup = replace(SETUP, usable_cpus=1)
     one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))
