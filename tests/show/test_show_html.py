@@ -356,7 +356,7 @@ def test_the_figures_at_the_top_are_those_of_the_benchmark():
     texts = [" ".join(one["text"].split()) for one in page_of(report_of(sections=sections)).all("dd")]
     assert texts == [
         "43.5 msp50 43.4 ms, p99 50.8 ms",
-        "22.98 steps/s7,355 images/s",
+        "23.0 steps/s7,355 images/s",
         "40%17.5 ms waiting for data",
         "18.9 GFLOP/sMFU 18%",
     ]
