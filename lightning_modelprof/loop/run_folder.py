@@ -92,13 +92,13 @@ def check_writeable(directory: Path) -> None:
         address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
         raise ConfigError(
             f"ModelProfCallback: expected a local directory for files, got {address}. Set dirpath to a local"
-            f" directory, or report={'files': False}."
+            " directory, or report={'files': False}."
         )
     problem = _problem(directory)
     if problem:
         raise ConfigError(
             f"ModelProfCallback: can't write files to {directory}: {problem}. Set dirpath, change the"
-            f" logger's directory, or set report={'files': False}."
+            " logger's directory, or set report={'files': False}."
         )
 
 

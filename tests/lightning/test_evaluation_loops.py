@@ -479,7 +479,7 @@ def test_fit_then_the_other_loops(bench):
     for key in KEYS:
         bench.run(key, model, bench.data(4), trainer=trainer)
         bench.check(num_steps=4)
-        assert f"4 {WORDS[key]} batches of Fitted, finished" in bench.callback.report.title
+        assert f"Fitted, 4 {WORDS[key]} batches (finished)" in bench.callback.report.title
         assert bench.callback.report not in reports
         reports.append(bench.callback.report)
     trainer.fit_loop.max_epochs = 2
@@ -655,7 +655,7 @@ def test_files_and_report_under_the_real_clock(tmp_path, key, num_workers):
         "report.txt",
         "run.json",
     }
-    assert f"40 {WORDS[key]} batches of Real, finished" in (folder / "report.txt").read_text()
+    assert f"Real, 40 {WORDS[key]} batches (finished)" in (folder / "report.txt").read_text()
     report = report_of(tmp_path)
     assert report["run"]["loop"] == key
     assert report["run"]["num_steps"] == 40
@@ -721,7 +721,7 @@ def test_fast_dev_run_leaves_no_files(tmp_path):
     trainer = make_real_trainer(tmp_path, callback, fast_dev_run=True)
     run_quietly(trainer, "test")
     assert len(steps_of(callback)) == 1
-    assert "1 test batch of Real" in callback.report.title
+    assert "Real, 1 test batch (finished)" in callback.report.title
     assert list(tmp_path.rglob("run.json")) == []
 
 
