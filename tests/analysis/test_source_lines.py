@@ -351,7 +351,7 @@ def test_a_pause_in_the_inspected_step_is_no_torch_work(paused):
     stacks = (("forward", (STEP_35, LOSS_7), 88), ("forward", (STEP_33, CALL, LAYER), 12))
     found = finding_of(slow_step(*stacks, sites=sites))
     assert found.status is Status.FOUND
-    assert "of rows_loss runs 400 operators" in found.action
+    assert "(in rows_loss) runs 400 operators" in found.action
 
 
 def test_the_loop_below_a_line_without_samples_or_operators_is_named():
@@ -360,7 +360,7 @@ def test_the_loop_below_a_line_without_samples_or_operators_is_named():
     sites = sites_of([line_of(LOSS, one.line, "rows_loss", 5, calls=100 + one.line, views=0) for one in at])
     found = finding_of(slow_step(*(("forward", (STEP_35, one), 8) for one in at), sites=sites))
     assert found.locations[0].line == 35
-    assert "Line 11 of rows_loss runs 111 operators" in found.action
+    assert "Line 11 (in rows_loss) runs 111 operators" in found.action
 
 
 def test_a_loop_s_backward_is_in_its_saving():
