@@ -360,7 +360,7 @@ def test_an_argument_that_a_library_lacks_is_said():
 def test_a_cache_is_named_where_batches_are_to_be_cheaper():
     said = action(InputBound(), setup_of("gluonts", kind="Batches", num_workers=None), **WAITS)
     assert said.endswith(
-        " Or call estimator.train(..., cache_data=True), to transform each series once (gluonts)."
+        " Alternatively, call estimator.train(..., cache_data=True), to transform each series once (gluonts)."
     )
 
 

@@ -204,7 +204,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
                     f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
                     f" {milliseconds(seen.late_ns)} in the last, while other phases stay flat. Averaged over"
                     f" the run, this costs {COST}.",
-                    "If a list or tensor grows every step, use a running sum instead.",
+                    "Use a running sum instead of a list that grows every step.",
                     self.severity(share),
                     saving_ns=seen.excess_ns,
                     places=[*_growing_line(analysis, seen.phase), *_growing_attributes(analysis)],
