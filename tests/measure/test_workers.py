@@ -114,7 +114,7 @@ def test_workers_that_share_a_cpu_wait_for_it():
     for one in workers.workers:
         making_ns = one.fetch_ns + one.collate_ns
         assert one.cpu_wait_ns >= 0.2 * making_ns
-        assert one.cpu_ns + one.cpu_wait_ns == pytest.approx(making_ns, rel=0.1)
+        assert one.cpu_ns + one.cpu_wait_ns == pytest.approx(making_ns, rel=0.2)
 
 
 # What is done for each batch

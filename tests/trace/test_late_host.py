@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lightning_modelprof import analyze
+from lightning_modelprof.report.rules.device import LATE_SHARE
 from tests.support.traces import event
 
 STEP_US = 10_000
@@ -137,7 +138,7 @@ def test_milliseconds_are_those_of_the_table(tmp_path):
     late = next(row[place] for row in table.rows if row[0] == "CPU late")
     known = {one.label: one.value for one in finding_of(report).evidence}
     assert known["GPU idle per step while the CPU is late"] == pytest.approx(late)
-    assert f"{100 * known['its share of the step']:.0f}%" in report.verdict.summary
+    assert f"{100 * known[LATE_SHARE]:.0f}%" in report.verdict.summary
 
 
 def frame(name, begin, end):
