@@ -142,7 +142,7 @@ def test_a_dtype_without_a_peak_is_named():
     entries = (operator("forward", 1000), operator("forward", 3000, dtype="bfloat16"))
     facts = model_flops(cost(*entries, peaks=(peak("bfloat16"),)), 2000)
     assert (facts.without_peak, facts.model.share_of_peak) == (("float32",), None)
-    assert "unknown without a peak for float32" in " ".join(tables(facts)[0].notes)
+    assert "require the device's peak for float32" in " ".join(tables(facts)[0].notes)
 
 
 def test_no_clean_step_is_said():

@@ -68,7 +68,7 @@ def test_the_time_in_hooks():
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.WARNING)
     assert finding.saving_ns_per_step == pytest.approx(3 * MS)
     assert [(one.file, one.line, one.is_exact) for one in finding.locations] == [("train.py", 7, True)]
-    assert "layers or tensors (watch) take" in finding.summary
+    assert "modules or tensors (watch) take" in finding.summary
 
 
 @pytest.mark.parametrize(
