@@ -59,9 +59,10 @@ class VaryingWatch:
         self.varying: set[str] = set()
         self._random: dict[int, StorageWeakRef] = {}
         self._learned: dict[int, StorageWeakRef] = {}
-        for one in () if root is None else parameters_of(root):
-            if is_trained(one) and _has_memory(one):
-                add_storage(self._learned, one)
+        with undisturbed():
+            for one in () if root is None else parameters_of(root):
+                if is_trained(one) and _has_memory(one):
+                    add_storage(self._learned, one)
         self._host = _host_states()
         self._has_read = False
         self._module: str | None = None

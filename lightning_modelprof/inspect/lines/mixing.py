@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.constants import storage_of, tensors_in_arguments, written_by
 from lightning_modelprof.inspect.lines.frozen import add_storage
-from lightning_modelprof.measure.stored import buffers_of, parameters_of
+from lightning_modelprof.measure.stored import buffers_of, parameters_of, undisturbed
 from lightning_modelprof.run.model_cost import MIXES_NOTHING, MIXES_PLACES, MIXES_ROWS
 
 _ROWS: Final = frozenset(
@@ -63,9 +63,10 @@ class MixingWatch:
 
     def __init__(self, root: nn.Module) -> None:
         self._weights: dict[int, StorageWeakRef] = {}  # and what is made of nothing else
-        for one in (*parameters_of(root), *buffers_of(root)):
-            if not one.is_meta and one.layout is torch.strided:
-                add_storage(self._weights, one)
+        with undisturbed():
+            for one in (*parameters_of(root), *buffers_of(root)):
+                if not one.is_meta and one.layout is torch.strided:
+                    add_storage(self._weights, one)
         self._mixing: dict[str, set[str]] = {MIXES_ROWS: set(), MIXES_PLACES: set()}
 
     def __call__(
