@@ -18,8 +18,8 @@ HELP = "Compare runs, with a confidence interval"
 DESCRIPTION = (
     "Compare runs to see whether AFTER is faster than BEFORE, by how much, how certain that is, and where the"
     " difference comes from. For reliable results, use multiple runs per side, alternating between before and"
-    " after. With three or"
-    " more runs and no --before or --after, print a table that compares each run to the first."
+    " after. With three or more runs and no --before or --after, print a table that compares each run to the"
+    " first."
 )
 EPILOG = (
     "Exit status: 0 if AFTER is faster or unchanged, or if a table is printed; 3 if it is slower by more"

@@ -31,6 +31,7 @@ from lightning_modelprof.report.model import Location, Severity, Status
 from lightning_modelprof.report.rules.callbacks import SlowLoggingCalls
 from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel, SlowLineInModule
 from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.setup import CallbackSetup, CodePlace
 from lightning_modelprof.run.sites import LOG, LOGGER, logging_kind
 from lightning_modelprof.run.stacks import LogCall
 from tests.analysis.test_source_lines import CALL, LAYER, NET, STEP_33, STEP_35, frame, samples_of, with_loop
@@ -256,6 +257,20 @@ def test_a_logger_that_is_called_itself_is_called_less_often():
         assert told in found.action
         assert "self.log_dict" in found.action
         assert "Each self.log" not in found.action
+
+
+def test_a_callback_asks_the_trainer_for_the_step():
+    """It has no ``global_step`` of its own: what is pasted would raise AttributeError."""
+    call = LogCall(file=NET, line=33, names=("self.logger.experiment.add_scalar",))
+    hook = CodePlace(file=NET, line=30, name=STEP_33.function)
+    callback = CallbackSetup(callback="Writes", kind="Writes", hooks={"on_train_batch_end": hook})
+    for callbacks, step in (((callback,), "trainer.global_step"), ((), "self.global_step")):
+        analysis = logged(
+            frames=(STEP_33, ADDS),
+            calls=(call,),
+            setup=replace(SETUP, log_every_n_steps=20, callbacks=callbacks),
+        )
+        assert f"if {step} % 20 == 0" in only(SlowLoggingCalls().evaluate(analysis)).action
 
 
 def test_keys_built_in_a_loop_are_said_to_be():

@@ -35,6 +35,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import CallbackTime
+from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.sites import LOG, LOGGER
 from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.units import milliseconds, percent
@@ -340,7 +341,11 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
         return (
             self.found(
                 f"self.log, logger and metric calls take {COST}. {_where(calls.lines)}",
-                _action(calls, every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0),
+                _action(
+                    calls,
+                    every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0,
+                    _step_number(calls.lines, analysis.setup),
+                ),
                 self.severity(calls.share),
                 saving_ns=calls.share * wall_ns,
                 places=[_location(line) for line in calls.lines[:_MOST_LINES]],
@@ -378,13 +383,21 @@ def _names(line: LoggingLine) -> str:
     return f" with {names} in a loop"
 
 
-def _action(calls: LoggingCalls, every: int) -> str:
+def _step_number(lines: Sequence[LoggingLine], setup: TrainingSetup | None) -> str:
+    """How the code of the slowest line gets the number of the step, which a callback doesn't have itself."""
+    callbacks = () if setup is None else setup.callbacks
+    classes = {place.name.partition(".")[0] for one in callbacks for place in one.hooks.values()}
+    of_callback = bool(lines) and lines[0].function.partition(".")[0] in classes
+    return "trainer.global_step" if of_callback else "self.global_step"
+
+
+def _action(calls: LoggingCalls, every: int, step: str) -> str:
     """What helps against what takes at least a tenth of it, most first."""
     shares: dict[str, float] = {}
     for line in calls.lines:
         shares[line.kind] = shares.get(line.kind, 0.0) + line.share
     kinds = sorted(shares, key=lambda kind: -shares[kind])
-    told = [_help(kind, every) for kind in kinds if shares[kind] >= _WORTH * calls.share]
+    told = [_help(kind, every, step) for kind in kinds if shares[kind] >= _WORTH * calls.share]
     given = [(option, line) for line in calls.lines if line.call is not None for option in line.call.options]
     if RANKS not in kinds and any(option == "sync_dist" and not line.package for option, line in given):
         told.append("Use sync_dist=True only with on_step=False.")
@@ -393,19 +406,15 @@ def _action(calls: LoggingCalls, every: int) -> str:
     return " ".join(told)
 
 
-def _help(kind: str, every: int) -> str:
+def _help(kind: str, every: int, step: str) -> str:
     if kind == LOGGER:
         steps = every if every > 1 else 50
-        return (
-            f"Use self.log_dict, or call the logger only every {steps} steps (if self.global_step % {steps}"
-            " == 0)."
-        )
+        return f"Use self.log_dict, or call the logger only every {steps} steps (if {step} % {steps} == 0)."
     if kind != LOG:
         return _HELP[kind]
     per_epoch = "Log per-epoch values once per epoch, with on_step=False, on_epoch=True."
     if every <= 1:  # 0 outside of a fit's steps
         return per_epoch
     return (
-        f"Make a single self.log_dict call every {every} steps (if (self.global_step + 1) % {every} == 0)."
-        f" {per_epoch}"
+        f"Make a single self.log_dict call every {every} steps (if ({step} + 1) % {every} == 0). {per_epoch}"
     )
