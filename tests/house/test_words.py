@@ -178,7 +178,7 @@ BANNED = (
     (r"\bis lost because\b", "80% is lost because the GPU waits", "the GPU spends 80% waiting"),
     (r"^(?:Do|At): ", "Do: cache each sample", "Fix: cache each sample"),
     # Typography
-    (r"\d %", "91 %", "91%"),
+    (r"\d %(?! \d)", "91 %", "91%"),  # but a remainder in code
     (r"\d us\b", "30 us", "30 µs"),
 )
 """Pattern, case ignored; an example that it finds; what to write, which it does not find."""

@@ -77,6 +77,7 @@ export class TimelineView {
     showSelection(this, this.parts.selection);
     showRange(this, this.parts.range);
     showFound(this);
+    this.forget(); // the address that led here says it already
   }
 
   /**
@@ -207,9 +208,14 @@ export class TimelineView {
   /** Tell of changes that nobody was told of. */
   tell() {
     if (!this.timer) return;
+    this.forget();
+    this.onChange(this.state());
+  }
+
+  /** Tell nobody of the changes so far. */
+  forget() {
     clearTimeout(this.timer);
     this.timer = 0;
-    this.onChange(this.state());
   }
 
   /** @param {string} category */
