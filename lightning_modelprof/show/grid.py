@@ -198,7 +198,7 @@ def part_absent(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
             titles.setdefault(table.absent_reason, []).append(table.title)
     shared = {reason: names for reason, names in titles.items() if len(names) > 1}
     kept = [table for table in tables if table.rows or table.notes or table.absent_reason not in shared]
-    return kept, [f"{', '.join(names)}: {reason}." for reason, names in shared.items()]
+    return kept, [f"{', '.join(names)}: {reason.removesuffix('.')}." for reason, names in shared.items()]
 
 
 def display_width(text: str) -> int:

@@ -610,14 +610,14 @@ def test_findings_gone_and_new():
     )
     rows = table(build_comparison([before], [after])[0], "findings").rows
     assert rows == (
-        ("sync", "gone", 2.0 * MS, None),
-        ("input", "gone", 2.0 * MS, None),
+        ("sync", "removed", 2.0 * MS, None),
+        ("input", "removed", 2.0 * MS, None),
         ("copy", "new", None, 2.0 * MS),
-        ("sync", "still there", 2.0 * MS, 2.0 * MS),
+        ("sync", "unchanged", 2.0 * MS, 2.0 * MS),
     )
     moved = compared(steps([MS] * 30), findings=(finding("input", function="elsewhere"),))
     rows = table(build_comparison([before], [moved])[0], "findings").rows
-    assert ("input", "still there", 2.0 * MS, 2.0 * MS) in rows
+    assert ("input", "unchanged", 2.0 * MS, 2.0 * MS) in rows
     nobody_looked, _ = build_comparison([compared(steps([MS] * 30))], [after])
     assert table(nobody_looked, "findings").absent_reason == "one side has no findings data"
 

@@ -75,7 +75,7 @@ def test_windows_with_other_numbers_of_steps_are_compared_per_step():
     assert list(keyed(changes)) == ["new", "old", "mm", "relu"]
     assert keyed(changes) == {
         "new": cells(None, 7.0, None, None, None, 1.0, "new"),
-        "old": cells(6.0, None, None, None, 1.0, None, "gone"),
+        "old": cells(6.0, None, None, None, 1.0, None, "removed"),
         "mm": cells(10.0, 5.0, -5.0, -0.5, 2.0, 2.0),  # the line that calls it is not its name
         "relu": cells(1.0, 2.0, 1.0, 1.0, 1.0, 1.0),
     }
@@ -334,7 +334,7 @@ def test_rows_are_matched_and_subtracted(first, second):
             if other[: len(path)] == path
         )
         if has_figure:
-            state = "gone" if path not in news else "new" if path not in olds else ""
+            state = "removed" if path not in news else "new" if path not in olds else ""
             difference = None if old is None or new is None else new - old
             ratio = difference / old if difference is not None and old else None
             name = path[-1].partition(" ")[0]

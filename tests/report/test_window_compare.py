@@ -160,7 +160,7 @@ def test_findings():
     clean = Finding(kind="input_bound", status=Status.CLEAN, title="The loop waits", summary="it does not")
     one = breakdown(parts(kernel=2))
     report = compare_windows(window(one, findings=(found,)), window(one, findings=(clean,)), NAMES)
-    assert table(report, "comparison_findings").rows == (("The loop waits", "gone", 2.0 * MS, None),)
+    assert table(report, "comparison_findings").rows == (("The loop waits", "removed", 2.0 * MS, None),)
 
 
 # Generated
@@ -238,7 +238,7 @@ def test_the_tables_of_workers(resnets):
         for side, whole in zip(("before", "after"), sums, strict=True):
             assert sum(row[at[side]] or 0 for row in changes.rows) == pytest.approx(whole / 6)
     states = {row[0]: row[1] for row in table(report, "comparison_findings").rows}
-    assert states["Training waits for data"] == "gone"
+    assert states["Training waits for data"] == "removed"
     assert render_text(report).startswith(report.title)
 
 

@@ -140,7 +140,7 @@ CHANGES: Final = TableKind(
             change="bar",
         ),
         Column("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
-        Column("state", "state", help="new or gone, for rows that exist on one side only."),
+        Column("state", "state", help="new or removed, for rows that exist on one side only."),
     ),
 )
 
@@ -198,7 +198,7 @@ def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[
     if any(row.unit is Unit.RATIO for row in rows):
         notes.append("For percentages, the difference is in percentage points.")
     if any(row.state for row in rows):
-        notes.append("Rows marked new or gone exist on only one side, so no difference is shown.")
+        notes.append("Rows marked new or removed exist on only one side, so no difference is shown.")
     return tuple(notes)
 
 
@@ -217,7 +217,7 @@ def _has_numbers(table: Table, key: str) -> bool:
 
 
 def _has_changed(changes: Table) -> bool:
-    """Whether a row is new or gone, or has a difference."""
+    """Whether a row is new or removed, or has a difference."""
     at, state = position_of(changes, "difference"), position_of(changes, "state")
     return any(row[at] or row[state] for row in changes.rows)
 
@@ -316,7 +316,7 @@ def _pair(path: RowPath, before: TableSide, after: TableSide) -> RowPair:
         after=new,
         difference=None if old is None or new is None else new - old,
         calls=(before.num_calls(path), after.num_calls(path)),
-        state="" if None not in units else "new" if units[0] is None else "gone",
+        state="" if None not in units else "new" if units[0] is None else "removed",
     )
 
 

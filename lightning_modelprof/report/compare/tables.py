@@ -135,12 +135,12 @@ FINDING_CHANGES: Final = TableKind(
     id="comparison_findings",
     title="Findings",
     help=(
-        "Findings that are gone, new or still there, from the first run of each side. Findings match by"
+        "Removed, new and unchanged findings, from the first run of each side. Findings match by"
         " rule, function and module."
     ),
     columns=(
         Column("finding", ""),
-        Column("state", "state", help="gone, new or still there."),
+        Column("state", "state", help="removed, new or unchanged."),
         Column("before", "could save before", Unit.DURATION_NS, help="per step."),
         Column("after", "could save after", Unit.DURATION_NS, help="per step."),
     ),
@@ -149,16 +149,16 @@ FINDING_CHANGES: Final = TableKind(
 
 
 def findings_table(before: Report, after: Report) -> Table:
-    """Which findings are gone, which are new and which are still there."""
+    """Which findings are removed, new and unchanged."""
     counts = [Counter(finding.kind for finding in _all_found(report)) for report in (before, after)]
     several = frozenset(kind for one in counts for kind, number in one.items() if number > 1)
     found = [_found(report, several) for report in (before, after)]
     is_known = [bool(report.findings) for report in (before, after)]
     rows: list[tuple[Cell, ...]] = []
     for label, keys in (
-        ("gone", [key for key in found[0] if key not in found[1]]),
+        ("removed", [key for key in found[0] if key not in found[1]]),
         ("new", [key for key in found[1] if key not in found[0]]),
-        ("still there", [key for key in found[0] if key in found[1]]),
+        ("unchanged", [key for key in found[0] if key in found[1]]),
     ):
         for key in keys if all(is_known) else ():
             old, new = found[0].get(key), found[1].get(key)
@@ -186,8 +186,8 @@ TABLE_CHANGES: Final = TableKind(
     ),
     columns=(
         Column("table", ""),
-        Column("gone", "rows gone", Unit.COUNT, help="rows that exist on one side only."),
-        Column("new", "rows new", Unit.COUNT, help="rows that exist on one side only."),
+        Column("gone", "rows removed", Unit.COUNT, help="rows that exist on one side only."),
+        Column("new", "rows added", Unit.COUNT, help="rows that exist on one side only."),
         Column("row", "changed most", help="the row with the largest difference in the compared column."),
         Column("column", "in", help="the compared column."),
         Column("before", "before", Unit.BY_ROW, help="value before."),

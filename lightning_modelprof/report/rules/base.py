@@ -296,8 +296,8 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
                 places=[location_at(line) for line in calls.lines],
                 evidence=[
                     duration("minimum time per step" if self.is_lower_bound else "time per step", took_ns),
-                    ratio("share of samples", calls.share),
-                    count("samples", calls.samples),
+                    ratio("share of stack samples", calls.share),
+                    count("stack samples", calls.samples),
                 ],
             ),
         )

@@ -330,9 +330,9 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
         least = calls.share - 2 * error
         evidence = [
             duration("time per step", calls.share * wall_ns),
-            ratio("share of samples", calls.share),
+            ratio("share of stack samples", calls.share),
             duration(_IN_STEP, calls.share_in_step * wall_ns),
-            count("samples", calls.samples),
+            count("stack samples", calls.samples),
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
             took = milliseconds(calls.share * wall_ns)

@@ -314,7 +314,7 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
                     evidence=[
                         duration("maximum cost per step", cost_ns),
                         ratio("thread's CPU share of loop", thread.cpu_ns / samples.loop_ns),
-                        count("samples", sum(one.samples for one in thread.stacks)),
+                        count("stack samples", sum(one.samples for one in thread.stacks)),
                     ],
                 )
             )

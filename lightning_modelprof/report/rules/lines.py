@@ -182,9 +182,9 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
             ],
             evidence=[
                 duration("time per step at the line" if is_one else "time per step at these lines", took_ns),
-                ratio("share of samples", share),
+                ratio("share of stack samples", share),
                 count("operators per step", sum(one.own_operators for one in loop.lines)),
-                count("samples", samples),
+                count("stack samples", samples),
             ],
         )
 
@@ -366,9 +366,9 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
                 ],
                 evidence=[
                     duration("time per step at these lines", took_ns),
-                    ratio("share of samples", share),
+                    ratio("share of stack samples", share),
                     count("operators per step", sum(one.constant_operators for one in found)),
-                    count("samples", samples),
+                    count("stack samples", samples),
                 ],
             ),
         )

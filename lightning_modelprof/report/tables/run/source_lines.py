@@ -31,7 +31,7 @@ _COLUMNS: Final = (
     ),
     Column(
         "samples",
-        "Samples",
+        "Stack samples",
         Unit.COUNT,
         adds_up=True,
         help=_OF_SAMPLES,
@@ -45,7 +45,7 @@ _COLUMNS: Final = (
     ),
     Column(
         "backward_operators",
-        "in backward",
+        "Backward operators",
         Unit.COUNT,
         adds_up=True,
         help="operators that backward ran for the line.",
