@@ -842,15 +842,15 @@ TINY = b'{"ph":"X","name":"a","ts":1.5,"dur":1,"pid":1,"tid":1}'
 @pytest.mark.parametrize(
     ("head", "unit", "tail", "size", "ratio"),
     [
-        (b'{"traceEvents":[' + TINY, b",{}", b"]}", 12, 10),
-        (b'{"traceEvents":[' + TINY, b',{"":0}', b"]}", 12, 5),
-        (b'{"traceEvents":[' + TINY, b"," + TINY, b"]}", 12, 3),
-        (b'{"traceEvents":[' + TINY + b',{"ph":5}', b"," + TINY, b"]}", 12, 4),
-        (b'{"traceEvents":[' + TINY, b"," + TINY, b",", 12, 4),
-        (b'{"traceEvents":[' + TINY + b',{"args":{"stream":[', b"[],", b"0]}}]}", 30, 3),
-        (b'{"traceEvents":[' + TINY + b"],", b'"x":[],', b'"y":0}', 30, 3),
-        (b'{"x":[', b"[],", b'0],"traceEvents":[' + TINY + b"]}", 30, 3),
-        (b'{"x":{', b'"x":{},', b'"y":0}}', 30, 3),
+        (b'{"traceEvents":[' + TINY, b",{}", b"]}", 6, 10),
+        (b'{"traceEvents":[' + TINY, b',{"":0}', b"]}", 6, 5),
+        (b'{"traceEvents":[' + TINY, b"," + TINY, b"]}", 6, 3),
+        (b'{"traceEvents":[' + TINY + b',{"ph":5}', b"," + TINY, b"]}", 6, 4),
+        (b'{"traceEvents":[' + TINY, b"," + TINY, b",", 6, 4),
+        (b'{"traceEvents":[' + TINY + b',{"args":{"stream":[', b"[],", b"0]}}]}", 10, 3),
+        (b'{"traceEvents":[' + TINY + b"],", b'"x":[],', b'"y":0}', 10, 3),
+        (b'{"x":[', b"[],", b'0],"traceEvents":[' + TINY + b"]}", 10, 3),
+        (b'{"x":{', b'"x":{},', b'"y":0}}', 10, 3),
     ],
 )
 def test_memory_is_bounded_by_the_text(head, unit, tail, size, ratio, tmp_path):
