@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections():
-    """Garbage is looked for among what a file's own tests make, not among all that was imported and collected."""
+    """Garbage is looked for among what a file's own tests make, not among all that was imported."""
     gc.collect()
     gc.freeze()
 
