@@ -92,7 +92,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
             except PublicError as error:
                 # The fast loader cannot name a blob of a run with a quote or a backslash in its name.
                 hint = "If the run has an unusual name, try tensorboard --load_fast=false."
-                sentence = f"TensorBoard can't read this: {str(error).removesuffix(".")}. {hint}"
+                sentence = f"TensorBoard can't read this: {str(error).removesuffix('.')}. {hint}"
                 return Respond(request, {"error": sentence}, _JSON, code=error.http_code)
 
         return application
