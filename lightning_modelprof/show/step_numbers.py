@@ -61,20 +61,32 @@ class StepNumbers:
     def parts(self, parts: Sequence[StepPart], *, is_best: bool = False) -> list[str]:
         """Each part of the step, or of the best case; a part that rounds to 0 has a digit of its own.
 
-        They sum to what :attr:`step` and :attr:`best` say: the largest remainders are rounded up.
+        They sum to what :attr:`step` and :attr:`best` say: the largest remainders are rounded up. A phase
+        reads the same wherever it stands, whatever small phases are together there.
         """
-        unit = Decimal(1).scaleb(-self._places)
-        exact = [Decimal(part.ns) / 10**6 for part in parts]
-        floors = [one.quantize(unit, ROUND_FLOOR) for one in exact]
+        phases: Sequence[StepPart] = self._card.better if is_best else self._card.host
+        alone = {part.key: part.ns for part in parts if part.key != REST}
+        if not alone.items() <= {(part.key, part.ns) for part in phases}:  # the device's
+            phases = parts
         whole = self._best() if is_best else self._rounded(self._card.wall_ns)
+        shown = self._adding_up([part.ns for part in phases], whole)
+        at = {part.key: number for part, number in zip(phases, shown, strict=True)}
+        rest = sum((number for key, number in at.items() if key not in alone), Decimal(0))
+        numbers = [rest if part.key == REST else at[part.key] for part in parts]
+        return [
+            self._text(number) if number else digits(part.ns / 1e6, 1)
+            for part, number in zip(parts, numbers, strict=True)
+        ]
+
+    def _adding_up(self, parts_ns: Sequence[float], whole: Decimal) -> list[Decimal]:
+        unit = Decimal(1).scaleb(-self._places)
+        exact = [Decimal(ns) / 10**6 for ns in parts_ns]
+        floors = [one.quantize(unit, ROUND_FLOOR) for one in exact]
         left = int((whole - sum(floors)) / unit)
-        order = sorted(range(len(parts)), key=lambda number: floors[number] - exact[number])
+        order = sorted(range(len(exact)), key=lambda number: floors[number] - exact[number])
         for number in order[: max(0, left)]:
             floors[number] += unit
-        return [
-            self._text(shown) if shown else digits(part.ns / 1e6, 1)
-            for part, shown in zip(parts, floors, strict=True)
-        ]
+        return floors
 
     def _best(self) -> Decimal:
         return self._rounded(self._card.wall_ns) - self._rounded(self._card.saved_ns)

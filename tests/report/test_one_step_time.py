@@ -69,3 +69,16 @@ def test_no_phase_of_the_model_is_hidden_and_other_is_a_tenth_at_most(host):
     rest_ns = sum(part.ns for part in merged if part.key == REST)
     assert rest_ns <= MOST_REST * sum(part.ns for part in host) * (1 + 1e-9)
     assert sum(part.ns for part in merged) == pytest.approx(sum(part.ns for part in host))
+
+
+@given(host=steps, small=st.floats(0, 0.3))
+def test_a_phase_reads_the_same_on_a_page_and_in_a_terminal(host, small):
+    numbers = StepNumbers(StepCard(step="a step", host=host, better=host))
+    merged = merge_small(host, small)
+    alone = dict(zip((part.key for part in host), numbers.parts(host), strict=True))
+    for part, text in zip(merged, numbers.parts(merged), strict=True):
+        assert part.key == REST or text == alone[part.key]
+    unit = 10.0 ** -len(numbers.step.partition(".")[2])
+    shown = [float(text.replace(",", "")) for text in numbers.parts(merged)]
+    seen = sum(one for one in shown if one > 0.99 * unit)
+    assert seen == pytest.approx(float(numbers.step.replace(",", "")), abs=unit / 10)
