@@ -184,6 +184,11 @@ def milliseconds(ns: float | None) -> str:
     return f"{digits(ns / 1e6)} ms"
 
 
+def time_per_step(ns: float) -> str:
+    """What something takes in each step; of what never ran, that there is nothing to measure."""
+    return f"{milliseconds(ns)} per step" if ns else "no measurable time"
+
+
 def percent(share: float | None) -> str:
     """A share with its sign: no decimal from 10% on, one below, and one digit where that would be none."""
     number = _number(share)

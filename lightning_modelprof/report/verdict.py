@@ -176,7 +176,7 @@ def account(costs: StepCosts | Absent) -> Accounting:
         reason = f"only {costs.steady.num_steps} steps ran without profiler or inspection"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     if accounted < LEAST_ACCOUNTED and other_ns >= UNACCOUNTED_FLOOR_NS / costs.cpu_share:
-        reason = f"{milliseconds(other_ns)} per step ({percent(share)}) isn't attributed to any phase"
+        reason = f"{milliseconds(other_ns)} per step ({percent(share)}) is spent between phases"
         return Accounting(ratio=accounted, is_enough=False, reason=reason)
     return Accounting(ratio=accounted, is_enough=True)
 
@@ -259,7 +259,7 @@ def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
     kinds = {rule.kind for rule in rules if rule.bound == "overhead_bound"}
     found = [one for one in findings if one.kind in kinds and one.status is Status.FOUND]
     found.sort(key=lambda one: -(one.saving_ns_per_step or 0.0))
-    labels = {phase.key: phase.label.lower() for phase in PHASES}
+    labels = {phase.key: phase.label.lower() for phase in PHASES} | {"dataloader": "data loading"}
     named = list(dict.fromkeys(labels[one.phases[-1]] for one in found if one.phases))
     listed = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
     return listed or "work around the model"
@@ -473,7 +473,7 @@ def _largest_part(
 ) -> Verdict:
     """Where no bound is reached: BALANCED if that is mostly the model, else the largest part of the step."""
     step_ns, phases = costs.step_ns, costs.typical.phases_ns
-    labels = {phase.key: phase.label.lower() for phase in PHASES}
+    labels = {phase.key: phase.label.lower() for phase in PHASES} | {"dataloader": "data loading"}
     parts = {key: ns for key, ns in phases.items() if ns and key not in MODEL}
     rest = sorted(parts, key=lambda key: -parts[key])
     model = costs.in_step_ns(MODEL) / step_ns if step_ns else 0.0
@@ -485,7 +485,7 @@ def _largest_part(
     summary = f"Forward, backward and optimizer take {percent(model)} of each step"
     named = [f"{labels[key]} takes {percent(parts[key] / step_ns)}" for key in rest if key != "other"][:1]
     if other > 1 - _LEAST_BALANCED:
-        named.append(f"{percent(other)} isn't attributed to any phase")
+        named.append(f"{percent(other)} is spent between phases")
     summary = "; ".join([summary, ", and ".join(named)] if named else [summary])
     saved = [one.share or 0.0 for one in findings if one.status is Status.FOUND and one.share_of == "step"]
     if sum(saved) > 1 - _LEAST_BALANCED:

@@ -35,6 +35,9 @@ MOST_FIGURES = 4
 _MAX_PLACES = 3
 """Places that are written for each finding; files have all."""
 
+_NAMED = 0.90
+"""Share of the wall time in named phases that goes without saying."""
+
 _CELL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
 """What IPython's kernel calls the code of a cell."""
 
@@ -61,11 +64,20 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """The verdict in one line, with how much of the wall time is in named phases."""
-    line = f"{verdict_word(verdict)}: {verdict.summary}"
-    if verdict.accounted_ratio is not None:
-        line += f" {percent(verdict.accounted_ratio)} of the wall time is in named phases."
-    return one_line(line)
+    """The verdict in one line."""
+    return one_line(
+        " ".join(filter(None, (f"{verdict_word(verdict)}:", verdict.summary, little_named(verdict))))
+    )
+
+
+def little_named(verdict: Verdict) -> str:
+    """How much of the wall time is in named phases, where that is little; else ``""``."""
+    named = verdict.accounted_ratio
+    return (
+        ""
+        if named is None or named >= _NAMED
+        else f"Only {percent(named)} of the wall time is in named phases."
+    )
 
 
 def brief_line(report: Report, place: str = "") -> str:
@@ -114,9 +126,14 @@ def _rate(ips: Mapping[str, Any]) -> str:
     """A rate with its error: ``19.7 ± 0.9 steps/s``; ``""`` where there is none."""
     if not ips.get("avg"):
         return ""
-    error = ips.get("standard_error")
-    spread = "" if error is None else f" ± {digits(error, 2)}"
-    return f"{three_digits(ips['avg'])}{spread} {ips['unit']}"
+    rate, error = three_digits(ips["avg"]), ips.get("standard_error")
+    if error is None:
+        return f"{rate} {ips['unit']}"
+    spread = digits(error, 2)
+    decimals = len(spread.partition(".")[2])
+    if decimals < len(rate.partition(".")[2]):
+        rate = f"{ips['avg']:,.{decimals}f}"
+    return f"{rate} ± {spread} {ips['unit']}"
 
 
 def speed_line(report: Report) -> str:

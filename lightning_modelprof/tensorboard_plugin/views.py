@@ -217,8 +217,8 @@ VIEWS: Final = (
         key="workers",
         title="Workers",
         empty=(
-            "No DataLoader worker data was recorded. ModelProfCallback records it by default"
-            " (inspect.workers); a trace alone doesn't contain it."
+            "No DataLoader worker data: the run had no workers (num_workers=0), or inspect.workers was off."
+            " A trace alone doesn't contain it."
         ),
     ),
     View(

@@ -61,7 +61,7 @@ def test_what_is_too_short_to_matter_binds_nothing():
     found = verdict(steps)
     assert found.kind == "compute_bound"
     assert found.summary.startswith("Forward, backward and optimizer take 33% of each step")
-    assert found.summary.endswith("33% isn't attributed to any phase.")
+    assert found.summary.endswith("33% is spent between phases.")
     assert found.accounted_ratio == pytest.approx(2 / 3)
 
 
@@ -105,7 +105,7 @@ def test_a_rule_that_speaks_for_a_verdict():
         (steps_of(0), "No step finished"),
         (steps_of(tags=[StepTag.PROFILED] * 20, forward=5), "Every step after the first ones"),
         (steps_of(4, forward=5), "Only 4 steps"),
-        (steps_of(forward=5, other=1.5), "1.5 ms per step (23%) isn't attributed to any phase."),
+        (steps_of(forward=5, other=1.5), "1.5 ms per step (23%) is spent between phases."),
         (steps_of(forward=5, dataloader=None), "Phases were read from hooks"),
     ],
 )

@@ -334,7 +334,7 @@ def test_two_runs_are_compared_and_swapped(page):
     page.open(run="net/version_1", before_run="net/version_0", view="compare")
     assert page.run("return document.getElementById('table-comparison_phases') !== null")
     assert page.run("return document.getElementById('table-comparison_steps') !== null")
-    turned = "Before is the newer run"
+    turned = "Before was saved last"
     assert turned not in page.run("return document.querySelector('.sides').textContent")
     page.press("Swap", ".sides button")
     page.wait(f"return document.querySelector('.sides')?.textContent.includes('{turned}')")

@@ -26,7 +26,7 @@ from lightning_modelprof.report.model import (
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.setup import CodePlace, TrainingSetup
-from lightning_modelprof.units import milliseconds
+from lightning_modelprof.units import milliseconds, time_per_step
 
 FLOOR_NS: Final = 300_000.0
 """Less than this in a step is not worth a finding: about what Lightning's own loop takes."""
@@ -284,7 +284,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
         took_ns = calls.share * costs.loop.wall_ns
         least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
         if calls.samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
-            return self.too_few(analysis, f"{self.what} {milliseconds(took_ns)} per step.")
+            return self.too_few(analysis, f"{self.what} {time_per_step(took_ns)}.")
         saved = f" Saves at least {milliseconds(took_ns)} per step." if self.is_lower_bound else ""
         return (
             self.found(

@@ -38,7 +38,7 @@ from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.sites import LOG, LOGGER
 from lightning_modelprof.run.stacks import StackFrame
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds, percent, time_per_step
 
 _ONCE: Final = {"setup", "teardown", "on_train_start", "on_train_end", "on_fit_start", "on_fit_end"}
 """Hooks that run once, however long the training."""
@@ -86,7 +86,9 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
             slowest_ns = max(slowest_ns, per_step_ns)
             if share is not None and self.is_found(share, per_step_ns):
                 found.append(self._one(analysis, name, times, per_step_ns, share))
-        return tuple(found) or self.clean(f"The slowest callback takes {milliseconds(slowest_ns)} per step.")
+        if not hooks:
+            return self.clean("No other callback runs during the steps.")
+        return tuple(found) or self.clean(f"The slowest callback takes {time_per_step(slowest_ns)}.")
 
     def _one(
         self, analysis: Analysis, name: str, times: list[CallbackTime], per_step_ns: float, share: float
@@ -335,8 +337,8 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
             count("stack samples", calls.samples),
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
-            took = milliseconds(calls.share * wall_ns)
-            return self.clean(f"self.log, logger and metric calls take {took} per step.", evidence)
+            took = time_per_step(calls.share * wall_ns)
+            return self.clean(f"self.log, logger and metric calls take {took}.", evidence)
         every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
         return (
             self.found(

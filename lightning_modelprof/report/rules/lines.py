@@ -26,7 +26,7 @@ from lightning_modelprof.report.rules.base import (
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import LineCount
-from lightning_modelprof.units import milliseconds
+from lightning_modelprof.units import milliseconds, time_per_step
 
 _LEAST_OWN: Final = 0.25
 
@@ -433,7 +433,7 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
             if share is not None and self.is_found(share, took_ns):
                 found.append(self._one(analysis, module, place, took_ns, share))
         return tuple(found) or self.clean(
-            f"Your slowest module without parameters takes {milliseconds(slowest_ns)} per step."
+            f"Your slowest module without parameters takes {time_per_step(slowest_ns)}."
             if slowest_ns
             else "All your modules have parameters."
         )
@@ -584,7 +584,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             self.is_found(share, rest_ns + backward_ns, least_ns + least_backward_ns)
             and least_ns >= medians_ns.get("other", 0.0)
         ):
-            return self.clean(f"Code outside the model takes {milliseconds(rest_ns)} per step.", evidence)
+            return self.clean(f"Code outside the model takes {time_per_step(rest_ns)}.", evidence)
         return (
             self.found(
                 f"Code in {name} outside the model's modules, such as the loss, takes {COST}"

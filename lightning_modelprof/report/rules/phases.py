@@ -26,7 +26,7 @@ from lightning_modelprof.report.rules.base import (
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSetup
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import milliseconds, percent, time_per_step
 
 
 class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
         share = usual_ns / wall_ns
         evidence = [duration("time per step", cost_ns)]
         if not self.is_found(share, usual_ns, least_ns):
-            return self.clean(f"{self.what} takes {milliseconds(cost_ns)} per step.", evidence)
+            return self.clean(f"{self.what} takes {time_per_step(cost_ns)}.", evidence)
         return (
             self.found(
                 f"{self.what} takes {COST}.",
@@ -297,7 +297,7 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         hook = setup.module_hooks.get("optimizer_zero_grad")
         is_slow = self.is_found(share, usual_ns, costs.least_of(usual_ns, costs.typical, "zero_grad"))
         if hook is None or not (is_slow or setup.keeps_gradients):
-            return self.clean(f"Clearing gradients takes {milliseconds(cost_ns)} per step.", evidence)
+            return self.clean(f"Clearing gradients takes {time_per_step(cost_ns)}.", evidence)
         action = (
             f"Remove set_to_none=False from {hook.name}."
             if setup.keeps_gradients

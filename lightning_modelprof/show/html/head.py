@@ -21,7 +21,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import place_of, saving_text, told_figures, verdict_word
+from lightning_modelprof.show.findings import little_named, place_of, saving_text, told_figures, verdict_word
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent, three_digits
 
@@ -68,14 +68,11 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
     """The first line: its word, its sentence, and how much of the time is accounted for."""
     if verdict is None:
         return None
-    accounted = verdict.accounted_ratio
     return {
         "kind": one_line(verdict.kind),
         "word": verdict_word(verdict),
         "summary": one_line(verdict.summary),
-        "accounted": ""
-        if accounted is None
-        else f"{percent(accounted)} of the wall time is in named phases.",
+        "accounted": little_named(verdict),
     }
 
 

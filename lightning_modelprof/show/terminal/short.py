@@ -21,7 +21,7 @@ from lightning_modelprof.report.model import (
     Severity,
     Status,
 )
-from lightning_modelprof.show.findings import place_of, saving_text, speed_line, verdict_word
+from lightning_modelprof.show.findings import little_named, place_of, saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import ELLIPSIS, display_width, shorten
 from lightning_modelprof.show.step_numbers import StepNumbers, merge_small
 from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
@@ -33,9 +33,6 @@ MAX_LINES: Final = 20
 _MAX_WIDTH: Final = 100
 _MIN_WIDTH: Final = 40
 _INDENT: Final = "    "
-_LEAST_ACCOUNTED: Final = 0.90
-"""From this share on, what is attributed goes without saying."""
-
 _LEAST_GAIN: Final = 0.05
 """Share of the step that has to be at stake, so that a second bar shows what is left."""
 
@@ -111,10 +108,8 @@ class _Short:
         verdict, paint = self._report.verdict, self._screen.paint
         if verdict is None:
             return
-        word, accounted = verdict_word(verdict), verdict.accounted_ratio
-        text = f"{word}  {one_line(verdict.summary)}"
-        if accounted is not None and accounted < _LEAST_ACCOUNTED:
-            text += f" Only {percent(accounted)} of the wall time is in named phases."
+        word = verdict_word(verdict)
+        text = " ".join(filter(None, (f"{word} ", one_line(verdict.summary), little_named(verdict))))
         first, *rest = wrap(text, self._width)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest

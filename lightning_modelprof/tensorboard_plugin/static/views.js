@@ -161,7 +161,7 @@ export class ViewPage {
         "p",
         {},
         "After: the run selected on the left. ",
-        isTurnedRound(choice, contents) ? "Before is the newer run. Swap?" : "",
+        isTurnedRound(choice, contents) ? "Before was saved last, so you may want to swap the two." : "",
       ),
       make("button", { type: "button", "data-key": "swap", onclick: swap }, "Swap"),
     );
