@@ -87,7 +87,10 @@ def test_a_hook_around_torchs_step_is_the_users():
 
 def test_few_samples_tell_nothing():
     stacks = (("optimizer", (WRAPPER, OWN), 9), ("forward", (OTHER,), 1))
-    assert optimizers(*stacks).status is Status.CLEAN
+    unsure = optimizers(*stacks)
+    assert unsure.status is Status.NOT_EVALUATED
+    assert unsure.summary.endswith("per step, but 9 stack samples are too few to tell")
+    assert optimizers(("optimizer", (WRAPPER, OWN), 3), ("forward", (OTHER,), 97)).status is Status.CLEAN
     assert only(SlowOptimizer().evaluate(analysis_of(steps_of(forward=1)))).status is Status.NOT_EVALUATED
 
 

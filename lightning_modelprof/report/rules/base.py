@@ -251,6 +251,11 @@ def text(label: str, value: str) -> Evidence:
 NOTHING_SAMPLED: Final = "no samples were taken"
 
 
+def few_samples(samples: int, took_ns: float) -> str:
+    """Why nobody can say whether calls take too long, as a clause."""
+    return f"about {milliseconds(took_ns)} per step, but {samples} stack samples are too few to tell"
+
+
 class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     """The share of samples in some calls; less two standard errors it must be worth a finding.
 
@@ -284,7 +289,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
         took_ns = calls.share * costs.loop.wall_ns
         least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
         if calls.samples < self.least_samples or not self.is_found(least, least * costs.loop.wall_ns):
-            return self.too_few(analysis, f"{self.what} {time_per_step(took_ns)}.")
+            return self.too_few(analysis, calls, took_ns)
         saved = f" Saves at least {milliseconds(took_ns)} per step." if self.is_lower_bound else ""
         return (
             self.found(
@@ -314,6 +319,13 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:
         """What to change."""
 
-    def too_few(self, analysis: Analysis, summary: str) -> tuple[Finding, ...]:  # noqa: ARG002
-        """What is said where the calls take next to nothing."""
-        return self.clean(summary)
+    def too_few(
+        self,
+        analysis: Analysis,  # noqa: ARG002
+        calls: FoundCalls,
+        took_ns: float,
+    ) -> tuple[Finding, ...]:
+        """What is said where the calls take next to nothing, or where too few samples tell how much."""
+        if self.is_found(calls.share, took_ns):
+            return self.not_evaluated(few_samples(calls.samples, took_ns))
+        return self.clean(f"{self.what} {time_per_step(took_ns)}.")

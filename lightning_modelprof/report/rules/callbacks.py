@@ -29,6 +29,7 @@ from lightning_modelprof.report.rules.base import (
     ShareRule,
     count,
     duration,
+    few_samples,
     lines_that_call,
     location_of,
     ratio,
@@ -207,7 +208,12 @@ class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
         """Off."""
         return "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)."
 
-    def too_few(self, analysis: Analysis, summary: str) -> tuple[Finding, ...]:  # noqa: ARG002
+    def too_few(
+        self,
+        analysis: Analysis,
+        calls: FoundCalls,  # noqa: ARG002
+        took_ns: float,  # noqa: ARG002
+    ) -> tuple[Finding, ...]:
         """A hint where it is on, whatever it takes."""
         if analysis.setup is None or not analysis.setup.detects_anomaly:
             return self.clean("Anomaly detection is off.")
@@ -337,8 +343,10 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
             count("stack samples", calls.samples),
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
-            took = time_per_step(calls.share * wall_ns)
-            return self.clean(f"self.log, logger and metric calls take {took}.", evidence)
+            took_ns = calls.share * wall_ns
+            if self.is_found(calls.share, took_ns):
+                return self.not_evaluated(few_samples(calls.samples, took_ns))
+            return self.clean(f"self.log, logger and metric calls take {time_per_step(took_ns)}.", evidence)
         every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
         return (
             self.found(
