@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -36,6 +38,7 @@ from lightning_modelprof.run.model_cost import (
     UnusedGradients,
     UnusedOutput,
 )
+from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.units import milliseconds, percent
 
 
@@ -613,6 +616,9 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
     The outermost that are called so often; a recurrent cell is the business of ``slow_line_in_module``. What
     one call with all inputs would save is not known.
 
+    So with lines that call ``torch.autograd.grad`` so often, as once for each output: of the samples there
+    all but one call's part is the most that one batched call can save.
+
     Caveats:
         Calls of which each needs the result of the one before, as of a decoder that writes word by word,
         cannot be put together.
@@ -626,8 +632,9 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Module calls are batched"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "the outermost module with parameters (no recurrent cell) with at least 16 calls per step, by the"
-            " time of its calls. How much one batched call saves is unknown"
+            "the outermost module with parameters (no recurrent cell) with at least 16 calls per step, by"
+            " the time of its calls. How much one batched call saves is unknown. Also lines with at least 16"
+            " calls of `torch.autograd.grad` per step, by samples (at least 10, minus two standard errors)"
         ),
         of="of the step time",
         where="the slowest line of the surrounding forward",
@@ -645,8 +652,9 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         times = None if analysis.cost is None else analysis.cost.times
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
+        gradients = self._gradients(analysis, costs)
         if isinstance(modules, Absent) or times is None:
-            return self.not_evaluated("modules weren't timed (set flops=True)")
+            return gradients or self.not_evaluated("modules weren't timed (set flops=True)")
         calls = {one.path: one.calls / max(times.steps, 1) for one in times.times}
         often = [
             one
@@ -661,9 +669,10 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         taken_ns = 0 if worst is None else (worst.forward_ns or 0) + (worst.backward_ns or 0)
         share = taken_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if worst is None or share is None or not self.is_found(share, taken_ns):
-            return self.clean("Modules with many calls take little of the step time.")
+            return gradients or self.clean("Modules with many calls take little of the step time.")
         number = round(calls[worst.path])
         return (
+            *gradients,
             self.found(
                 f"{worst.path} is called {number:,} times per step, which takes"
                 f" {per_step(taken_ns, costs.step_ns)}.",
@@ -677,6 +686,59 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
                 ],
             ),
         )
+
+    def _gradients(self, analysis: Analysis, costs: StepCosts) -> tuple[Finding, ...]:
+        """Lines that compute gradients so often, by samples."""
+        hot, sites = analysis.hot_lines, None if analysis.cost is None else analysis.cost.sites
+        if isinstance(hot, Absent) or sites is None:
+            return ()
+        times = Counter[tuple[str | None, int | None]]()
+        for one in sites.lines:
+            times[one.file, one.line] += one.gradients
+        often = {place: number for place, number in times.items() if number >= self.least_calls}
+        calls = hot.found_by(lambda path: _gradient_call(path, often), self.phases)
+        taken_ns, wall_ns = calls.share * costs.loop.wall_ns, costs.loop.wall_ns
+        least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
+        if calls.samples < _LEAST_SAMPLES or not self.is_found(calls.share, taken_ns, least * wall_ns):
+            return ()
+        number = sum(often.values())
+        saving_ns = taken_ns * (1 - 1 / number)
+        return (
+            self.found(
+                f"torch.autograd.grad is called {number:,} times per step, which takes"
+                f" {per_step(taken_ns, costs.step_ns)}.",
+                "Batch independent calls with is_grads_batched=True, torch.func.vmap or jacrev. That saves up"
+                f" to {milliseconds(saving_ns)} per step.",
+                Severity.WARNING,
+                title=f"torch.autograd.grad called {number:,} times per step",
+                saving_ns=saving_ns,
+                saving_is="up to",
+                places=[location_at(line) for line in calls.lines],
+                evidence=[
+                    count("calls per step", number),
+                    duration("time per step in these calls", taken_ns),
+                    count("samples", calls.samples),
+                ],
+            ),
+        )
+
+
+_LEAST_SAMPLES: Final = 10
+
+
+def _gradient_call(
+    path: Sequence[StackFrame], lines: Collection[tuple[str | None, int | None]]
+) -> int | None:
+    """Where on a stack one of these lines has gradients computed."""
+    at = next((n for n, one in enumerate(path) if (one.module, one.function) == _GRADIENT), len(path))
+    caller = max((n for n, one in enumerate(path[:at]) if one.is_users), default=None)
+    if at == len(path) or caller is None:
+        return None
+    return caller if (path[caller].file, path[caller].line) in lines else None
+
+
+_GRADIENT: Final = ("torch.autograd", "grad")
+"""Python module and function that compute gradients of what the caller names."""
 
 
 def _calling_line(analysis: Analysis, path: str) -> list[Location]:
