@@ -89,8 +89,8 @@ def without_loop(source: SourceLine) -> str:
     told = f"Line {source.line} (in {source.function}) reduces {source.reductions} parameters one by one."
     if source.backward_operators:
         return (
-            "Replace an L2 penalty with the optimizer's weight_decay (Adam, SGD: 2 × its factor; not AdamW),"
-            f" another one with torch._foreach_norm. {told}"
+            "Use the optimizer's weight_decay for an L2 penalty (2 × its factor; not with AdamW). Otherwise"
+            f" use torch._foreach_norm. {told}"
         )
     return f"Use torch._foreach_norm for all parameters, only every N steps. {told}"
 

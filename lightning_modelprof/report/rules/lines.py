@@ -502,6 +502,10 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     split like the samples outside of modules. Of lines that run many small operators, backward's part counts,
     too.
 
+    A line that makes a number of each of some parameters, as a penalty written by hand does, is a finding of
+    its own where its operators take long: by samples, with its part of Backward. Adding its gradients to the
+    loss's is not in it.
+
     Some of Forward is Lightning's own code around the step method, which slows down with the machine like its
     loop does: what is less than the median of the phase Loop is not told apart from it.
 
@@ -523,7 +527,9 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             " operators over 100 µs each (no more per line than samples allow). The first quartile is above"
             " the threshold too, and the result above the median of Loop. Backward of lines that run at"
             " least 64 small operators is added, less its spread. Work in fewer than three of four"
-            " steps isn't seen"
+            " steps isn't seen. Lines of long operators that reduce 2 or more parameters one by one, such as a"
+            " penalty on their norm, are a finding of their own, by samples (at least 10) and their part of"
+            " Backward"
         ),
         of="of the median step",
         where="`training_step`",

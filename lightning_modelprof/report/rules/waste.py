@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.lines import location_at, module_pace
-from lightning_modelprof.report.advice.source import ignores_weights
+from lightning_modelprof.report.advice.source import ignores_weights, padding_lines
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
@@ -497,7 +497,10 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
                 self.severity(share),
                 title=f"{percent(part)} of {called}'s output is unused",
                 saving_ns=cost_ns,
-                places=_calls_of(outputs, name, worst[0]),
+                places=[
+                    *(_padding_of(analysis, within) if is_mixed else ()),
+                    *_calls_of(outputs, name, worst[0]),
+                ],
                 evidence=[
                     duration("time per step for unused rows", cost_ns),
                     ratio("unused rows", part),
@@ -608,6 +611,24 @@ def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> lis
         Location(file=one.file, line=one.line, function=one.name, module=name or worst, is_exact=True)
         for one in lines
     ]
+
+
+def _padding_of(analysis: Analysis, layers: Sequence[UnusedOutput]) -> list[Location]:
+    """Where the first loader's samples are made longer than they are, by the text of its functions."""
+    setup = analysis.setup
+    loader = setup.loaders[0] if setup is not None and setup.loaders else None
+    is_padded = loader is not None and any(one.unused_places for one in layers)
+    places = [loader.collate, loader.dataset] if loader is not None and is_padded else []
+    return [
+        Location(file=one.file, line=line, function=one.name, is_exact=True)
+        for one in places
+        if one is not None and not one.is_library and one.file is not None and one.line is not None
+        for line in padding_lines(one.file, one.line, analysis.info.created)
+    ][:_MOST_PADDING]
+
+
+_MOST_PADDING: Final = 2
+"""Lines that are named."""
 
 
 class ManyCalls(ShareRule, frozen=True, kw_only=True):
