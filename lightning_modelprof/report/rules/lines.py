@@ -527,8 +527,8 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             " operators over 100 µs each (no more per line than samples allow). The first quartile is above"
             " the threshold too, and the result above the median of Loop. Backward of lines that run at"
             " least 64 small operators is added, less its spread. Work in fewer than three of four"
-            " steps isn't seen. Lines of long operators that reduce 2 or more parameters one by one, such as a"
-            " penalty on their norm, are a finding of their own, by samples (at least 10) and their part of"
+            " steps isn't seen. Lines of long operators that reduce 2 or more parameters one by one, such as"
+            " a penalty on their norm, are a finding of their own, by samples (at least 10) and their part of"
             " Backward"
         ),
         of="of the median step",
