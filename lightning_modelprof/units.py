@@ -212,6 +212,18 @@ def three_digits(value: float) -> str:
     )
 
 
+def rate_with_error(rate: float, error: float | None) -> str:
+    """Three digits, but no more decimals than the error has: ``19.7 ± 0.9``, ``92 ± 11``."""
+    text = three_digits(rate)
+    if error is None:
+        return text
+    spread = digits(error, 2)
+    decimals = len(spread.partition(".")[2])
+    if decimals < len(text.partition(".")[2]):
+        text = f"{rate:,.{decimals}f}"
+    return f"{text} ± {spread}"
+
+
 def signed(text: str) -> str:
     """A written number with its sign, as differences have it."""
     return text if text[0] in (DASH, "-") or text.split(maxsplit=1)[0].rstrip("%") == "0" else f"+{text}"

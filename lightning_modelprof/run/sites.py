@@ -115,6 +115,12 @@ class LineCount(Record, frozen=True, kw_only=True):
         unsized: calls that are missing in ``elements`` and ``num_bytes``: of sparse and other tensors that do
             not say how large they are.
         took_ns: host time in all calls but views and those of logging; 0 in runs of older versions.
+        gradients: calls of ``torch.autograd.grad`` that the line made, itself or through a library; like all
+            that follows, 0 in runs of older versions.
+        reductions: calls that make one number of a trained parameter, such as the norm of a penalty.
+        double: calls but views and those of logging with a float64 tensor among operands or results.
+        to_double: those of them that make a float64 tensor of tensors that aren't.
+        double_ns: the part of ``took_ns`` that is theirs.
     """
 
     file: str | None
@@ -132,6 +138,11 @@ class LineCount(Record, frozen=True, kw_only=True):
     logging: Count = 0
     constant: Count = 0
     took_ns: Count = 0
+    gradients: Count = 0
+    reductions: Count = 0
+    double: Count = 0
+    to_double: Count = 0
+    double_ns: Count = 0
 
     @property
     def own_calls(self) -> int:

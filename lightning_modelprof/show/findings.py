@@ -21,11 +21,11 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.show.step_numbers import StepNumbers
 from lightning_modelprof.units import (
-    digits,
     format_amount,
     format_duration,
     milliseconds,
     percent,
+    rate_with_error,
     three_digits,
 )
 
@@ -126,14 +126,7 @@ def _rate(ips: Mapping[str, Any]) -> str:
     """A rate with its error: ``19.7 ± 0.9 steps/s``; ``""`` where there is none."""
     if not ips.get("avg"):
         return ""
-    rate, error = three_digits(ips["avg"]), ips.get("standard_error")
-    if error is None:
-        return f"{rate} {ips['unit']}"
-    spread = digits(error, 2)
-    decimals = len(spread.partition(".")[2])
-    if decimals < len(rate.partition(".")[2]):
-        rate = f"{ips['avg']:,.{decimals}f}"
-    return f"{rate} ± {spread} {ips['unit']}"
+    return f"{rate_with_error(ips['avg'], ips.get('standard_error'))} {ips['unit']}"
 
 
 def speed_line(report: Report) -> str:

@@ -15,7 +15,7 @@ from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import StepWaste, UnusedOutput
 from lightning_modelprof.run.setup import CodePlace
 from tests.inspect.test_waste import backward, watched
-from tests.support.diagnosed import MS, analysis_of, cost_of, only, steps_of
+from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.support.fits import run_fit
 
 
@@ -361,6 +361,50 @@ def test_rows_of_a_module_that_mixes_them(given, action):
     found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert found.action == (action or "")
     assert found.saving_ns_per_step == (action and pytest.approx(4.8 * MS))
+
+
+COLLATE = """
+def collate(samples, longest=256):
+    texts = list(samples)
+    count = len(texts)
+    most = max(map(len, texts))
+    {}
+    return tokens
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_named"),
+    [
+        ("tokens = torch.full((len(texts), MAX_LENGTH), PAD)", True),
+        ("tokens = np.zeros((count, 3, 256))", True),
+        ("tokens = [F.pad(one, (0, longest - len(one)), value=0) for one in texts]", True),
+        ("tokens = tokenizer(texts, padding='max_length', truncation=True)", True),
+        ("tokens = torch.full((len(texts), most), PAD)", False),
+        ("tokens = texts[0].new_zeros(count, most, 80)", False),
+        ("tokens = torch.zeros(count, max(map(len, texts)), 80)", False),
+        ("tokens = [F.pad(one, (0, most - len(one))) for one in texts]", False),
+        ("tokens = pad_sequence(texts, batch_first=True, padding_value=PAD)", False),
+        ("tokens = tokenizer(texts, padding='longest')", False),
+        ("tokens = torch.zeros(count)", False),
+    ],
+)
+def test_the_line_that_pads_to_a_fixed_length(tmp_path, statement, is_named):
+    file = tmp_path / "data.py"
+    file.write_text(COLLATE.format(statement))
+    collate = CodePlace(name="collate", file=str(file), line=2)
+    setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], collate=collate),))
+    call = CodePlace(name="Net.forward", file="/home/me/net.py", line=40)
+    padded = mixing("moe.0", inputs=(80, 64), places=10, unused_places=4, lines=(call,))
+    analysis = analysis_of(
+        steps_of(forward=8, backward=12),
+        cost=replace(cost_with(), waste=StepWaste(outputs=(padded, mixing("head", unused=0)))),
+        setup=setup,
+    )
+    analysis = replace(analysis, info=replace(analysis.info, created="2999-01-01T00:00:00+00:00"))
+    first, *others = only(UnusedOutputs().evaluate(analysis)).locations
+    assert ((first.file, first.line, first.is_exact) == (str(file), 6, True)) is is_named
+    assert len(others) == is_named
 
 
 def test_a_layer_beside_one_that_mixes_is_still_named():

@@ -14,7 +14,10 @@ REPORT = Path(lightning_modelprof.report.__file__).parent
 FILES = sorted((*REPORT.glob("rules/*.py"), *REPORT.glob("advice/*.py")))
 MAKERS = {"LoaderAdvice": 0, "Fix": 0, "fix_up_to": 0, "found": 1, "_idiom": 1}
 """What is given the advice, and as which argument."""
-ADVISING = ("action", "advice_for", "_action", "_cheaper", "_own_workers", "_line_advice", "_growing_in")
+ADVISING = (
+    *("action", "advice_for", "_action", "_cheaper", "_own_workers", "_line_advice", "_growing_in"),
+    *("_shorter_input", "without_loop"),
+)
 """Functions that return it."""
 TABLES = (
     *("_ADVICE", "_ACTION", "_EPOCH_ACTION", "_DO", "_HELP", "_USUAL_ADVICE", "_EQUAL_WORK", "_CHEAPER"),

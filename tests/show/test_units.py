@@ -27,6 +27,7 @@ from lightning_modelprof.units import (
     heading,
     milliseconds,
     percent,
+    rate_with_error,
     signed,
     size,
     three_digits,
@@ -366,3 +367,17 @@ def test_differences_have_a_sign():
         "0%",
     ]
     assert signed(digits(None)) == DASH
+
+
+@pytest.mark.parametrize(
+    ("rate", "error", "text"),
+    [
+        (19.74, 0.93, "19.7 ± 0.93"),
+        (92.0, 11.2, "92 ± 11"),
+        (120.3, 17.1, "120 ± 17"),
+        (4938.6, 0.5, "4,939 ± 0.5"),
+        (1.443, None, "1.44"),
+    ],
+)
+def test_a_rate_has_no_more_decimals_than_its_error(rate, error, text):
+    assert rate_with_error(rate, error) == text

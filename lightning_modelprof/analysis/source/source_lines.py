@@ -45,6 +45,7 @@ class SourceLine(Record, frozen=True, kw_only=True):
             of torchmetrics was at work for it.
         logging_operators, logging_tensors: those of its operators, and of its copies and host tensors.
         constant_operators: those of its operators that compute the same in every step.
+        reductions: those that make one number of a trained parameter.
     """
 
     file: str
@@ -67,6 +68,7 @@ class SourceLine(Record, frozen=True, kw_only=True):
     logging_operators: int = 0
     logging_tensors: int = 0
     constant_operators: int = 0
+    reductions: int = 0
 
     @property
     def own_operators(self) -> int:
@@ -95,6 +97,7 @@ class _LineSums:
     logging_operators: int = 0
     logging_tensors: int = 0
     constant_operators: int = 0
+    reductions: int = 0
 
 
 def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[SourceLine, ...] | Absent:
@@ -132,6 +135,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
                 logging_operators=one.logging_operators,
                 logging_tensors=one.logging_tensors,
                 constant_operators=one.constant_operators,
+                reductions=one.reductions,
             )
         )
     return tuple(sorted(lines, key=_rank))
@@ -146,12 +150,15 @@ def _sums(sites: StepSites | None) -> dict[tuple[str, int], _LineSums]:
             continue
         one = sums.setdefault((count.file, count.line), _LineSums(count.function, count.function_line))
         one.module = one.module or count.module
+        if not count.calls:  # a line that only has gradients computed
+            continue
         if count.phase == "backward":
             one.backward_operators += count.calls - count.views
         else:
             one.operators += count.calls - count.views
             one.logging_operators += count.logging
             one.constant_operators += count.constant
+            one.reductions += count.reductions
             one.by_module[count.module] += count.calls - count.views - count.logging
             one.phases.add(count.phase)
     for site in sites.sites:

@@ -70,9 +70,12 @@ class UserLines:
         Args:
             depth: how many callers to pass over, which are known to be ours.
         """
+        return self.above(sys._getframe(depth))
+
+    def above(self, frame: FrameType | None) -> Spot | None:
+        """The same, from a frame on."""
         kinds = self._kinds
         is_logging = False
-        frame: FrameType | None = sys._getframe(depth)
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))

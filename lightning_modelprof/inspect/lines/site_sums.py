@@ -55,10 +55,15 @@ class _Tally:
     __slots__ = (
         "calls",
         "constant",
+        "double",
+        "double_ns",
         "elements",
+        "gradients",
         "logging",
         "num_bytes",
         "operators",
+        "reductions",
+        "to_double",
         "took_ns",
         "unsized",
         "views",
@@ -66,7 +71,8 @@ class _Tally:
 
     def __init__(self) -> None:
         self.calls = self.views = self.logging = self.elements = self.num_bytes = self.unsized = 0
-        self.constant = self.took_ns = 0
+        self.constant = self.took_ns = self.gradients = self.reductions = 0
+        self.double = self.to_double = self.double_ns = 0
         self.operators: set[str] = set()
 
     def add(self, other: _Tally) -> None:
@@ -75,6 +81,11 @@ class _Tally:
         self.logging += other.logging
         self.constant += other.constant
         self.took_ns += other.took_ns
+        self.gradients += other.gradients
+        self.reductions += other.reductions
+        self.double += other.double
+        self.to_double += other.to_double
+        self.double_ns += other.double_ns
         self.elements += other.elements
         self.num_bytes += other.num_bytes
         self.unsized += other.unsized
@@ -103,15 +114,13 @@ class SiteSums:
         is_view: bool,
         is_logging: bool = False,
         is_constant: bool = False,
+        is_reduction: bool = False,
         took_ns: int = 0,
     ) -> None:
         """An operator ran at a place, perhaps for a metric."""
-        tally = self._tallies.get(place)
+        tally = self._tally(place)
         if tally is None:
-            if len(self._tallies) >= _MOST_PLACES:
-                self.dropped += 1
-                return
-            tally = self._tallies[place] = _Tally()
+            return
         tally.calls += 1
         tally.operators.add(operator)
         if is_view:
@@ -120,12 +129,33 @@ class SiteSums:
         tally.took_ns += 0 if is_logging else took_ns
         tally.logging += is_logging
         tally.constant += is_constant
+        tally.reductions += is_reduction and not is_logging
         results = result if isinstance(result, (list, tuple)) else (result,)
         try:
             tally.num_bytes += _num_bytes(operands) + _num_bytes(results)
             tally.elements += _elements(results)
         except Exception:  # a tensor that has no such size
             tally.unsized += 1
+        if not is_logging:
+            given, made = _has_double(operands), _has_double(results)
+            tally.double += given or made
+            tally.to_double += made and not given
+            tally.double_ns += took_ns * (given or made)
+
+    def count_gradients(self, place: Place) -> None:
+        """A line has gradients computed."""
+        tally = self._tally(place)
+        if tally is not None:
+            tally.gradients += 1
+
+    def _tally(self, place: Place) -> _Tally | None:
+        tally = self._tallies.get(place)
+        if tally is None:
+            if len(self._tallies) >= _MOST_PLACES:
+                self.dropped += 1
+                return None
+            tally = self._tallies[place] = _Tally()
+        return tally
 
     def note(self, sighting: Sighting, place: Place, callers: tuple[str, ...], operator: str) -> None:
         """An operator waits or copies."""
@@ -160,6 +190,11 @@ class SiteSums:
                 logging=tally.logging,
                 constant=tally.constant if constants_are_sure else 0,
                 took_ns=tally.took_ns,
+                gradients=tally.gradients,
+                reductions=tally.reductions,
+                double=tally.double,
+                to_double=tally.to_double,
+                double_ns=tally.double_ns,
             )
             for (line, phase, module), tally in merged.items()
         ]
@@ -234,6 +269,17 @@ def _num_bytes(values: Iterable[Any]) -> int:
         elif kind == _SEQUENCE:
             total += _num_bytes(value)
     return total
+
+
+def _has_double(values: Iterable[Any]) -> bool:
+    for value in values:
+        kind = _kind_of(value)
+        if kind == _TENSOR:
+            if value.dtype is torch.float64:
+                return True
+        elif kind == _SEQUENCE and _has_double(value):
+            return True
+    return False
 
 
 def _elements(values: Iterable[Any]) -> int:

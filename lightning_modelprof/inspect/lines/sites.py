@@ -7,6 +7,7 @@ counted and never reaches the step.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.lines.frozen import VaryingWatch
+from lightning_modelprof.inspect.lines.reductions import ReductionWatch
 from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Look, Place, Sighting, SiteSums, look_of
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
@@ -33,6 +35,8 @@ _MOST_MARKS: Final = 100_000
 _NO_NODE: Final = 2**63
 """Sequence numbers from here on are of nodes that accumulate gradients of leaves: made once, by no line."""
 
+_NO_TASK: Final = -1
+"""What autograd answers outside of a backward pass; passes have growing numbers from 0."""
 _OUR_FRAMES: Final = 4
 """From the search for the user's line up to the dispatch mode's caller."""
 
@@ -75,6 +79,8 @@ class SiteWatch:
     ) -> None:
         self.where: Where = _in_forward
         self._constants = ConstantWatch(root)
+        self._reductions = ReductionWatch(root)
+        self._newest_pass = _NO_TASK
         self.varying = _varying_watch(root)
         self.errors: Counter[str] = Counter()
         self._lines = UserLines(UserCode(owners), outside)
@@ -126,8 +132,11 @@ class SiteWatch:
                 known = self._known[id(func)] = _find_out(func)
             self.where = where
             phase, module = where()
+            if phase == "backward":
+                self._note_pass()
             self._follow(func, args, kwargs, result, (phase, module))
             place = (self._spot(phase), phase, module)
+            call = (func, args, kwargs, result)
             operands = (*args, *kwargs.values()) if kwargs else args
             self._sums.count(
                 place,
@@ -135,7 +144,8 @@ class SiteWatch:
                 operands,
                 result,
                 is_view=known.is_view,
-                is_constant=self._is_constant(func, args, kwargs, result, known.is_view),
+                is_constant=self._is(self._constants, call, known.is_view),
+                is_reduction=self._is(self._reductions, call, known.is_view),
                 is_logging=self._lines.is_logging,
                 took_ns=took_ns,
             )
@@ -146,9 +156,26 @@ class SiteWatch:
         except Exception as error:  # whatever it is, the step must not end for it
             self.note_error(error)
 
-    def _is_constant(self, func: Any, args: Any, kwargs: Any, result: Any, is_view: bool) -> bool:
+    def _note_pass(self) -> None:
+        """The first operator of a pass of autograd: count it where ``torch.autograd.grad`` began it."""
+        number = torch._C._current_graph_task_id()
+        if number <= self._newest_pass:
+            return
+        self._newest_pass = number
+        # A device's part of a pass runs in another thread, for which this one waits.
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and frame.f_code is not torch.autograd.backward.__code__:
+            if frame.f_code is torch.autograd.grad.__code__:
+                spot = self._lines.above(frame)
+                if spot is not None:
+                    self._sums.count_gradients((spot, "forward", ""))
+                return
+            frame = frame.f_back
+
+    @staticmethod
+    def _is(watch: Callable[..., bool], call: tuple[Any, ...], is_view: bool) -> bool:
         try:
-            return self._constants(func, args, kwargs, result, is_view=is_view)
+            return watch(*call, is_view=is_view)
         except Exception:  # a tensor without a storage, or a higher-order operator without a schema
             return False
 

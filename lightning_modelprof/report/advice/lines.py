@@ -53,6 +53,8 @@ def advice_for(
     if not source.operators and outside_modules:
         source = _loop_below(analysis, source) or source
     told = f"Line {source.line} (in {source.function})"
+    if source.reductions >= LEAST_REDUCTIONS:
+        return without_loop(source)
     if source.own_operators >= MANY_OPERATORS:
         return (
             f"Use operations on whole tensors instead of a loop. {told} runs {source.own_operators}"
@@ -76,6 +78,21 @@ def advice_for(
             f" {told} runs no torch operators; its time is spent in Python or a library."
         )
     return IN_GENERAL.format(where=where)
+
+
+LEAST_REDUCTIONS: Final = 2
+"""From so many numbers made of parameters on one line it is a loop over them."""
+
+
+def without_loop(source: SourceLine) -> str:
+    """What to do about a line that makes a number of each parameter."""
+    told = f"Line {source.line} (in {source.function}) reduces {source.reductions} parameters one by one."
+    if source.backward_operators:
+        return (
+            "Use the optimizer's weight_decay for an L2 penalty (2 × its factor; not with AdamW). Otherwise"
+            f" use torch._foreach_norm. {told}"
+        )
+    return f"Use torch._foreach_norm for all parameters, only every N steps. {told}"
 
 
 def _loop_below(analysis: Analysis, source: SourceLine | HotLine) -> SourceLine | None:

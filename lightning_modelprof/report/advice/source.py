@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -75,6 +75,76 @@ def ignores_weights(file: str, line: int, created: str) -> bool:
             if len(names) == 2 and isinstance(names[1], ast.Name) and names[1].id not in read:
                 return True
     return False
+
+
+def padding_lines(file: str, line: int, created: str) -> list[int]:
+    """Lines of a function that give samples a size which they don't have themselves.
+
+    That is ``torch.full((len(texts), 256), 0)``, ``F.pad(text, (0, self.longest - len(text)))`` or a
+    tokenizer's ``padding="max_length"``; not a size that the function has computed, as by ``max``.
+
+    Args:
+        file: absolute.
+        line: any line of the function.
+        created: when the run began, ISO 8601.
+    """
+    tree = _tree(file, created)
+    function = None if tree is None else _function_at(tree, line)[0]
+    if function is None:
+        return []
+    own = {
+        name.id: _is_length(getattr(one, "value", None))
+        for one in ast.walk(function)
+        if isinstance(one, ast.Assign | ast.NamedExpr | ast.For)
+        for name in ast.walk(one)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    }
+    return sorted(
+        {
+            one.lineno
+            for one in ast.walk(function)
+            if isinstance(one, ast.Call) and (_is_to_maximum(one) or _is_of_fixed_size(one, own))
+        }
+    )
+
+
+_SIZED: Final = {"full": 0, "new_full": 0, "pad": 1} | dict.fromkeys(
+    (f"{new}{name}" for new in ("", "new_") for name in ("zeros", "ones", "empty")), None
+)
+"""Functions of torch and NumPy → the argument with the size that they are asked for; ``None`` is all."""
+
+
+def _is_to_maximum(call: ast.Call) -> bool:
+    return any(
+        one.arg == "padding" and isinstance(one.value, ast.Constant) and one.value.value == "max_length"
+        for one in call.keywords
+    )
+
+
+def _is_of_fixed_size(call: ast.Call, own: Mapping[str, bool]) -> bool:
+    """``own`` are the function's names, and whether each is the length of something."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name not in _SIZED:
+        return False
+    at = _SIZED[name]
+    parts: list[ast.AST] = list(call.args if at is None else call.args[at : at + 1])
+    is_fixed = False
+    while parts:
+        part = parts.pop()
+        is_own = isinstance(part, ast.Name) and part.id in own
+        if _is_length(part) or (isinstance(part, ast.Name) and own.get(part.id)):
+            continue
+        if isinstance(part, ast.Call) or is_own:
+            return False
+        is_fixed |= isinstance(part, ast.Name) or (
+            isinstance(part, ast.Constant) and isinstance(part.value, int) and part.value > 1
+        )
+        parts += ast.iter_child_nodes(part)
+    return is_fixed
+
+
+def _is_length(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
 
 
 _NEED_WEIGHTS: Final = 4

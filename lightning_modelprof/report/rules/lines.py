@@ -10,9 +10,17 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
+from lightning_modelprof.analysis.source.line_times import LEAST_OPERATOR_NS, operator_time
 from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
-from lightning_modelprof.report.advice.lines import MANY_OPERATORS, advice_for, location_at, module_pace
+from lightning_modelprof.report.advice.lines import (
+    LEAST_REDUCTIONS,
+    MANY_OPERATORS,
+    advice_for,
+    location_at,
+    module_pace,
+    without_loop,
+)
 from lightning_modelprof.report.model import Finding, Location
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
@@ -37,8 +45,6 @@ _MANY_TIMES: Final = 16
 A stack of layers calls each of them once."""
 
 
-_LEAST_OPERATOR_NS: Final = 5_000
-"""What the host needs for the backward of any operator."""
 _SMALL_NS: Final = 100_000.0
 """What an operator takes at most that is mostly overhead.
 
@@ -199,7 +205,7 @@ def _backward_ns(loop: _Loop, lines: Iterable[SourceLine], costs: StepCosts) -> 
     backward_ns = costs.loop.phases_ns.get("backward")
     if not backward_ns or not own or own < 0.5 * most:
         return 0.0
-    return min(own / most * backward_ns, own * _LEAST_OPERATOR_NS)
+    return min(own / most * backward_ns, own * LEAST_OPERATOR_NS)
 
 
 def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:
@@ -496,6 +502,10 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     split like the samples outside of modules. Of lines that run many small operators, backward's part counts,
     too.
 
+    A line that makes a number of each of some parameters, as a penalty written by hand does, is a finding of
+    its own where its operators take long: by samples, with its part of Backward. Adding its gradients to the
+    loss's is not in it.
+
     Some of Forward is Lightning's own code around the step method, which slows down with the machine like its
     loop does: what is less than the median of the phase Loop is not told apart from it.
 
@@ -517,7 +527,9 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             " operators over 100 µs each (no more per line than samples allow). The first quartile is above"
             " the threshold too, and the result above the median of Loop. Backward of lines that run at"
             " least 64 small operators is added, less its spread. Work in fewer than three of four"
-            " steps isn't seen"
+            " steps isn't seen. Lines of long operators that reduce 2 or more parameters one by one, such as"
+            " a penalty on their norm, are a finding of their own, by samples (at least 10) and their part of"
+            " Backward"
         ),
         of="of the median step",
         where="`training_step`",
@@ -528,6 +540,10 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
 
     warning: float = 0.10
     critical: float = 0.20
+
+    def stake_ns(self, finding: Finding) -> float:
+        """Nothing of a bound: it is the time of torch's long operators, and no slow Python."""
+        return 0.0 if finding.saving_is else super().stake_ns(finding)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where modules were not timed."""
@@ -563,6 +579,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         backward_ns = 0.0
         if modules.clock != "device":
             backward_ns = _backward_of_loops_ns(analysis, costs.typical, modules.root.backward_ns)
+        penalty = self._penalty(analysis, costs) if modules.clock != "device" else ()
         wall_ns = costs.typical.median_wall_ns
         share = (rest_ns + backward_ns) / wall_ns if wall_ns else None
         evidence = [
@@ -584,8 +601,9 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
             self.is_found(share, rest_ns + backward_ns, least_ns + least_backward_ns)
             and least_ns >= medians_ns.get("other", 0.0)
         ):
-            return self.clean(f"Code outside the model takes {time_per_step(rest_ns)}.", evidence)
+            return penalty or self.clean(f"Code outside the model takes {time_per_step(rest_ns)}.", evidence)
         return (
+            *penalty,
             self.found(
                 f"Code in {name} outside the model's modules, such as the loss, takes {COST}"
                 + (f", about {milliseconds(backward_ns)} of it in backward." if backward_ns else "."),
@@ -602,6 +620,50 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
                 evidence=evidence,
             ),
         )
+
+    def _penalty(self, analysis: Analysis, costs: StepCosts) -> tuple[Finding, ...]:
+        """The step's own lines that make a number of each parameter, if operators there take long."""
+        lines, hot = analysis.source_lines, analysis.hot_lines
+        sites = None if analysis.cost is None else analysis.cost.sites
+        if isinstance(lines, Absent) or isinstance(hot, Absent) or sites is None:
+            return ()
+        long = {(one.file, one.line) for one in _torch_work(analysis, "") if one.module == ""}
+        found = {
+            (one.file, one.line)
+            for one in lines
+            if one.reductions >= LEAST_REDUCTIONS and (one.file, one.line) in long
+        }
+        time = operator_time(
+            lambda one: float((one.file, one.line) in found), sites=sites, lines=lines, hot=hot, costs=costs
+        )
+        share = time.whole_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
+        if time.samples < _LEAST_SAMPLES or not self.is_found(share, time.whole_ns, time.least_ns):
+            return ()
+        first = time.lines[0]
+        return (
+            self.found(
+                f"A loop over the parameters in {first.function} takes up to {COST}"
+                + (f", {milliseconds(time.backward_ns)} of it in backward." if time.backward_ns else "."),
+                without_loop(first),
+                self.severity(time.whole_ns / costs.loop.wall_ns),
+                title="A loop reduces parameters one by one",
+                saving_ns=time.whole_ns,
+                saving_is="up to",
+                places=[
+                    Location(file=one.file, line=one.line, function=one.function, is_exact=True)
+                    for one in time.lines[:_MOST_LINES]
+                ],
+                evidence=[
+                    duration("forward time per step", time.forward_ns),
+                    duration("backward time per step", time.backward_ns),
+                    count("parameters", sum(one.reductions for one in time.lines)),
+                    count("stack samples", time.samples),
+                ],
+            ),
+        )
+
+
+_LEAST_SAMPLES: Final = 10
 
 
 def _lines_of(analysis: Analysis, module: str) -> list[LineCount]:
@@ -649,7 +711,7 @@ def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans, model_ns: int |
 
     def cost_ns(lines: Iterable[LineCount]) -> int:
         return sum(
-            one.took_ns + _LEAST_OPERATOR_NS * one.own_calls for one in lines if one.phase == "backward"
+            one.took_ns + LEAST_OPERATOR_NS * one.own_calls for one in lines if one.phase == "backward"
         )
 
     whole_ns = cost_ns(analysis.cost.sites.lines)

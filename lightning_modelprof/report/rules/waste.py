@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -11,7 +13,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.report.advice.lines import location_at, module_pace
-from lightning_modelprof.report.advice.source import ignores_weights
+from lightning_modelprof.report.advice.source import ignores_weights, padding_lines
 from lightning_modelprof.report.model import Finding, Location, Severity
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
@@ -36,6 +38,7 @@ from lightning_modelprof.run.model_cost import (
     UnusedGradients,
     UnusedOutput,
 )
+from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.units import milliseconds, percent
 
 
@@ -494,7 +497,10 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
                 self.severity(share),
                 title=f"{percent(part)} of {called}'s output is unused",
                 saving_ns=cost_ns,
-                places=_calls_of(outputs, name, worst[0]),
+                places=[
+                    *(_padding_of(analysis, within) if is_mixed else ()),
+                    *_calls_of(outputs, name, worst[0]),
+                ],
                 evidence=[
                     duration("time per step for unused rows", cost_ns),
                     ratio("unused rows", part),
@@ -607,11 +613,32 @@ def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> lis
     ]
 
 
+def _padding_of(analysis: Analysis, layers: Sequence[UnusedOutput]) -> list[Location]:
+    """Where the first loader's samples are made longer than they are, by the text of its functions."""
+    setup = analysis.setup
+    loader = setup.loaders[0] if setup is not None and setup.loaders else None
+    is_padded = loader is not None and any(one.unused_places for one in layers)
+    places = [loader.collate, loader.dataset] if loader is not None and is_padded else []
+    return [
+        Location(file=one.file, line=line, function=one.name, is_exact=True)
+        for one in places
+        if one is not None and not one.is_library and one.file is not None and one.line is not None
+        for line in padding_lines(one.file, one.line, analysis.info.created)
+    ][:_MOST_PADDING]
+
+
+_MOST_PADDING: Final = 2
+"""Lines that are named."""
+
+
 class ManyCalls(ShareRule, frozen=True, kw_only=True):
     """Modules that a step calls again and again, as one call for each sample, and what they take.
 
     The outermost that are called so often; a recurrent cell is the business of ``slow_line_in_module``. What
     one call with all inputs would save is not known.
+
+    So with lines that call ``torch.autograd.grad`` so often, as once for each output: of the samples there
+    all but one call's part is the most that one batched call can save.
 
     Caveats:
         Calls of which each needs the result of the one before, as of a decoder that writes word by word,
@@ -626,8 +653,9 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Module calls are batched"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "the outermost module with parameters (no recurrent cell) with at least 16 calls per step, by the"
-            " time of its calls. How much one batched call saves is unknown"
+            "the outermost module with parameters (no recurrent cell) with at least 16 calls per step, by"
+            " the time of its calls. How much one batched call saves is unknown. Also lines with at least 16"
+            " calls of `torch.autograd.grad` per step, by samples (at least 10, minus two standard errors)"
         ),
         of="of the step time",
         where="the slowest line of the surrounding forward",
@@ -645,8 +673,9 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         times = None if analysis.cost is None else analysis.cost.times
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
+        gradients = self._gradients(analysis, costs)
         if isinstance(modules, Absent) or times is None:
-            return self.not_evaluated("modules weren't timed (set flops=True)")
+            return gradients or self.not_evaluated("modules weren't timed (set flops=True)")
         calls = {one.path: one.calls / max(times.steps, 1) for one in times.times}
         often = [
             one
@@ -661,9 +690,10 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         taken_ns = 0 if worst is None else (worst.forward_ns or 0) + (worst.backward_ns or 0)
         share = taken_ns / costs.typical.wall_ns if costs.typical.wall_ns else None
         if worst is None or share is None or not self.is_found(share, taken_ns):
-            return self.clean("Modules with many calls take little of the step time.")
+            return gradients or self.clean("Modules with many calls take little of the step time.")
         number = round(calls[worst.path])
         return (
+            *gradients,
             self.found(
                 f"{worst.path} is called {number:,} times per step, which takes"
                 f" {per_step(taken_ns, costs.step_ns)}.",
@@ -677,6 +707,59 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
                 ],
             ),
         )
+
+    def _gradients(self, analysis: Analysis, costs: StepCosts) -> tuple[Finding, ...]:
+        """Lines that compute gradients so often, by samples."""
+        hot, sites = analysis.hot_lines, None if analysis.cost is None else analysis.cost.sites
+        if isinstance(hot, Absent) or sites is None:
+            return ()
+        times = Counter[tuple[str | None, int | None]]()
+        for one in sites.lines:
+            times[one.file, one.line] += one.gradients
+        often = {place: number for place, number in times.items() if number >= self.least_calls}
+        calls = hot.found_by(lambda path: _gradient_call(path, often), self.phases)
+        taken_ns, wall_ns = calls.share * costs.loop.wall_ns, costs.loop.wall_ns
+        least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
+        if calls.samples < _LEAST_SAMPLES or not self.is_found(calls.share, taken_ns, least * wall_ns):
+            return ()
+        number = sum(often.values())
+        saving_ns = taken_ns * (1 - 1 / number)
+        return (
+            self.found(
+                f"torch.autograd.grad is called {number:,} times per step, which takes"
+                f" {per_step(taken_ns, costs.step_ns)}.",
+                "Batch independent calls with is_grads_batched=True, torch.func.vmap or jacrev. That saves up"
+                f" to {milliseconds(saving_ns)} per step.",
+                Severity.WARNING,
+                title=f"torch.autograd.grad called {number:,} times per step",
+                saving_ns=saving_ns,
+                saving_is="up to",
+                places=[location_at(line) for line in calls.lines],
+                evidence=[
+                    count("calls per step", number),
+                    duration("time per step in these calls", taken_ns),
+                    count("stack samples", calls.samples),
+                ],
+            ),
+        )
+
+
+_LEAST_SAMPLES: Final = 10
+
+
+def _gradient_call(
+    path: Sequence[StackFrame], lines: Collection[tuple[str | None, int | None]]
+) -> int | None:
+    """Where on a stack one of these lines has gradients computed."""
+    at = next((n for n, one in enumerate(path) if (one.module, one.function) == _GRADIENT), len(path))
+    caller = max((n for n, one in enumerate(path[:at]) if one.is_users), default=None)
+    if at == len(path) or caller is None:
+        return None
+    return caller if (path[caller].file, path[caller].line) in lines else None
+
+
+_GRADIENT: Final = ("torch.autograd", "grad")
+"""Python module and function that compute gradients of what the caller names."""
 
 
 def _calling_line(analysis: Analysis, path: str) -> list[Location]:
