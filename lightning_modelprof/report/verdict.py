@@ -473,7 +473,7 @@ def _largest_part(
 ) -> Verdict:
     """Where no bound is reached: BALANCED if that is mostly the model, else the largest part of the step."""
     step_ns, phases = costs.step_ns, costs.typical.phases_ns
-    labels = {phase.key: phase.label.lower() for phase in PHASES}
+    labels = {phase.key: phase.label.lower() for phase in PHASES} | {"dataloader": "data loading"}
     parts = {key: ns for key, ns in phases.items() if ns and key not in MODEL}
     rest = sorted(parts, key=lambda key: -parts[key])
     model = costs.in_step_ns(MODEL) / step_ns if step_ns else 0.0

@@ -19,7 +19,7 @@ from lightning_modelprof.analysis.source.logging_calls import (
     LoggingLine,
 )
 from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
-from lightning_modelprof.report.one_step import COST
+from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
     NOTHING_SAMPLED,
@@ -294,7 +294,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_logging_calls"
     title: ClassVar[str] = "Slow self.log, logger and metric calls"
-    healthy: ClassVar[str] = "Metric logging is cheap"
+    healthy: ClassVar[str] = "No slow metric logging found"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"
@@ -335,8 +335,9 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
             count("stack samples", calls.samples),
         ]
         if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
-            took = milliseconds(calls.share * wall_ns)
-            return self.clean(f"self.log, logger and metric calls take {took} per step.", evidence)
+            took = per_step(calls.share * wall_ns, wall_ns)
+            unsure = ", but too few stack samples show this" if calls.share >= self.warning else ""
+            return self.clean(f"self.log, logger and metric calls take {took}{unsure}.", evidence)
         every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
         return (
             self.found(
