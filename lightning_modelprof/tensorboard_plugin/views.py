@@ -184,7 +184,7 @@ VIEWS: Final = (
             "**Clean step times** uses the narrower of the Freedman-Diaconis and Sturges bin widths, with"
             " at most 60 bins. If the slowest step took more than twice p99, the bars end at p99 and the"
             " caption counts the slower steps.\n\n"
-            "**Where the slowest 10% of steps lose time** compares each phase's mean over clean steps above"
+            "**Time lost in the slowest 10% of steps** compares each phase's mean over clean steps above"
             " the range's p90"
             " with its mean over the other clean steps. The differences add up to the whole step's unless a"
             " phase wasn't measured; *share of difference* is a phase's part.\n\n"

@@ -83,7 +83,7 @@ export class RangePanel {
   drawCauses({ p90, clean }, first, last) {
     const { words } = this;
     const causes = p90 === null ? null : causesOfSlowness(this.steps, first, last, p90);
-    const title = make("h2", {}, `Where the slowest 10% of ${words.steps} lose time`);
+    const title = make("h2", {}, `Time lost in the slowest 10% of ${words.steps}`);
     if (!causes) {
       const why = clean ? `No clean ${words.step} took longer than p90.` : `No clean ${words.step} in this range.`;
       this.causes.replaceChildren(title, make("p", { class: "note" }, why));
