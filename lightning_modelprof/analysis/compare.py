@@ -209,7 +209,7 @@ def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tupl
         return Outcome.CANNOT_TELL, "faster, but the interval includes changes below and above the tolerance"
     return (
         Outcome.CANNOT_TELL,
-        "too noisy: interval includes both no change and a change above tolerance",
+        "too noisy: the interval includes both no change and a change beyond the tolerance",
     )
 
 
@@ -299,7 +299,7 @@ def run_settings(analysis: Analysis) -> dict[str, str]:
         "world size": info.world_size,
         "strategy": info.strategy or UNKNOWN,
         **dict(_setup(analysis)),
-        **{f"version of {name}": version for name, version in info.versions.items()},
+        **{f"{name} version": version for name, version in info.versions.items()},
         **{f"callback: {key}": value for key, value in info.config.items() if key not in _WHERE_FILES_GO},
     }
     return {name: _text(value) for name, value in values.items()}
@@ -345,5 +345,5 @@ def _text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+        value = int(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

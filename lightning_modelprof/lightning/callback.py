@@ -24,8 +24,8 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
     one. Instead they share one saved run and one line of output when the program ends.
 
     Args:
-        active: Steps to record in each torch.profiler window; 0 records none. Default: 10, as soon as a
-            window would take less than 5% of the elapsed loop time.
+        active: Steps to record in each torch.profiler window; 0 records none. Default: 10, but no window
+            opens until it would take less than 5% of the elapsed loop time.
         wait: Steps to wait before each window's warm-up.
         warmup: Warm-up steps before each window, in which torch.profiler runs but its results are discarded.
         repeat: Number of windows; 0 opens windows until training ends.
@@ -49,7 +49,7 @@ class ModelProfCallback(Saved, ProfilingHooks, Callback):
         samples_fn: Function that counts a batch's samples (or tokens, ...). It runs every step and must
             return an int without waiting for the device. By default, the count comes from the batch itself,
             usually from the first dimension of its tensors.
-        unit: Unit that samples_fn counts, such as tokens.
+        unit: Name of the unit that throughput is counted in, such as tokens.
         log_every_n_steps: Log scalars every N steps; 0 disables logging. Default: the Trainer's value, or
             less often if logging would take more than 5% of the time. Only fits log.
         dirpath: Directory for the report, run data and traces. Default: a modelprof directory next to the

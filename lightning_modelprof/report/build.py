@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
 from typing import Any, Final
 
 from lightning_modelprof.analysis.absent import Absent
@@ -33,6 +32,7 @@ from lightning_modelprof.report.rules.input import SlowTransfer
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.verdict import account, give_verdict
+from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, WindowStatus
 from lightning_modelprof.run.stacks import SampledStack
@@ -97,7 +97,7 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     facts = [
         ("Device", f"{device}, {ranks}, {info.strategy}"),
         ("Precision", info.precision),
-        ("Started", _to_the_second(info.created)),
+        ("Started", to_the_second(info.created)),
         ("Versions", versions),
     ]
     facts = [*((NOT_DONE, sentence) for sentence in _not_done(analysis)), *facts]
@@ -121,14 +121,6 @@ def _not_done(analysis: Analysis) -> list[str]:
     if (config.get("inspect") or {}).get("fvcore") and (cost is None or cost.forward_table is None):
         lines.append(f"fvcore: {'no step was counted' if cost is None else cost.forward_table_note}")
     return lines + [note.rstrip(".") for note in analysis.notes if note == IGNORED_CALLBACK]
-
-
-def _to_the_second(time: str) -> str:
-    """A time of ISO 8601 as a person wants to read it; anything else as it is."""
-    try:
-        return datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
-    except ValueError:
-        return time
 
 
 def _notes(analysis: Analysis) -> tuple[str, ...]:

@@ -87,7 +87,10 @@ def build_trace_report(
         title=f"lightning-modelprof: {which}{_title(newest)}",
         facts=(
             *((OTHER_TRACES, f"{name}: {its.word}: {its.summary}") for name, _, its in others),
-            *((_label(*place), _describe(place[2][place[1]])) for place in facts_of),
+            *(
+                (_label(*place, is_only=len(groups) == 1), _describe(place[2][place[1]]))
+                for place in facts_of
+            ),
             *(("Steps", origin) for origin in origins),
             # First of all what speaks against believing the figures: a reader may not get to the notes.
             *(("Warning", check) for check in checks),
@@ -229,8 +232,9 @@ def _group_name(number: int, by_rank: Mapping[int, TraceFacts]) -> str:
     return f"trace {number}" if len(by_rank) == 1 else f"traces {number}"
 
 
-def _label(number: int, rank: int, by_rank: Mapping[int, TraceFacts]) -> str:
-    return f"Trace {number}" if len(by_rank) == 1 else f"Trace {number} rank {rank}"
+def _label(number: int, rank: int, by_rank: Mapping[int, TraceFacts], *, is_only: bool) -> str:
+    name = "Trace" if is_only else f"Trace {number}"
+    return name if len(by_rank) == 1 else f"{name} rank {rank}"
 
 
 def _title(group: Mapping[int, TraceFacts]) -> str:

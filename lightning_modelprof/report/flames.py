@@ -159,8 +159,11 @@ def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[st
     ]
     if samples is not None:
         first, last = samples.first_interval_ns, samples.last_interval_ns
+        start, end = milliseconds(first), milliseconds(last)
         notes.append(
-            f"One sample every {milliseconds(first)} at the start, every {milliseconds(last)} at the end."
+            f"One sample every {start}."
+            if start == end
+            else f"One sample every {start} at the start, every {end} at the end."
         )
     return tuple(notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
@@ -28,9 +29,20 @@ def other_shares(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     return (
-        f"Ratios are computed over all {loop_of(analysis.info.loop).steps}. The verdict, findings and Perf"
-        f" Summary use only clean {loop_of(analysis.info.loop).steps}.",
+        f"Ratios are computed over all {loop_of(analysis.info.loop).steps}. The verdict, most findings and"
+        f" Perf Summary use only clean {loop_of(analysis.info.loop).steps}, which exclude warm-up, an"
+        " epoch's start and"
+        " profiling.",
     )
+
+
+def to_the_second(time: str) -> str:
+    """A time of ISO 8601 as a person wants to read it; anything else as it is."""
+    try:
+        text = datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
+    except ValueError:
+        return time
+    return f"{text.removesuffix('+00:00')} UTC" if text.endswith("+00:00") else text
 
 
 _WORDS: Final = {

@@ -193,7 +193,7 @@ def summary_line(findings: Sequence[Finding]) -> str:
         for status in (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
     )
     count = f"{found} finding{'' if found == 1 else 's'}"
-    return f"{count}, {clean} passed, {silent} not applicable; report.json lists all checks."
+    return f"{count}, {clean} passed, {silent} not checked; report.json lists all checks."
 
 
 def _text(finding: Finding) -> FindingText:

@@ -12,7 +12,7 @@ from lightning_modelprof.show.findings import place_of
 from lightning_modelprof.show.grid import display_width, shorten
 from lightning_modelprof.show.html.colors import color_class, color_classes, color_of
 from lightning_modelprof.show.step_numbers import REST, StepNumbers, merge_small
-from lightning_modelprof.units import format_amount, format_duration
+from lightning_modelprof.units import duration_unit, format_amount, format_tick
 
 _NOTHING: Final = 0.005
 """Share below which a reason to idle is not worth a line."""
@@ -189,13 +189,14 @@ class _Drawing:
         y, wall_ns = self._y - 2, self._card.wall_ns
         step_ns = _round_step(wall_ns, most=3 if self._is_narrow else 7)
         ticks = [number * step_ns for number in range(int(wall_ns / step_ns) + 1)]
+        unit_ns, unit = duration_unit(ticks[-1])
         end = self._left + wall_ns * self._scale
         path = f"M{self._left} {y}H{end:.1f}" + "".join(
             f"M{self._left + ns * self._scale:.1f} {y}v4" for ns in ticks
         )
         self._pieces.append(f'<path d="{path}" stroke="currentColor" stroke-opacity=".4" fill="none"/>')
         for ns in ticks:
-            text = "0" if not ns else format_duration(ns)
+            text = "0" if not ns else f"{format_tick(ns / unit_ns, step_ns / unit_ns)} {unit}"
             anchor = ' text-anchor="middle"' if ns else ""
             self._text(
                 self._left + ns * self._scale,

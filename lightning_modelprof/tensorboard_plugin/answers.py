@@ -25,12 +25,6 @@ from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, Stored
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison, view_sections
 from lightning_modelprof.units import format_cell
 
-_NOTHING_TO_COMPARE = (
-    "These can't be compared. Either both sides are the same, or one is a run without a window and the other"
-    " a window alone. Select another run or window for Before."
-)
-
-
 _MOST_DIGITS = 9
 """Of a rank; Python refuses to read a number of thousands of digits."""
 
@@ -97,7 +91,7 @@ class Answers:
         return {
             "title": "Compare",
             "html": html,
-            "empty": _NOTHING_TO_COMPARE,
+            "empty": _why_nothing(*sides),
         }
 
     def columns(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
@@ -232,7 +226,7 @@ def _differs(before: ComparedSide, after: ComparedSide) -> str:
     if not known:
         return ""
     text = ", ".join(f"{name} ({_plain(old)} before, {_plain(new)} after)" for name, old, new in known)
-    return f'<p class="problem" role="status">The two runs differ: {escape(text)}.</p>'
+    return f'<p class="problem" role="status">The two runs differ in {escape(text)}.</p>'
 
 
 def _plain(value: Any) -> str:
@@ -255,6 +249,25 @@ def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
         names = (_window_name(before), _window_name(after))
         reports.append(compare_windows(old.window_report, new.window_report, names))
     return reports
+
+
+def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
+    """Why two sides have nothing to compare, and what to do."""
+    chosen = [
+        (one.run_name, one.selection.run_tag, one.selection.window_tag, one.selection.rank)
+        for one in (before, after)
+    ]
+    if chosen[0] == chosen[1]:
+        return "Both sides are the same. Select another run or window for Before."
+    kinds = [
+        f"{side.run_name} is only a trace"
+        if side.selection.run is None
+        else f"{side.run_name} has no torch.profiler window"
+        for side in (before, after)
+        if side.selection.run is None or side.selection.window is None
+    ]
+    why = f": {', and '.join(kinds)}" if len(kinds) == len(chosen) else ""
+    return f"These can't be compared{why}. Select another run or window for Before."
 
 
 def _compare_loops(before: ComparedSide, after: ComparedSide) -> Report:

@@ -36,7 +36,7 @@ Part = Callable[[Selection], str]
 
 
 _NO_WINDOW: Final = (
-    "There's no readable torch.profiler window. Record one with ModelProfCallback(active=10), or add a trace:"
+    "There's no torch.profiler window to show. Record one with ModelProfCallback(active=10), or add a trace:"
     " lightning-modelprof tensorboard TRACE --logdir LOGDIR."
 )
 
@@ -172,21 +172,22 @@ VIEWS: Final = (
             "**Phase times per step** stacks the self time of each phase, with the layers and colors of"
             " report.html. If there are more steps than pixels, each bar is the mean of neighboring steps"
             " and the thin line is the slowest of them; the caption says how many. Pale, shaded steps"
-            " aren't clean, and the readout gives the reason. A few very high points are cut off, and the"
+            " are excluded, and the readout gives the reason. A few very high points are cut off, and the"
             " caption gives their number and the largest.\n\n"
             "**Throughput** is samples per second, or steps per second if any step's sample count is"
             ' unknown. "Clean steps only" limits both charts and the slowest steps to clean steps.'
             " Clean-step figures exclude profiler overhead, as in Perf Summary. Charts and slowest steps of"
             " all steps include it, so their layers add up to the wall time.\n\n"
-            "**Figures of a range** are the Perf Summary figures over the range's clean steps: mean, p50"
+            "**Figures of a range** are the Perf Summary figures over the range's clean steps: avg, p50"
             " and p99 of batch_cost, steps/s, samples/s and Reader Ratio. A dash means that a step's"
             " samples or waiting time are unknown.\n\n"
             "**Clean step times** uses the narrower of the Freedman-Diaconis and Sturges bin widths, with"
             " at most 60 bins. If the slowest step took more than twice p99, the bars end at p99 and the"
             " caption counts the slower steps.\n\n"
-            "**Causes of slow steps** compares each phase's mean over clean steps above the range's p90"
+            "**Time lost in the slowest 10% of steps** compares each phase's mean over clean steps above"
+            " the range's p90"
             " with its mean over the other clean steps. The differences add up to the whole step's unless a"
-            " phase wasn't measured; *share* is a phase's part.\n\n"
+            " phase wasn't measured; *share of difference* is a phase's part.\n\n"
             "**Slowest steps** lists the range's 20 slowest steps, including excluded ones. *× median* is"
             " relative to the range's clean steps. The phases with the most time in these steps come"
             " first.\n\nRuns of more than 4,096 steps show 2,048 to 4,096 saved steps, evenly spaced (see"
@@ -209,8 +210,8 @@ VIEWS: Final = (
         key="modules",
         title="Modules",
         empty=(
-            "Module times come from three steps early in a fit. To record them, use"
-            " ModelProfCallback(flops=True); a trace alone doesn't contain them."
+            "No module times were recorded. To record them, use ModelProfCallback(flops=True); a trace"
+            " doesn't contain them."
         ),
     ),
     View(
@@ -280,10 +281,10 @@ VIEWS: Final = (
     View(
         key="distributed",
         title="Distributed",
-        empty="This profile has only one process.",
+        empty="This run has only one rank.",
         above=(_other_ranks,),
     ),
-    View(key="tables", title="All tables", empty="This profile has no tables.", above=(_every_table,)),
+    View(key="tables", title="All tables", empty="This run has no tables.", above=(_every_table,)),
 )
 """In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""
 

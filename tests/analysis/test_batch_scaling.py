@@ -180,8 +180,8 @@ def test_accumulated_batches_can_be_doubled_without_another_training():
 @pytest.mark.parametrize(
     ("sizes", "why"),
     [
-        ([64] * 100, "another batch size"),
-        ([*[64] * 19, 20] * 4, "another batch size"),  # the first one is a warm-up
+        ([64] * 100, "a different batch size"),
+        ([*[64] * 19, 20] * 4, "a different batch size"),  # the first one is a warm-up
         ([*[64] * 19, 60] * 8, "too similar"),
         ([-1] * 100, "sample count"),
     ],

@@ -220,9 +220,9 @@ def test_the_article():
     )
     assert result.times_as_fast == pytest.approx(1.934, abs=0.001)
     assert report.title.startswith(
-        "FASTER: 1.93x as fast, 14.1 → 7.28 ms per step (95% interval 1.88x to 1.99x)"
+        "FASTER: 1.93× as fast, 14.1 → 7.28 ms per step (95% confidence interval 1.88× to 1.99×)"
     )
-    assert dict(report.facts)["Change"] == "+93% speed, -48% time per step; tolerance 5.0%"
+    assert dict(report.facts)["Change"] == "93% faster: each step takes 48% less time (tolerance 5%)"
     assert "193" not in render_text(report)
 
 
@@ -524,8 +524,8 @@ def test_first_lines():
         report, _ = build_comparison([compared(before)], [compared(after)], **arguments)
         return report.title
 
-    assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33x as fast, 27.")
-    assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75x as fast, 20.")
+    assert first_line(noisy(28, 0), noisy(21, 1)).startswith("FASTER: 1.33× as fast, 27.")
+    assert first_line(noisy(21, 1), noisy(28, 0)).startswith("SLOWER: 0.75× as fast, 20.")
     assert first_line(noisy(28, 0), noisy(28, 1)).startswith("SAME within 5.0%: ")
     assert first_line(noisy(28, 0), noisy(28, 1), tolerance=0.001).startswith("CANNOT TELL: ")
     assert first_line(noisy(28, 0, 10), noisy(27, 1, 10)).endswith("(too few steps for an interval)")
@@ -538,7 +538,7 @@ def test_twice_the_batch_is_compared_by_the_sample():
     report, result = build_comparison([compared(before)], [compared(after)])
     assert result.per_sample
     assert result.times_as_fast == pytest.approx(1.25)
-    assert report.title.startswith("FASTER: 1.25x as fast, 3,200 → 4,000 samples/s")
+    assert report.title.startswith("FASTER: 1.25× as fast, 3,200 → 4,000 samples/s")
     assert ("samples per step", "32", "64") in table(report, "settings").rows
     assert any("time per sample decides" in note for note in report.notes)
 
@@ -564,7 +564,7 @@ def test_settings_that_differ():
     report, _ = build_comparison([before], [after])
     assert table(report, "settings").rows == (
         ("model", "A", "B"),
-        ("version of torch", "2.4", "2.5"),
+        ("torch version", "2.4", "2.5"),
         ("callback: active", "3", "0"),
     )
     assert any(note.startswith("Different models: A before, B after") for note in report.notes)

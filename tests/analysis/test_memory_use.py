@@ -572,7 +572,7 @@ def whole_record():
 
 def test_tables():
     peaks, phases = memory_tables(analysis_with(whole_record()), DEFAULT_OPTIONS)
-    assert peaks.rows == (("Peak process RSS", 8), ("Allocator out-of-memory errors", 0))
+    assert peaks.rows == (("Peak resident memory", 8), ("Allocator out-of-memory errors", 0))
     assert peaks.row_units == (Unit.BYTES, Unit.COUNT)
     assert phases.id == "memory_by_phase"
     assert phases.rows == (

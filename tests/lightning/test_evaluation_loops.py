@@ -579,7 +579,7 @@ def test_clean_batches(bench):
     text = text_of(bench)
     assert "Based on 9 clean batches out of 12." in text
     assert (
-        "Excluded batches: 2 skip_first, 1 first in a dataloader. A batch excluded for more than one" in text
+        "Excluded batches: 2 initial (skip_first), 1 at the start of a dataloader. A batch is counted" in text
     )
     assert "gradient accumulation" not in text
     figures = report.sections["benchmark"]

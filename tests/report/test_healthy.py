@@ -98,11 +98,10 @@ def test_passed_checks_take_one_line_of_their_names():
     assert passed_line(PASSED[2:]) == ""
     text = " ".join(render_text(report_of(*PASSED)).split())
     assert (
-        "Passed: Training fits in memory · Data loading keeps up. 0 findings, 2 passed, 1 not applicable"
-        in text
+        "Passed: Training fits in memory · Data loading keeps up. 0 findings, 2 passed, 1 not checked" in text
     )
     groups = other_rules(PASSED)
-    assert [one["label"] for one in groups] == ["Passed", "Not applicable"]
+    assert [one["label"] for one in groups] == ["Passed", "Not checked"]
     [(passed, names), (other, _)] = details(findings_html(report_of(*PASSED)), "checks")
     assert "open" not in passed + other
     assert "Training fits in memory · Data loading keeps up</span></summary>" in names

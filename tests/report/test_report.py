@@ -75,7 +75,7 @@ def test_why_no_step_is_clean_is_shown_with_the_reason():
     lines = text.split("\n")
     at = next(index for index, line in enumerate(lines) if line.startswith("Perf Summary: none of"))
     assert lines[at + 1] == "Note:"
-    assert lines[at + 2].startswith("Excluded steps: 10 skip_first, 1 first in an epoch. A step excluded for")
+    assert lines[at + 2].startswith("Excluded steps: 10 initial (skip_first), 1 at the start of an epoch. A")
 
 
 def test_an_absent_table_explains_no_figures():
@@ -87,11 +87,9 @@ def test_an_absent_table_explains_no_figures():
 def test_skip_first_counts_as_many_as_were_asked_for():
     notes = perf_summary_of([SKIP | FIRST, *[SKIP] * 9, *[0] * 20, FIRST]).notes
     assert "Based on 20 clean steps out of 31." in notes
-    expected = (
-        "10 skip_first, 1 first in an epoch. A step excluded for more than one reason is counted once, under"
-    )
-    assert f"Excluded steps: {expected} the first." in notes
-    assert "Excluded steps: 1 first in an epoch." in perf_summary_of([FIRST, *[0] * 20]).notes
+    expected = "10 initial (skip_first), 1 at the start of an epoch. A step is counted under the first reason"
+    assert f"Excluded steps: {expected} that applies." in notes
+    assert "Excluded steps: 1 at the start of an epoch." in perf_summary_of([FIRST, *[0] * 20]).notes
 
 
 @pytest.mark.parametrize("num_clean", [1, 2, 9, 10])

@@ -781,7 +781,7 @@ def test_oversubscribed_threads_on_8_cpus(threads, workers, severity):
 def test_threads_of_all_processes_count():
     setup = replace(SETUP, num_threads=4, local_world_size=4)
     finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
-    assert evidence(finding)["torch threads"] == 16
+    assert evidence(finding)["PyTorch threads"] == 16
     assert "torch.set_num_threads(2)" in finding.action
 
 

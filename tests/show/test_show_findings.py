@@ -86,7 +86,7 @@ def test_findings_in_text():
         "  Where: /home/me/3.py:3 in Slow.hook\n"
         "  Where: 2 more places\n"
         "Passed: Logging.\n"
-        "1 finding, 1 passed, 1 not applicable; report.json lists all checks.\n"
+        "1 finding, 1 passed, 1 not checked; report.json lists all checks.\n"
     ) in text
     assert "All is well" not in text
 

@@ -338,7 +338,7 @@ def test_rules_without_a_finding_are_one_line_each():
         " ".join(page.within(one, "summary")[0]["text"].split())
         for one in page.all("details", class_="rules")
     ]
-    assert lines == ["Passed 2 Alpha · Beta", "Not applicable 1 Gamma"]
+    assert lines == ["Passed 2 Alpha · Beta", "Not checked 1 Gamma"]
     assert page.all("article") == []
 
 

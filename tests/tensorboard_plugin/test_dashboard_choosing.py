@@ -132,7 +132,7 @@ def test_what_differs_between_the_sides_is_said(page):
     page.open(run="first", before_run="wide", view="compare")
     line = page.run("return document.querySelector('main .parts [role=status]').textContent")
     assert line == (
-        "The two runs differ: model (Wide before, Net after), device (A100 before, cpu after),"
+        "The two runs differ in model (Wide before, Net after), device (A100 before, cpu after),"
         " batch size (64 before, 8 after)."
     )
     page.open(run="trial_03", before_run="trial_02", view="compare")

@@ -118,8 +118,9 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
     is_other = (counted.samples != usual) & ~_is_first(counted.samples)
     if int(is_other.sum()) < MIN_OTHER:
         return Absent(
-            f"fewer than {MIN_OTHER} steps have another batch size to compare with (a few more epochs with a"
-            " smaller last batch are enough)"
+            f"fewer than {MIN_OTHER} steps had a different batch size (train for a few more epochs so that"
+            " the"
+            " smaller last batch occurs more often)"
         )
     are_clean = int((is_other & is_clean).sum()) >= MIN_OTHER
     if are_clean:  # else what is around the model may be the validation's

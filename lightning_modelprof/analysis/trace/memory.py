@@ -99,7 +99,7 @@ def summarize_memory(timeline: Timeline) -> Memory | Absent:
     """Charge each allocation and release to one operator, and find the peaks of each device."""
     events = timeline.trace.allocations
     if not len(events):
-        return Absent("memory wasn't recorded (set profile_memory=True)")
+        return Absent("memory wasn't recorded; set profile_memory=True")
     charged, names = _charge(timeline)
     types, type_of = _distinct(events.device_type)
     numbers, number_of = _distinct(events.device)

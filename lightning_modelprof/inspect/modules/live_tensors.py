@@ -167,7 +167,7 @@ class LiveTensors:
         """
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         dropped += [
-            f"tensors of {kind}, whose memory torch doesn't show ({count} times)"
+            f"tensors of {kind}, whose memory PyTorch doesn't show ({count} times)"
             for kind, count in self._unseen.items()
         ]
         return StepMemory(

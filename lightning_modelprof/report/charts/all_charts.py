@@ -135,7 +135,7 @@ CHARTS: Final = (
         title="Memory by step",
         draw=memory_curve,
         help=(
-            "Memory at the first sample of each step: process memory (private excludes files and shared"
+            "Memory at the first sample of each step: process memory (private excludes file-backed and shared"
             " memory), and GPU memory that torch's allocator handed to tensors or reserved."
         ),
         views=("memory",),

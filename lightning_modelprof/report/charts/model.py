@@ -39,8 +39,8 @@ def flops_by_phase(analysis: Analysis) -> Chart | None:
 
 
 _SERIES: Final = (
-    ("rss", "Process, resident", "rss_bytes"),
-    ("anonymous", "Process, private", "anonymous_bytes"),
+    ("rss", "Resident memory (RSS)", "rss_bytes"),
+    ("anonymous", "Private memory", "anonymous_bytes"),
     ("allocated", "Device, allocated", "allocated_bytes"),
     ("reserved", "Device, reserved", "reserved_bytes"),
 )
@@ -68,8 +68,8 @@ def memory_curve(analysis: Analysis) -> Chart | None:
         unit=Unit.BYTES,
         series=series,
         notes=(
-            "Each point is the first memory sample in its step. Private memory excludes files and shared"
-            " memory.",
+            "Each point is the first memory sample in its step. Private memory excludes file-backed and"
+            " shared memory.",
         ),
     )
 

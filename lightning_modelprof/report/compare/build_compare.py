@@ -27,9 +27,9 @@ from lightning_modelprof.report.compare.tables import (
     settings_table,
 )
 from lightning_modelprof.report.model import Report, Status
-from lightning_modelprof.report.rules.cpus import BusyCpus
+from lightning_modelprof.report.rules.cpus import INFLATED, BusyCpus
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.units import duration_unit, percent, signed, three_digits
+from lightning_modelprof.units import duration_unit, percent, three_digits
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
 """What the command ends with; 1 is an error, as of every command."""
@@ -97,7 +97,7 @@ def build_comparison(
 def _busy_summary(run: ComparedRun) -> str:
     """What is said of a busy machine; ``""`` where it was not."""
     found = (one for one in run.report.findings if one.kind == BusyCpus.kind and one.status is Status.FOUND)
-    return next((one.summary for one in found), "")
+    return next((one.summary.replace(INFLATED, "All of its timings are inflated.") for one in found), "")
 
 
 def _check_loops(runs: _Runs) -> None:
@@ -136,10 +136,11 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
     name = names[result.outcome]
     if result.times_as_fast is None:
         return f"{name}: {result.reason}"
-    line = f"{name}: {_times(result, result.times_as_fast)}x as fast, {_cost(result, before, after)}"
+    line = f"{name}: {_times(result, result.times_as_fast)}× as fast, {_cost(result, before, after)}"
     if result.low is None or result.high is None:
         return f"{line} (too few steps for an interval)"
-    return f"{line} (95% interval {_times(result, result.low)}x to {_times(result, result.high)}x)"
+    low, high = (_times(result, bound) for bound in (result.low, result.high))
+    return f"{line} (95% confidence interval {low}× to {high}×)"
 
 
 def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
@@ -163,22 +164,23 @@ def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
 def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, str], ...]:
     facts = []
     if result.reason:
-        facts.append(("Why", f"{result.reason}."))
+        facts.append(("Why", f"{result.reason[0].upper()}{result.reason[1:]}."))
     if result.times_as_fast is not None:
-        figure = "time per sample" if result.per_sample else "time per step"
+        speed, time = result.times_as_fast - 1, 1 / result.times_as_fast - 1
+        one = "sample" if result.per_sample else "step"
         facts.append(
             (
                 "Change",
-                f"{signed(percent(result.times_as_fast - 1))} speed,"
-                f" {signed(percent(1 / result.times_as_fast - 1))} {figure};"
-                f" tolerance {percent(result.tolerance)}",
+                f"{percent(abs(speed))} {'slower' if speed < 0 else 'faster'}: each {one} takes"
+                f" {percent(abs(time))} {'longer' if time > 0 else 'less time'}"
+                f" (tolerance {100 * result.tolerance:.3g}%)",
             )
         )
     if result.detectable is not None:
         facts.append(
             (
-                "Detectable",
-                f"smallest detectable change: {percent(result.detectable)} (80% power)",
+                "Smallest detectable change",
+                f"{percent(result.detectable)} (at 80% power)",
             )
         )
     facts += [

@@ -96,7 +96,11 @@ def column_position(table: Table, key: str) -> int | None:
 
 def heading_of(column: Column) -> str:
     """What a column is called outside of its table, with its group."""
-    return f"{column.group} {column.label}" if column.group else column.label
+    if not column.group:
+        return column.label
+    if column.group.startswith("By "):
+        return f"{column.group[3:].capitalize()} {column.label.lower()}"
+    return f"{column.group} {column.label}"
 
 
 def comparable(table: Table) -> Table:

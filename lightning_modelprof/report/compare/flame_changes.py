@@ -81,7 +81,9 @@ def _gone(gone: Mapping[_FramePath, float], unit: Unit) -> list[str]:
 
 
 def _written(value: float, unit: Unit) -> str:
-    return signed(percent(value) if unit is Unit.RATIO else format_amount(value, unit))
+    if unit is Unit.RATIO:
+        return f"{signed(percent(value).removesuffix('%'))} points"
+    return signed(format_amount(value, unit))
 
 
 def _by_path(flame: FlameGraph) -> dict[_FramePath, FlameFrame]:

@@ -172,7 +172,9 @@ def _table(
     return CHANGES.table(
         id=f"{before.id}_changes",
         columns=(*names, *(replace(one, unit=unit) for one in figures), ratio, *counts, state),
-        title=f"{title}: {heading_of(column)}{per_step}" if column and column.label else title,
+        title=f"{title}: {heading_of(column)}{per_step}"
+        if column and column.label not in ("", "Value")
+        else title,
         rows=rows,
         depths=depths if any(depths) else (),
         row_units=row_units,

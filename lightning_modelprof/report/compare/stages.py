@@ -13,7 +13,7 @@ from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import three_digits
 
-_INTERVAL: Final = "95% interval"
+_INTERVAL: Final = "95% CI"
 
 
 def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERANCE) -> Report:
@@ -32,7 +32,7 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     found = (
         "too few steps to compare"
         if speed is None
-        else f"{runs[-1].source} is {three_digits(speed)}x as fast as {runs[0].source}"
+        else f"{runs[-1].source} is {three_digits(speed)}× as fast as {runs[0].source}"
     )
     keys = [column.key for column in table.columns]
     return Report(
@@ -57,8 +57,8 @@ STAGES: Final = TableKind(
             Unit.RATE,
             help="speed relative to the first run, by time per step, or per sample if batch sizes differ.",
         ),
-        Column("low", "from", Unit.RATE, _INTERVAL, help="95% interval, as in Compare."),
-        Column("high", "to", Unit.RATE, _INTERVAL, help="95% interval, as in Compare."),
+        Column("low", "from", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
+        Column("high", "to", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
         Column("ips", "steps/s", Unit.RATE, help="ips."),
         Column("reader_ratio", "Reader Ratio", Unit.RATIO, help="Σr / Σb."),
         Column(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 from lightning_modelprof.analysis.change import Change
@@ -15,7 +16,7 @@ from lightning_modelprof.report.model import Cell, Column, Finding, Report, Stat
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.phases import PHASES
 
-_INTERVAL: Final = "95% interval"
+_INTERVAL: Final = "95% CI"
 
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
@@ -35,8 +36,17 @@ SPEED: Final = TableKind(
             help="percentage points for Reader Ratio, % of before otherwise.",
             change="bar",
         ),
-        Column("low", "from", Unit.RATIO, _INTERVAL, help="95% interval of the change.", change="bound"),
-        Column("high", "to", Unit.RATIO, _INTERVAL, help="95% interval of the change.", change="bound"),
+        Column(
+            "low",
+            "from",
+            Unit.RATIO,
+            _INTERVAL,
+            help="95% confidence interval of the change.",
+            change="bound",
+        ),
+        Column(
+            "high", "to", Unit.RATIO, _INTERVAL, help="95% confidence interval of the change.", change="bound"
+        ),
     ),
 )
 
@@ -74,10 +84,20 @@ PHASE_CHANGES: Final = TableKind(
         Column("after", "after", Unit.DURATION_NS, help="time after."),
         Column("change", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
         Column(
-            "low", "from", Unit.DURATION_NS, _INTERVAL, help="95% interval of the difference.", change="bound"
+            "low",
+            "from",
+            Unit.DURATION_NS,
+            _INTERVAL,
+            help="95% confidence interval of the difference.",
+            change="bound",
         ),
         Column(
-            "high", "to", Unit.DURATION_NS, _INTERVAL, help="95% interval of the difference.", change="bound"
+            "high",
+            "to",
+            Unit.DURATION_NS,
+            _INTERVAL,
+            help="95% confidence interval of the difference.",
+            change="bound",
         ),
         Column("direction", "changed", help="less or more, if the interval excludes no change."),
     ),
@@ -141,8 +161,8 @@ FINDING_CHANGES: Final = TableKind(
     columns=(
         Column("finding", ""),
         Column("state", "state", help="removed, new or unchanged."),
-        Column("before", "could save before", Unit.DURATION_NS, help="per step."),
-        Column("after", "could save after", Unit.DURATION_NS, help="per step."),
+        Column("before", "possible saving, before", Unit.DURATION_NS, help="per step."),
+        Column("after", "possible saving, after", Unit.DURATION_NS, help="per step."),
     ),
     heading="Findings before and after",
 )
@@ -188,8 +208,8 @@ TABLE_CHANGES: Final = TableKind(
         Column("table", ""),
         Column("gone", "rows removed", Unit.COUNT, help="rows that exist on one side only."),
         Column("new", "rows added", Unit.COUNT, help="rows that exist on one side only."),
-        Column("row", "changed most", help="the row with the largest difference in the compared column."),
-        Column("column", "in", help="the compared column."),
+        Column("row", "row", help="the row with the largest difference in the compared column."),
+        Column("column", "column", help="the compared column."),
         Column("before", "before", Unit.BY_ROW, help="value before."),
         Column("after", "after", Unit.BY_ROW, help="value after."),
     ),
@@ -218,6 +238,11 @@ def changed_tables(before: Report, after: Report) -> Table:
         absent_reason=None if rows else "no table exists on both sides with a change",
         is_detail=True,
     )
+
+
+def _without_repeats(name: str) -> str:
+    """The words of a row's name; a module's class may be in several columns in a row."""
+    return " ".join(word for word, _ in groupby(name.split(" ")))
 
 
 def _cells(change: Change) -> tuple[Cell, ...]:
@@ -269,4 +294,4 @@ def _changed(table: Table, other: Table) -> tuple[tuple[Cell, ...], Unit] | None
     name, column = largest[1], table.columns[position]
     cells = (table.rows[before[name]][position], other.rows[after[name]][elsewhere])
     unit = table.row_units[before[name]] if column.unit is Unit.BY_ROW else column.unit
-    return (table.title, gone, new_rows, name[-1], heading_of(column), *cells), unit
+    return (table.title, gone, new_rows, _without_repeats(name[-1]), heading_of(column), *cells), unit

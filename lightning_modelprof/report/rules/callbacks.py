@@ -302,7 +302,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_logging_calls"
     title: ClassVar[str] = "Slow self.log, logger and metric calls"
-    healthy: ClassVar[str] = "Metric logging is cheap"
+    healthy: ClassVar[str] = "No slow metric logging found"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"

@@ -79,7 +79,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
             free = min(free, idle - (workers - present))
         share = costs.typical.share("forward", "backward")
         evidence = [
-            count("torch threads", setup.num_threads),
+            count("PyTorch threads", setup.num_threads),
             count("usable CPUs", setup.usable_cpus),
             ratio("share of step in forward and backward", share),
         ]
@@ -154,7 +154,7 @@ class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "More threads than CPUs"
     healthy: ClassVar[str] = "Thread count fits the CPUs"
     help: ClassVar[RuleHelp] = RuleHelp(
-        "CPU training where the torch threads of all processes on this machine outnumber the usable CPUs",
+        "CPU training where the PyTorch threads of all processes on this machine outnumber the usable CPUs",
         levels="more than `most` = 1 thread per CPU",
     )
 
@@ -170,19 +170,25 @@ class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
         if setup.num_threads is None or setup.usable_cpus is None:
             return self.not_evaluated("the number of threads or CPUs is unknown")
         threads = setup.num_threads * setup.local_world_size
-        evidence = [count("torch threads", threads), count("usable CPUs", setup.usable_cpus)]
+        evidence = [count("PyTorch threads", threads), count("usable CPUs", setup.usable_cpus)]
         if threads <= self.most * setup.usable_cpus:
-            return self.clean(f"{threads} torch threads on {setup.usable_cpus} CPUs.", evidence)
+            several, plural = "s" * (threads != 1), "s" * (setup.usable_cpus != 1)
+            return self.clean(
+                f"{threads} PyTorch thread{several} on {setup.usable_cpus} CPU{plural}.", evidence
+            )
         fitting = max(1, setup.usable_cpus // setup.local_world_size)
         return (
             self.found(
-                f"{threads} torch threads share {setup.usable_cpus} CPUs.",
+                f"{threads} PyTorch threads share {setup.usable_cpus} CPUs.",
                 f"Call torch.set_num_threads({fitting}), or set OMP_NUM_THREADS={fitting} (currently"
                 f" {setup.num_threads}).",
                 Severity.WARNING,
                 evidence=evidence,
             ),
         )
+
+
+INFLATED: Final = "All timings in this report are inflated, including the model's."
 
 
 class BusyCpus(Rule, frozen=True, kw_only=True):
@@ -222,13 +228,12 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
         share = facts.record.cpu_wait_share
         if share is None:
             return self.not_evaluated(facts.record.why_no_cpu_wait or "no step was measured")
-        evidence = [ratio("share of loop waiting for a CPU", share)]
+        evidence = [ratio("share of loop time spent waiting for a CPU", share)]
         if share < self.hint:
             return self.clean(f"Training spent {percent(share)} of the time waiting for a CPU.", evidence)
         return (
             self.found(
-                f"Training spent {percent(share)} of the time waiting for a CPU. All timings in this"
-                " report are inflated, including the model's.",
+                f"Training spent {percent(share)} of the time waiting for a CPU. {INFLATED}",
                 _own_workers(analysis) or "Re-run on an idle machine, or reserve CPUs for this job.",
                 Severity.WARNING if share >= self.warning else Severity.INFO,
                 evidence=evidence,

@@ -287,7 +287,7 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "host_to_device_copy"
     title: ClassVar[str] = "Copies to the GPU block the CPU"
-    healthy: ClassVar[str] = "Copies don't block the CPU"
+    healthy: ClassVar[str] = "Blocking copies are cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         "blocking copies to the GPU, by the GPU idle time they cause at least. Copies from pageable memory"
         " block the CPU; Lightning doesn't wait for copies from pinned memory",

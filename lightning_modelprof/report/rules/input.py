@@ -205,7 +205,7 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "synchronous_loader"
     title: ClassVar[str] = "Data loading runs in the main process"
-    healthy: ClassVar[str] = "No other main-process loading delay"
+    healthy: ClassVar[str] = "Main-process data loading is cheap"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "`num_workers=0`, waiting for data takes less than the threshold of `input_bound`, and workers"
@@ -241,7 +241,10 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
         if not self.is_wait_found(costs, share):
             return self.clean(f"num_workers is 0, but a batch takes only {milliseconds(wait_ns)}.")
         if share >= self.covered:
-            return self.clean("num_workers is 0; input_bound covers this.")
+            return tuple(
+                replace(one, title="No further main-process loading delay")
+                for one in self.clean("num_workers is 0; the finding about waiting for data covers this.")
+            )
         cpu = None if isinstance(analysis.batch_cpu, Absent) else analysis.batch_cpu
         advice = loader_advice(
             (loader,),
@@ -474,7 +477,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
         if wait_ns is None or share is None:
             return self.not_evaluated("fetches weren't recorded")
         if not self.is_wait_found(costs, share):
-            return self.clean(f"Training waits {milliseconds(wait_ns)} per step for data.")
+            return self.clean("Not investigated, because data loading is fast enough.")
         if why := _nothing_to_keep(analysis, setup.loaders[0], wait_ns):
             return self.clean(why)
         if seen is None:

@@ -441,7 +441,7 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
         return tuple(found) or self.clean(
             f"Your slowest module without parameters takes {time_per_step(slowest_ns)}."
             if slowest_ns
-            else "All your modules have parameters."
+            else "None of your own module classes is parameter-free."
         )
 
     def _one(

@@ -69,8 +69,9 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Memory usage is stable"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
-            "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95% interval"
-            " above 0, at least 4 MiB of growth, no levelling off and no single jump; for private process"
+            "slope (Theil-Sen) of the second half of the memory curve per 1,000 steps, with a 95%"
+            " confidence interval above 0, at least 4 MiB of growth, no levelling off and no single jump;"
+            " for private process"
             " memory, critical"
             " only after 30 s. Or growth within epochs of which at least half is freed at their end (doesn't"
             " show if the process keeps memory that CPU tensors free). Attributes of the model and callbacks"
@@ -97,8 +98,8 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(use.reason)
         if not use.growth:
             return self.not_evaluated(
-                f"memory was measured fewer than {2 * LEAST_POINTS} times (inspect={{'sampling': True}}"
-                " measures it every 100 ms)"
+                f"memory was measured fewer than {2 * LEAST_POINTS} times (every 100 ms, unless sampling is"
+                " off)"
             )
         step_ns = None if isinstance(analysis.step_costs, Absent) else analysis.step_costs.steady.wall_ns
         found = []
@@ -164,7 +165,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         full_ns = _full_in_ns(growth, use.record, step_ns)
         summary = (
             f"{name[0].upper()}{name[1:]} grows by {size(per)} per {_PER:,} steps"
-            f" (95% interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
+            f" (95% confidence interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
         )
         if full_ns is not None:
             summary += f" and will be full in about {full_ns / _HOUR_NS:.2g} hours"
@@ -286,7 +287,7 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
             return self.not_evaluated(use.reason)
         record, unused, share = use.record, use.unused_bytes, use.unused_share
         if unused is None or share is None:
-            return self.not_evaluated("torch doesn't count reserved memory on this device")
+            return self.not_evaluated("PyTorch doesn't report reserved memory on this device")
         retries = record.num_retries or 0
         evidence = [
             ratio("unused share of reserved memory", share),

@@ -23,7 +23,6 @@ from lightning_modelprof.report.rules.base import (
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.setup import OptimizerSetup, TrainingSetup
 from lightning_modelprof.run.stacks import StackFrame
-from lightning_modelprof.units import time_per_step
 
 _FUSED_ON_CPU: Final = 0.25
 """What is left of the step of an optimizer on the CPU when it is fused."""
@@ -45,7 +44,7 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "optimizer_not_fused"
     title: ClassVar[str] = "Optimizer isn't fused"
-    healthy: ClassVar[str] = "Optimizer step is cheap"
+    healthy: ClassVar[str] = "No optimizer needs fusing"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "Optimization is above the threshold and an optimizer with at least 32 parameters could be"
@@ -86,7 +85,7 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
         if not slow or not self.is_found(
             share, usual_ns, costs.least_of(usual_ns, costs.typical, "optimizer")
         ):
-            return self.clean(f"The optimizer takes {time_per_step(cost_ns)}.", evidence)
+            return self.clean(f"The optimizer takes {per_step(cost_ns, costs.step_ns)}.", evidence)
         one = slow[0]
         saving_ns = (1 - _FUSED_ON_CPU) * cost_ns if on_cpu else None
         return (

@@ -183,7 +183,7 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     healthy: ClassVar[str] = "Logger writes are cheap"
     help: ClassVar[RuleHelp] = RuleHelp("the phase Logging", of="of the loop", where="`log_metrics`")
     phase: ClassVar[str] = "logging"
-    what: ClassVar[str] = "Logging"
+    what: ClassVar[str] = "Writing to loggers"
 
     def action(self, setup: TrainingSetup) -> str:
         """Log less often, or faster."""
@@ -297,7 +297,7 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         hook = setup.module_hooks.get("optimizer_zero_grad")
         is_slow = self.is_found(share, usual_ns, costs.least_of(usual_ns, costs.typical, "zero_grad"))
         if hook is None or not (is_slow or setup.keeps_gradients):
-            return self.clean(f"Clearing gradients takes {time_per_step(cost_ns)}.", evidence)
+            return self.clean(f"Zeroing gradients takes {time_per_step(cost_ns)}.", evidence)
         action = (
             f"Remove set_to_none=False from {hook.name}."
             if setup.keeps_gradients
@@ -305,7 +305,7 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         )
         return (
             self.found(
-                f"Clearing gradients takes {COST}"
+                f"Zeroing gradients takes {COST}"
                 + (", because they're filled with zeros." if setup.keeps_gradients else "."),
                 action,
                 self.severity(share) if is_slow else Severity.INFO,

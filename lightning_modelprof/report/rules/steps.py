@@ -73,7 +73,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_steps"
     title: ClassVar[str] = "Occasional slow steps"
-    healthy: ClassVar[str] = "Step times are consistent"
+    healthy: ClassVar[str] = "No extreme step times"
     help: ClassVar[RuleHelp] = RuleHelp(
         (
             "time that slow clean steps (Slow steps) take above the median, spread over all clean steps. A"
@@ -100,8 +100,8 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         ]
         if not record.count or not self.is_found(share, cost_ns):
             return self.clean(
-                f"{record.count or 'No'} clean step{'' if record.count == 1 else 's'}"
-                f" {'was' if record.count == 1 else 'were'} slow.",
+                f"{record.count or 'No'} clean step{'s' if record.count > 1 else ''} took more than"
+                f" {record.factor:g} times the median.",
                 evidence,
             )
         clean = [one for one in facts.causes if not one.slow.tags & SPECIAL]

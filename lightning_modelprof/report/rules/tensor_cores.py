@@ -59,7 +59,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         else:
             uses_them = True
         if not uses_them:
-            return self.not_evaluated("amp_off and tensor_cores_unused cover this")
+            return self.not_evaluated("the run's precision rules out tensor cores; other checks cover that")
         return super().evaluate(analysis)
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:  # noqa: ARG002
@@ -108,11 +108,12 @@ def eligible_words(use: TensorCoreUse) -> str:
     """The share of the kernels' time that is of operators that tensor cores could do, and how it is spent."""
     eligible = percent(use.eligible_ns / use.kernels_ns)
     used, unused = (percent(time_ns / use.eligible_ns) for time_ns in (use.used_ns, use.unused_ns))
-    rest = "; the rest is unclassified" if use.untold_ns else ""
-    return (
-        f"{eligible} of kernel time is eligible for tensor cores. {used} of that uses them and {unused}"
-        f" doesn't{rest}."
-    )
+    start = f"{eligible} of kernel time is eligible for tensor cores"
+    if use.untold_ns:
+        return f"{start}. {used} of that uses them and {unused} doesn't; the rest is unclassified."
+    if not use.used_ns:
+        return f"{start}, but none of that uses them."
+    return f"{start}, and {used} of that uses them."
 
 
 def eligible_evidence(use: TensorCoreUse) -> list[Evidence]:

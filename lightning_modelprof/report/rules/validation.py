@@ -206,7 +206,7 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
             count("epochs", num_turns + 1),
         ]
         if not self.is_found(share, cost_ns):
-            return self.clean(f"An epoch boundary takes {milliseconds(each_ns)}.", evidence)
+            return self.clean(f"Going from one epoch to the next takes {milliseconds(each_ns)}.", evidence)
         return (
             self.found(
                 f"Lightning takes {milliseconds(each_ns)} per epoch boundary, and an epoch has"

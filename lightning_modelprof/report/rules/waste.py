@@ -183,7 +183,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
         if isinstance(modules, Absent):
             return self.not_evaluated(f"modules: {modules.reason}")
         if not (analysis.cost.waste.follows_gradients or analysis.cost.waste.unused):
-            return self.not_evaluated("no optimizer used gradients in the inspected step")
+            return self.not_evaluated("the optimizer didn't step while gradients were being checked")
         unused = {one.path: one for one in analysis.cost.waste.unused}
         with_parameters = {one.path for one in modules.modules if one.trainable}
         backward = {one.path: one.backward_ns or 0 for one in modules.modules}
@@ -845,7 +845,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                     else f"Try {_ITERATIONS}1, torch's default (currently {number}). This saves up to"
                     f" {milliseconds(saving_ns)} per step (may change results).",
                     Severity.INFO if saving_ns is None else self.severity(share),
-                    title="A torch module dominates the step" if saving_ns is None else "",
+                    title="A PyTorch module dominates the step" if saving_ns is None else "",
                     saving_ns=saving_ns,
                     saving_is="up to",
                     places=[Location(module=path) for path in paths[:3]],
@@ -856,7 +856,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                 )
             )
         return tuple(found) or self.clean(
-            "Torch modules with non-default options take little of the step time."
+            "PyTorch modules with non-default options take little of the step time."
         )
 
     def _unused_weights(

@@ -117,6 +117,11 @@ def row_order(
     return False, value if figure == "min" else -value
 
 
+def shortened(file: str, folder: str) -> str:
+    """A file without the folder that it's in; ``""`` leaves it whole."""
+    return file[len(folder) :].lstrip("/\\") if folder else file
+
+
 def common_folder(files: set[str]) -> str:
     """That all files are in; ``""`` if there is none, as for what was typed into a notebook."""
     if not files or any(file.startswith("<") for file in files):

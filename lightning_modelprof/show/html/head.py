@@ -142,15 +142,22 @@ def _location(location: Location) -> dict[str, Any]:
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Passed checks and those that don't apply, each with its code, its healthy state and its sentence."""
     groups = []
-    for status, label in ((Status.CLEAN, "Passed"), (Status.NOT_EVALUATED, "Not applicable")):
+    for status, label in ((Status.CLEAN, "Passed"), (Status.NOT_EVALUATED, "Not checked")):
         rules = [
-            (finding.kind, one_line(finding.title), one_line(finding.summary))
+            (finding.kind, one_line(finding.title), _sentence(one_line(finding.summary)))
             for finding in findings
             if finding.status is status
         ]
         if rules:
             groups.append({"label": label, "rules": rules})
     return groups
+
+
+def _sentence(clause: str) -> str:
+    """A reason with a capital, unless it starts with code such as ``torch.compile``, and a full stop."""
+    first = clause.partition(" ")[0].replace("'", "")
+    capital = f"{clause[0].upper()}{clause[1:]}" if first.isalpha() else clause
+    return capital if capital.endswith((".", "!", "?")) else f"{capital}."
 
 
 class Headline(Record, frozen=True):

@@ -20,6 +20,7 @@ from lightning_modelprof.report.model import (
     Report,
     Severity,
     Status,
+    Table,
 )
 from lightning_modelprof.show.findings import little_named, place_of, saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import ELLIPSIS, display_width, shorten
@@ -79,6 +80,15 @@ def short_lines(
     return [drawn.safe(line) for line in lines]
 
 
+def _num_loops(table: Table) -> int:
+    """Loops that ran besides the one that is shown, which has a row as well; short ones are counted."""
+    if table.id == "loops":
+        return len(table.rows) - 1
+    at = next(place for place, column in enumerate(table.columns) if column.key == "calls")
+    calls = [row[at] for row in table.rows]
+    return sum(number for number in calls if isinstance(number, int))
+
+
 def _is_plain(encoding: str | None) -> bool:
     """Whether the stream lacks the characters that bars are drawn with."""
     try:
@@ -129,7 +139,7 @@ class _Short:
             asked = sum(one.status is Status.CLEAN for one in self._report.findings)
             silent = sum(one.status is Status.NOT_EVALUATED for one in self._report.findings)
             if asked or silent:
-                more = f", {silent} not applicable" if silent else ""
+                more = f", {silent} not checked" if silent else ""
                 yield from wrap(
                     f"No findings: {asked} check{'' if asked == 1 else 's'} passed{more}.", self._width
                 )
@@ -160,9 +170,12 @@ class _Short:
         for text in [together] if display_width(together) <= self._width else texts:
             yield from (self._screen.paint(line, "dim") for line in wrap(text, self._width) if line)
 
-        loops = [table.title for table in self._report.tables if table.id in _LOOPS and table.rows]
-        if loops:
-            yield f"other loops in this process: {' and '.join(loops)} in the full report"
+        tables = [table for table in self._report.tables if table.id in _LOOPS and table.rows]
+        if tables:
+            more = sum(map(_num_loops, tables))
+            titles = " and ".join(table.title for table in tables)
+            ran = f"{more:,} more loop{'' if more == 1 else 's'} ran in this process"
+            yield f"{ran}; see {titles} in the full report"
 
     def _bars(self) -> Iterator[str]:
         card = self._report.step_card

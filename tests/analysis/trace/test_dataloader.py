@@ -211,7 +211,7 @@ def test_table():
     assert list(zip(table.depths, table.row_units, table.rows, strict=True)) == [
         (0, Unit.DURATION_NS, ("Fetch", 1, 20 * US, 20 * US, 20 * US, 20 * US, 0.2)),
         (1, Unit.DURATION_NS, ("per step", 1, 20 * US, 20 * US, 20 * US, 20 * US, 0.2)),
-        (1, Unit.DURATION_NS, ("hidden by the device", None, 5 * US, 5 * US, 5 * US, 5 * US, 0.05)),
+        (1, Unit.DURATION_NS, ("hidden behind GPU work", None, 5 * US, 5 * US, 5 * US, 5 * US, 0.05)),
         (1, Unit.DURATION_NS, ("exposed", None, 15 * US, 15 * US, 15 * US, 15 * US, 0.15)),
         (1, Unit.DURATION_NS, ("in aten::op0", 1, 2 * US, 2 * US, 2 * US, 2 * US, 0.02)),
         (1, Unit.DURATION_NS, ("outside operators", None, 18 * US, None, None, None, 0.18)),
@@ -248,7 +248,7 @@ def test_table_of_several_ranks():
     )
     rows = {row[0]: row[1:] for row in table.rows}
     # The copy of rank 1 (40 to 44) is in its fetch, that of rank 0 is not.
-    assert rows["hidden by the device"] == (None, 9 * US, 4.5 * US, 5 * US, 4 * US, 0.045)
+    assert rows["hidden behind GPU work"] == (None, 9 * US, 4.5 * US, 5 * US, 4 * US, 0.045)
     assert rows[PAGEABLE][:2] == (2, 14 * US)
     assert rows["size"][1:3] == (4100, 2050)
     assert any("Some batches" in note for note in table.notes)

@@ -1,4 +1,4 @@
-"""Launch Summary and Runtime Calls: hand-made launches, plain loops, and the real traces' numbers."""
+"""Launch Summary and Runtime calls: hand-made launches, plain loops, and the real traces' numbers."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_device_names(device_type, device, name):
 
 def test_absent():
     found = summarize(event("aten::a", 0, 100))
-    assert found == Absent("memory wasn't recorded (set profile_memory=True)")
+    assert found == Absent("memory wasn't recorded; set profile_memory=True")
     table = memory_table({0: found}, DEFAULT_OPTIONS)
     assert (table.rows, table.absent_reason) == ((), found.reason)
 

@@ -10,11 +10,12 @@ from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTime
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.units import format_duration
 
 _MIN_SHARE: Final = 1e-3
 
-_UNTIL: Final = {True: "before", False: "after"}
+_UNTIL: Final = {True: "before loop", False: "after loop"}
 
 _AFTER_UNSEEN: Final = (
     "Time after the loop isn't included. To add it to the report and files, use"
@@ -80,7 +81,9 @@ def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
     rows: tuple[tuple[Cell, ...], ...] = ()
     notes: list[str] = []
     if not isinstance(around, Absent):
-        rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before))
+        folder = common_folder({file for one in around.rows if (file := _own_file(one))})
+        rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before, folder))
+        notes += [f"Paths are relative to {folder}."] if folder and any(row[-1] for row in rows) else []
         after = around.after_ns
         notes.append(
             f"{format_duration(around.before_ns)} before the loop, {format_duration(around.loop_ns)} in it"
@@ -88,7 +91,11 @@ def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
         )
         notes += [_AFTER_UNSEEN] if after is None else []
         notes += (
-            ["Gap is the time between the end of an action and the next one. Ratio includes it."]
+            [
+                "Gap is the time from the end of an action to the start of the next one. Ratio is the share"
+                " of the"
+                " loop and everything around it, including the gap."
+            ]
             if rows
             else []
         )
@@ -102,7 +109,12 @@ def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
     )
 
 
-def _rows(around: AroundTimes, is_before: bool) -> list[tuple[Cell, ...]]:
+def _own_file(one: AroundRow) -> str:
+    """The file of a method of the user's; ``""`` for others."""
+    return "" if one.place is None or one.place.is_library else one.place.file or ""
+
+
+def _rows(around: AroundTimes, is_before: bool, folder: str) -> list[tuple[Cell, ...]]:
     side = [one for one in around.rows if one.is_before is is_before]
     shown = [one for one in side if around.share(one.whole_ns) >= _MIN_SHARE]
     small = [one for one in side if one not in shown]
@@ -124,7 +136,7 @@ def _rows(around: AroundTimes, is_before: bool) -> list[tuple[Cell, ...]]:
             one.total_ns,
             one.after_ns,
             around.share(one.whole_ns),
-            None if one.place is None or one.place.is_library else f"{one.place.file}:{one.place.line}",
+            f"{shortened(file, folder)}:{one.place.line}" if (file := _own_file(one)) and one.place else None,
         )
         for one in shown
     ]

@@ -41,7 +41,7 @@ MEMORY_PEAKS: Final = TableKind(
     help="Peak memory of the run. Measuring it resets nothing, starts no device and waits for none.",
     columns=(Column("figure", "Metric"), Column("value", "Value", Unit.BY_ROW, help="bytes or count.")),
     rows={
-        "Peak process RSS": "peak RAM of the process since it started.",
+        "Peak resident memory": "peak RAM of the process (RSS) since it started.",
         "Total host memory": "memory of the machine or its container.",
         "Peak device memory allocated": (
             "peak memory torch's allocator gave to tensors, since the process started or you last reset the"
@@ -62,7 +62,7 @@ MEMORY_PEAKS: Final = TableKind(
 def _peaks(record: MemoryRecord) -> Table:
     """How much memory the loop took at most."""
     figures: tuple[tuple[str, Cell, Unit], ...] = (
-        ("Peak process RSS", record.peak_rss_bytes, Unit.BYTES),
+        ("Peak resident memory", record.peak_rss_bytes, Unit.BYTES),
         ("Total host memory", record.host_total_bytes, Unit.BYTES),
         ("Peak device memory allocated", record.peak_allocated_bytes, Unit.BYTES),
         ("Peak device memory reserved", record.peak_reserved_bytes, Unit.BYTES),

@@ -76,6 +76,17 @@ _ADVICE: Final = {
 }
 """Reason to leave a step out → how to get more clean steps, in the words of the loop."""
 
+_EXCLUDED: Final = {
+    "skip_first": "initial (skip_first)",
+    "first in an epoch": "at the start of an epoch",
+    "first in a dataloader": "at the start of a dataloader",
+    "profiler warm-up": "while the profiler warmed up",
+    "closing a window or saving the run": "while a window was closed or the run saved",
+    "counting FLOPs or timing modules": "while FLOPs were counted or modules timed",
+    "CPU ahead of the GPU": "with the CPU ahead of the GPU",
+}
+"""Reason to leave a step out → what follows a number of such steps; others follow it unchanged."""
+
 
 def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
     """How fast the run was without profiling, and how much of a step waited for data."""
@@ -156,9 +167,9 @@ def _left_out(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.exclusions:
         return ()
     loop = loop_of(analysis.info.loop)
-    reasons = ", ".join(f"{e.num_steps:,} {e.reason}" for e in analysis.exclusions)
+    reasons = ", ".join(f"{e.num_steps:,} {_EXCLUDED.get(e.reason, e.reason)}" for e in analysis.exclusions)
     has_several = len(analysis.exclusions) > 1
-    once = f" A {loop.step} excluded for more than one reason is counted once, under the first." * has_several
+    once = f" A {loop.step} is counted under the first reason that applies." * has_several
     return (f"Excluded {loop.steps}: {reasons}.{once}",)
 
 

@@ -52,13 +52,17 @@ def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table,
     thread = "training thread" if loop.is_fit else "loop's thread"
     notes = [
         f"Self time on the {thread} over all {loop.steps}, including excluded ones. Phases add up to the"
-        " total wall time.",
+        f" wall time of the {loop.steps}.",
+        f"Avg, Max and Min are over all {loop.steps}; {loop.steps.capitalize()} is how many the phase"
+        " occurred in."
+        " Loop is Lightning's code between the other phases.",
         *other_shares(analysis),
     ]
     if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
         notes.append(
             "Profiler is the time spent directly in lightning-modelprof, such as opening and closing windows."
-            " The benchmark figures exclude it. Overhead inside other phases counts in those phases; the note"
+            " The benchmark figures exclude it. Overhead inside other phases is part of those phases; the"
+            " note"
             " below Perf Summary has the total."
         )
     if has_device:

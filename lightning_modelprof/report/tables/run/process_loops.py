@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
@@ -42,7 +43,7 @@ _SHORT_COLUMNS: Final = (
     Column("calls", "Calls", Unit.COUNT, adds_up=True),
     Column("batches", "Batches", Unit.COUNT, adds_up=True, help="batches in all calls."),
     Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-    Column("mean_ns", "Mean", Unit.DURATION_NS, help="mean per call."),
+    Column("mean_ns", "Avg", Unit.DURATION_NS, help="mean per call."),
     Column(
         "p99_ns",
         "p99",
@@ -76,7 +77,7 @@ def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple
         rows = tuple(
             (
                 one.loop,
-                one.created,
+                to_the_second(one.created),
                 one.model,
                 one.status,
                 one.steps,

@@ -156,7 +156,7 @@ RANK_SPREAD: Final = TableKind(
     help="How far the ranks' means are apart in each phase.",
     columns=(
         Column("label", "Phase"),
-        Column("mean_ns", "Mean", Unit.DURATION_NS, help="mean over the ranks."),
+        Column("mean_ns", "Avg", Unit.DURATION_NS, help="mean over the ranks."),
         Column("least_ns", "Min", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
         Column("least_rank", "of rank", Unit.COUNT, help="rank with that mean."),
         Column("most_ns", "Max", Unit.DURATION_NS, help="smallest and largest mean of a rank."),

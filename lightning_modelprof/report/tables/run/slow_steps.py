@@ -22,7 +22,7 @@ def slow_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
     if isinstance(facts, Absent):
         return (_slow_table((), facts.reason),)
     if facts.worst is None:
-        none_was = f"no {loop.step} took more than {facts.record.factor:g} times the median"
+        none_was = f"no clean {loop.step} took more than {facts.record.factor:g} times the median"
         return (_slow_table((), facts.record.why_not_looked_for or none_was),)
     return (
         _slow_table(tuple(_row(one) for one in facts.causes), None, _notes(facts, loop.steps)),

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.rows import common_folder
+from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.run.loops import loop_of
 
 _OF_SAMPLES: Final = (
@@ -56,7 +56,8 @@ _COLUMNS: Final = (
         Unit.COUNT,
         adds_up=True,
         help=(
-            "values or sizes read back from a tensor (`.item()`, `if tensor`, boolean masks, `nonzero`,"
+            "values or sizes read back from a tensor (`.item()`, a tensor in an `if` condition, boolean"
+            " masks, `nonzero`,"
             " printing). On a GPU, each one makes the CPU wait."
         ),
     ),
@@ -68,7 +69,7 @@ _COLUMNS: Final = (
         adds_up=True,
         help="tensors made from Python numbers or NumPy arrays.",
     ),
-    Column("num_bytes", "Bytes", Unit.BYTES, adds_up=True, help="bytes of copies and host tensors."),
+    Column("num_bytes", "Bytes copied", Unit.BYTES, adds_up=True, help="bytes of copies and host tensors."),
 )
 SOURCE_LINES: Final = TableKind(
     id="source_lines",
@@ -91,8 +92,8 @@ _SAMPLED: Final = (
 )
 _RUN: Final = (
     "Operators, syncs, copies and host tensors (made from Python numbers or NumPy arrays) are counted for one"
-    " {step}. Syncs read a value back from a tensor (.item(), if tensor, boolean masks); on a GPU, each"
-    " one makes the CPU wait."
+    " {step}. Syncs read a value back from a tensor (.item(), a tensor in an if condition, boolean masks);"
+    " on a GPU, each one makes the CPU wait. Bytes copied is the size of the copies and host tensors."
 )
 
 
@@ -124,5 +125,7 @@ def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table
 
 
 def _row(line: SourceLine, folder: str) -> tuple[str | int | float | None, ...]:
-    file = line.file[len(folder) :].lstrip("/\\") if folder else line.file
-    return (f"{file}:{line.line}", *(getattr(line, column.key) for column in _COLUMNS[1:]))
+    return (
+        f"{shortened(line.file, folder)}:{line.line}",
+        *(getattr(line, column.key) for column in _COLUMNS[1:]),
+    )

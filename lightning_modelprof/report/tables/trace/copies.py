@@ -83,7 +83,7 @@ COPIES: Final = TableKind(
     id="copies",
     title="Memory Manipulation Summary",
     help=(
-        "Copies and sets on the GPU by kind, over the whole file, sorted by GPU total. User ranges with"
+        "Copies and memsets on the GPU by kind, over the whole file, sorted by GPU total. User ranges with"
         " such names aren't included."
     ),
     columns=_COLUMNS,

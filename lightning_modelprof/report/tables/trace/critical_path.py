@@ -28,7 +28,8 @@ _FEW: Final = 10
 """Rows that a person is shown where nobody asked for another number."""
 
 _GRAPH: Final = (
-    "The steps are replayed from a dependency graph of kernels, copies, sets and the CPU work between them,"
+    "The steps are replayed from a dependency graph of kernels, copies, memsets and the CPU work between"
+    " them,"
     " with their measured durations. Each piece starts as soon as its dependencies have finished: earlier"
     " work on the same thread or stream, its launch (plus the trace's shortest launch latency), stream"
     " waits (`cudaStreamWaitEvent`), synchronization, copies of memory that isn't pinned, a full launch"
@@ -54,7 +55,7 @@ PATH: Final = TableKind(
         "Data loading": "CPU time in fetches, making batches or waiting for workers.",
         "CPU": "other CPU work, such as Python, operators and runtime calls that launch nothing.",
         "Launch": (
-            "calls that launch kernels or sets, plus the shortest latency from the start of such a call to"
+            "calls that launch kernels or memsets, plus the shortest latency from the start of such a call to"
             " its kernel."
         ),
         "Copy": "copies and memsets on the GPU, and blocking copy calls on the CPU.",
@@ -125,10 +126,10 @@ WHAT_IF: Final = TableKind(
             "Per step",
             help="the part of that on the critical path.",
         ),
-        Column("half_ns", "Step", Unit.DURATION_NS, "At half the time", help="predicted step time."),
-        Column("half_ratio", "Saves(%)", Unit.RATIO, "At half the time", help="share of the step."),
-        Column("none_ns", "Step", Unit.DURATION_NS, "At zero time", help="predicted step time."),
-        Column("none_ratio", "Saves(%)", Unit.RATIO, "At zero time", help="share of the step."),
+        Column("half_ns", "Step", Unit.DURATION_NS, "If it took half the time", help="predicted step time."),
+        Column("half_ratio", "Saves(%)", Unit.RATIO, "If it took half the time", help="share of the step."),
+        Column("none_ns", "Step", Unit.DURATION_NS, "If it took no time", help="predicted step time."),
+        Column("none_ratio", "Saves(%)", Unit.RATIO, "If it took no time", help="share of the step."),
     ),
     views=("overview",),
     compared=Figure(keys=("none_ns",)),
@@ -158,8 +159,6 @@ def critical_path_table(
         notes=(
             "This is the longest chain of dependent work; speeding up anything else doesn't shorten the"
             " step.",
-            f"Replaying the unchanged steps gives {format_duration(path.replayed_ns / count)}; the measured"
-            f" mean is {format_duration(path.recorded_ns / count)}.",
             *_notes(ranks, path),
         ),
     )
@@ -210,14 +209,19 @@ def what_if_table(
         )
         for one in sorted(path.what_ifs, key=lambda one: one.none_ns)
     ]
-    return WHAT_IF.table(rows=tuple(rows), notes=_notes(ranks, path), row_limit=_FEW)
+    replayed, measured = (format_duration(ns / count) for ns in (path.replayed_ns, recorded_ns))
+    simulated = (
+        f"What if simulates the steps. For the unchanged steps it gives {replayed}; the measured mean is"
+        f" {measured}."
+    )
+    return WHAT_IF.table(rows=tuple(rows), notes=(simulated, *_notes(ranks, path)), row_limit=_FEW)
 
 
 _ALL: Final[Mapping[str, str]] = {
     "data loading": "Data loading",
     "host": "All CPU work (without launches and copies)",
     "launch": "All launch calls",
-    "copy": "All copies and sets",
+    "copy": "All copies and memsets",
     "kernel": "All compute kernels",
     "communication": "All communication",
 }

@@ -37,7 +37,9 @@ DATALOADER: Final = TableKind(
     rows={
         "Fetch": "fetches: total, avg, max, min and share of step time.",
         "per step": "fetch time per step, 0 for steps without a fetch.",
-        "hidden by the device": "fetch time while a GPU of the process was busy. Hidden without GPU events.",
+        "hidden behind GPU work": (
+            "fetch time while a GPU of the process was busy. Hidden without GPU events."
+        ),
         "exposed": (
             "fetch time while no GPU was busy, the most that faster data loading can save. Hidden without"
             " GPU events."
@@ -74,8 +76,11 @@ _LOADING_NOTES: Final = {
     ),
     ("workers", "main thread"): "Some batches are made by workers, some by the training process.",
 }
-_OPERATOR_NOTE: Final = "Operators are those the training thread ran during fetches, excluding nested ones."
-_COPY_NOTE: Final = "Copies are CPU-to-GPU copies launched in the steps, measured in GPU time."
+_OPERATOR_NOTE: Final = (
+    "Operators are those the training thread ran during fetches, excluding nested ones. The rest, outside"
+    " operators, is Python, the data set and waiting."
+)
+_COPY_NOTE: Final = "The Memcpy rows cover the CPU-to-GPU copies launched in the steps, in GPU time."
 _PAGEABLE_NOTE: Final = (
     "Copies from pageable memory block the CPU. DataLoader(pin_memory=True) makes them asynchronous."
 )
@@ -119,7 +124,7 @@ def _fetch_lines(fact: DataloaderTime) -> list[_Line]:
     """What the fetches consist of, in three ways: by step, by what the device does, by what the host does."""
     steps_ns = fact.steps_ns
     lines = [_time_line(1, "per step", fact.per_step, steps_ns)]
-    for name, tally in (("hidden by the device", fact.hidden), ("exposed", fact.exposed)):
+    for name, tally in (("hidden behind GPU work", fact.hidden), ("exposed", fact.exposed)):
         if tally is not None:
             lines.append(_time_line(1, name, tally, steps_ns, has_calls=False))
     shown, rest = fact.operators[:_MOST_OPERATORS], fact.operators[_MOST_OPERATORS:]

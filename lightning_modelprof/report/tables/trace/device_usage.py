@@ -68,7 +68,7 @@ DEVICE_USAGE: Final = TableKind(
     title="Device Summary",
     help=(
         "CPU rows are read once when the window starts recording and once when it stops; *elapsed* is the"
-        " time in between. Only traces recorded by the callback have them, because torch doesn't write CPU"
+        " time in between. Only traces recorded by the callback have them, because PyTorch doesn't write CPU"
         " times.\n\nThere's one row per GPU (and rank) over the steps, of total length T; without steps it"
         " covers the operators, otherwise the GPU events. The first step starts when earlier GPU events"
         " have finished."

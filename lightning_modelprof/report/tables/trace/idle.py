@@ -54,7 +54,7 @@ IDLE: Final = TableKind(
     ),
     columns=_COLUMNS,
     rows={
-        "Busy": "time with at least one kernel, copy or set running on any stream.",
+        "Busy": "time with at least one kernel, copy or memset running on any stream.",
         "Idle": "gaps between them.",
         "Waiting for CPU": (
             "nothing was queued, because the next work was launched after the gap started. It's split into"
@@ -87,10 +87,11 @@ _NOTES: Final = (
     "Busy and Idle add up to the time from the device's first event to its last, and Ratio is the share of"
     " that time. Idle is time without an event on any stream.",
     '"In the steps" covers the same time as Device Summary. Idle time before the device\'s first event has'
-    ' that event\'s cause, and idle time after the last counts as "Waiting for CPU".',
+    " that event's cause, and idle time after the last counts as Waiting for CPU.",
     "Each gap's cause depends on the event that ends it. If that was launched after the gap started, the"
-    ' cause is "Waiting for CPU"; otherwise it\'s "Kernel gap" if the gap is shorter than 30 µs, else Other.',
-    'Dataloader is the part of "Waiting for CPU" in which the launching thread waited for data.',
+    " cause is Waiting for CPU. Otherwise it's Kernel gap if the gap is shorter than 30 µs, and Other if"
+    " not.",
+    "Dataloader is the part of Waiting for CPU in which the launching thread waited for data.",
 )
 
 

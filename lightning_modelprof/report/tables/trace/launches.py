@@ -36,7 +36,7 @@ _COLUMNS: Final = (
     Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
     Column(
         "median_ns",
-        "Median",
+        "p50",
         Unit.DURATION_NS,
         "Time",
         help=_RECORDED,
@@ -82,7 +82,7 @@ _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
 
 _NOTES: Final = (
     "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels; for"
-    ' "Shorter than their launch" and "Negative", it\'s the share of kernels with a known launch.',
+    " Shorter than their launch and Negative, it's the share of kernels with a known launch.",
     "Launch call is the CPU time of calls that launched kernels. If many kernels are shorter than their"
     " launch, the CPU can't keep the GPU busy; fuse kernels{advice}.",
     "Queue delay is the time from the end of the launch call to the start of the kernel: small if the GPU"
@@ -117,7 +117,7 @@ _CALL_COLUMNS: Final = (
 )
 RUNTIME_CALLS: Final = TableKind(
     id="runtime_calls",
-    title="Runtime Calls",
+    title="Runtime calls",
     help=(
         "Calls and CPU time by function of the CUDA, ROCm or XPU runtime and driver, all ranks together."
         " The first row is the total."
@@ -127,10 +127,12 @@ RUNTIME_CALLS: Final = TableKind(
     compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
 
+_NAMES: Final = {"INVALID": "(unnamed call)"}
+"""What the profiler calls a function that it has no name for."""
+
 _CALL_NOTES: Final = (
     "Ratio is the share of the time in all runtime calls, summed over threads.",
-    '"Waits for GPU" is the time in synchronization calls and in copy calls without Async in their names.'
-    " Other"
+    "Waits for GPU is the time in synchronization calls and in copy calls without Async in their names. Other"
     " calls, such as cudaMalloc, cudaFree, copies of pageable memory and launches into a full queue,"
     " sometimes wait too.",
 )
@@ -158,7 +160,10 @@ def runtime_calls_table(by_rank: Mapping[int, RuntimeCalls | Absent], options: T
     if ranks.found:
         named = (
             ("All calls", pooled.total, pooled.waiting.total_ns),
-            *((call.name, call.host, call.host.total_ns if call.waits else None) for call in pooled.calls),
+            *(
+                (_NAMES.get(call.name, call.name), call.host, call.host.total_ns if call.waits else None)
+                for call in pooled.calls
+            ),
         )
         for name, host, wait_ns in named:
             times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)

@@ -36,7 +36,7 @@ _COLUMNS: Final = (
         Unit.DURATION_NS,
         "GPU",
         help=(
-            "summed durations of the GPU events (kernels, copies, sets) *launched* during the phase by any"
+            "summed durations of the GPU events (kernels, copies, memsets) *launched* during the phase by any"
             " thread, whenever they ran. Overlapping events count in full, as in Paddle."
         ),
     ),
@@ -77,7 +77,7 @@ _CPU_NOTE: Final = (
     " ProfileStep. Avg, Max and Min are self times of single calls."
 )
 _GPU_NOTES: Final = (
-    "GPU time is the sum of all GPU events (kernels, copies, sets) launched in the phase by any thread,"
+    "GPU time is the sum of all GPU events (kernels, copies, memsets) launched in the phase by any thread,"
     " whenever they ran. Its ratio is the share of GPU time launched in the steps.",
     "Overlapping GPU events on different streams all count in full.",
 )

@@ -53,7 +53,7 @@ _FIGURES: Final = (
         "GPU",
         adds_up=True,
         help=(
-            "summed durations of the GPU events (kernels, copies, sets) the operator launched itself,"
+            "summed durations of the GPU events (kernels, copies, memsets) the operator launched itself,"
             " whenever they ran; overlaps counted in full. A dash without GPU events."
         ),
         is_main=True,
@@ -167,7 +167,7 @@ OPERATORS_BY_SHAPE: Final = TableKind(
 NO_OPERATOR: Final = "(no operator)"
 """Name of the row with the device events that no operator launched."""
 
-_NO_SHAPES: Final = Absent("no operator input shapes were recorded (set record_shapes=True)")
+_NO_SHAPES: Final = Absent("no operator input shapes were recorded; set record_shapes=True")
 
 _TIMES_NOTE: Final = (
     "CPU Total is an operator's time including everything it calls (recursive calls count once). Self"
@@ -175,7 +175,8 @@ _TIMES_NOTE: Final = (
     " operators' Self."
 )
 _DEVICE_NOTE: Final = (
-    "GPU Self is the time of the GPU events (kernels, copies, sets) an operator launched itself; Total adds"
+    "GPU Self is the time of the GPU events (kernels, copies, memsets) an operator launched itself; Total"
+    " adds"
     " those of the operators it calls. Ratio is Self as a share of all GPU events' time, with overlaps"
     " counted in full."
 )
@@ -183,13 +184,13 @@ _FLOPS_NOTE: Final = (
     "FLOPs come from the recorded input shapes, counting a multiply-add as two, for mm, addmm, bmm,"
     " baddbmm, convolution and convolution_backward (outermost only)."
 )
-_NO_FLOPS_NOTE: Final = "FLOPs need input shapes (record_shapes=True)."
+_NO_FLOPS_NOTE: Final = "FLOPs need input shapes; set record_shapes=True."
 _MEMORY_NOTE: Final = (
     "Memory is the bytes allocated minus freed while an operator ran on its thread, so it can be negative."
     " Self excludes nested operators."
 )
 _NO_MEMORY_NOTE: Final = (
-    "Memory wasn't recorded (set profile_memory=True), so the rows keep their usual order."
+    "Memory wasn't recorded, so the rows keep their usual order; set profile_memory=True."
 )
 _DETAIL_NOTE: Final = (
     "The rows below an operator are the operators it calls directly and the GPU events it launched itself,"

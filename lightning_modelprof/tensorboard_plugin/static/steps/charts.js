@@ -125,7 +125,7 @@ export class StepCharts {
     ];
     if (hasPeaks) parts.push(`The thin line is the slowest ${clean}${words.step} in each bar.`);
     parts.push(beyond(peaks, top, formatDuration));
-    if (leftOut.some((share) => share > 0)) parts.push(`Pale, shaded ${words.steps} aren't clean.`);
+    if (leftOut.some((share) => share > 0)) parts.push(`Pale, shaded ${words.steps} are excluded.`);
     if (this.steps.hasProfilerTime) {
       parts.push(
         onlyClean

@@ -55,7 +55,7 @@ export class RangePanel {
     const wanted = [
       [words.steps, formatCount(figures.steps)],
       ["clean", formatCount(figures.clean)],
-      ["mean", formatDuration(figures.mean)],
+      ["avg", formatDuration(figures.mean)],
       ["p50", formatDuration(figures.p50)],
       ["p99", formatDuration(figures.p99)],
       [`${words.steps}/s`, formatRate(figures.stepsPerS)],
@@ -83,7 +83,7 @@ export class RangePanel {
   drawCauses({ p90, clean }, first, last) {
     const { words } = this;
     const causes = p90 === null ? null : causesOfSlowness(this.steps, first, last, p90);
-    const title = make("h2", {}, `Causes of slow ${words.steps}`);
+    const title = make("h2", {}, `Time lost in the slowest 10% of ${words.steps}`);
     if (!causes) {
       const why = clean ? `No clean ${words.step} took longer than p90.` : `No clean ${words.step} in this range.`;
       this.causes.replaceChildren(title, make("p", { class: "note" }, why));

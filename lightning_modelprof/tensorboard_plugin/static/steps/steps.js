@@ -29,7 +29,7 @@ import { Zoom } from "./zoom.js";
 const AROUND = 15; // steps shown on either side of one that was clicked
 const PAUSE = 80; // ms without a change after which the figures are worked out anew
 
-const PICK = "Click a bar for its step and trace.";
+const PICK = "Click a bar to see the step and open its trace.";
 
 const KEYS = "Arrow keys move the cursor; Shift+arrow keys pan; + and - zoom; Enter selects a bar; Escape shows all.";
 

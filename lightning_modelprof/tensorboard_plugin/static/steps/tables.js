@@ -51,10 +51,10 @@ export function slowestTable(steps, slowest, median, words, onChoose, goto) {
       { class: "steps-row" },
       make("th", { scope: "row" }, button),
       numberCell(formatDuration(steps.duration[step])),
-      numberCell(median ? `${formatRate(steps.duration[step] / median)} ×` : DASH),
+      numberCell(median ? `${formatRate(steps.duration[step] / median)}×` : DASH),
       make("td", {}, steps.reason(step)),
       ...(hasTraces ? [make("td", {}, ...(trace ? [traceLink(trace, `${words.step} ${steps.number[step]}`)] : []))] : []),
-      ...shown.map((phase) => numberCell(formatDuration(steps.time(phase, step)))),
+      ...shown.map((phase) => numberCell(steps.time(phase, step) === 0 ? "0" : formatDuration(steps.time(phase, step)))),
     );
     // A press of the button is a click on its row; a link leads elsewhere.
     row.addEventListener("click", ({ target }) => target instanceof Element && !target.closest("a") && onChoose(step));
@@ -84,6 +84,6 @@ export function causesTable({ step, phases }, words) {
       numberCell(formatRatio(cause.share)),
     ),
   );
-  const names = ["phase", "slow", "others", "difference", "share"];
+  const names = ["phase", "slow", "others", "difference", "share of difference"];
   return table(names, [], rows);
 }
