@@ -287,7 +287,7 @@ def test_several_dataloaders(bench, key):
     assert bench.has_tag(StepTag.FIRST_OF_EPOCH) == [True, False, False, True, False]
     # The second loader's start is inside the fetch of its first batch.
     assert [step["dataloader"] // MS for step in bench.truth.steps] == [3, 3, 3, 16, 3]
-    assert "2 first in a dataloader" in text_of(bench)
+    assert "2 at the start of a dataloader" in text_of(bench)
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import shutil
 import signal
@@ -100,6 +101,7 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
     made: list[Any] = []
     going = way(folder, lambda: made.extend(ours()) or made)
     objects = next(going)
+    frozen = gc.get_freeze_count()
     before = things_of_process() | (things_of(*objects) if objects else {})
     error = ""
     try:
@@ -108,6 +110,7 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
         error = repr(caught)
     going.close()
     after = things_of_process() | (things_of(*objects) if objects else {})
+    assert gc.get_freeze_count() <= frozen  # fewer where some were freed
     for number, handler in handlers.items():
         signal.signal(number, handler)
     shutil.rmtree(tempfile.tempdir, ignore_errors=True)

@@ -52,7 +52,7 @@ def things_of_process() -> Leftovers:
         "timers": [signal.getitimer(one) for one in (signal.ITIMER_REAL, signal.ITIMER_PROF)],
         "hooks of Python": (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook),
         "streams": (sys.stdin, sys.stdout, sys.stderr),
-        "garbage collector": (list(gc.callbacks), gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "garbage collector": (list(gc.callbacks), gc.isenabled(), gc.get_threshold()),
         "warnings": (list(warnings.filters), warnings.showwarning),
         "loggers": _loggers(),
         "settings": (sys.getswitchinterval(), sys.getrecursionlimit(), str(Path.cwd()), _umask(), os.nice(0)),
