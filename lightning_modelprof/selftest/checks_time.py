@@ -24,22 +24,25 @@ from lightning_modelprof.units import Unit
 
 _NS: Final = Unit.DURATION_NS
 
+STEPS: Final = 48
+"""Of the training whose phases sleep."""
+
 
 def cpu_phases(lab: Lab) -> Iterator[Compared]:
     """CPU times of phases, step time and speed; each phase sleeps for a time of its own."""
-    steps, hand = 48, _Hand()
+    hand = _Hand()
     net = _Paced(hand)
-    loader = DataLoader(_PacedBatches(hand, [lab.tensor(16, 32)], steps), batch_size=None)
+    loader = DataLoader(_PacedBatches(hand, [lab.tensor(16, 32)], STEPS), batch_size=None)
     callback = lab.callback("paced", active=0, flops=False)
-    lab.fit(net, loader, steps, [callback, _PacedCallback(hand)])
+    lab.fit(net, loader, STEPS, [callback, _PacedCallback(hand)])
     run, report = callback.run, callback.report
     assert run is not None
     assert report is not None
     timings = run.ranks[0].steps
-    yield Compared("steps", len(timings), steps)
+    yield Compared("steps", len(timings), STEPS)
     sums = timings.phases_ns.sum(axis=1) - timings.duration_ns
     yield Compared("steps whose phases don't add up to the step", int(np.count_nonzero(sums)), 0)
-    numbers = [int(one) for one in timings.clean().step if int(one) + 1 < steps]
+    numbers = timings.clean().step.tolist()
     for phase, by_step in hand.ns.items():
         our = dict(zip(timings.step.tolist(), timings.phases_ns[:, PHASE_INDEX[phase]].tolist(), strict=True))
         for part in (0, 1):  # every other step takes longer, so a step too late shows
@@ -56,8 +59,7 @@ def cpu_phases(lab: Lab) -> Iterator[Compared]:
     yield Compared("waiting for data", reader, fetched, 0.05, _NS, 300_000)
     speed = row(report, "perf_summary", "ips (samples/s)").get("avg")
     yield Compared("samples per second", speed, 16 * 1e9 / step_ns, 0.02, Unit.RATE)
-    whole = hand.starts[steps - 1] - hand.starts[0]
-    share = sum(hand.ns["backward"][one] for one in range(steps - 1)) / whole
+    share = sum(hand.ns["backward"].values()) / (hand.starts[STEPS] - hand.starts[0])
     yield Compared(
         "backward, share of all steps",
         row(report, "phases", "Backward").get("ratio"),
@@ -131,6 +133,9 @@ class _PacedCallback(Callback):
         with self.hand.span("callbacks", batch_idx, 3):
             pass
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.hand.starts[STEPS] = time.perf_counter_ns()
+
 
 # The device's clock
 
@@ -147,7 +152,7 @@ def device_phases(lab: Lab) -> Iterator[Compared]:
 
 
 def _device_phases(lab: Lab, name: str, net: nn.Module, batch: Tensor, **settings: Any) -> Iterator[Compared]:
-    steps, first = 60, 25
+    steps, first, floor = 60, 25, lab.pick(100_000, 500_000)
     marks: list[tuple[int, str, Any]] = []
 
     def mark(step: int, border: str) -> None:
@@ -181,11 +186,11 @@ def _device_phases(lab: Lab, name: str, net: nn.Module, batch: Tensor, **setting
         which = [step for step in clean if step in hand[phase]]
         ours = median(sum(int(known[step][PHASE_INDEX[part]]) for part in parts) for step in which)
         yield Compared(
-            f"{name}: {phase}", ours, median(hand[phase][step] for step in which), 0.03, _NS, 100_000
+            f"{name}: {phase}", ours, median(hand[phase][step] for step in which), 0.03, _NS, floor
         )
     whole = [starts[step].elapsed_time(starts[step + 1]) * 1e6 for step in clean]
     ours = median(int(known[step].sum()) for step in clean)
-    yield Compared(f"{name}: whole step", ours, median(whole), 0.03, _NS, 100_000)
+    yield Compared(f"{name}: whole step", ours, median(whole), 0.03, _NS, floor)
     [recorded] = callback.run.ranks[0].windows
     if lab.kind != "cuda":
         return

@@ -24,11 +24,9 @@ _FRAME: Final = re.compile(r'lightning_modelprof[\\/]([\w\\/]+)\.py", line (\d+)
 
 
 def function_of(path: str) -> Callable[[Any], Iterator[Compared]]:
-    """The check ``module.function``."""
-    module, _, name = path.partition(".")
-    found: Callable[[Any], Iterator[Compared]] = getattr(
-        import_module(f"lightning_modelprof.selftest.{module}"), name
-    )
+    """The check ``module:function``."""
+    module, _, name = path.partition(":")
+    found: Callable[[Any], Iterator[Compared]] = getattr(import_module(module), name)
     return found
 
 
@@ -60,12 +58,8 @@ def main() -> None:
         if options.check == "machine":
             write(facts=facts(options.device))
             return
-        import torch  # noqa: PLC0415 -- may fail, which is told
+        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415 -- may fail, which is told
 
-        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415
-
-        if options.device == "cpu":
-            torch.set_num_threads(1)
         for one in function_of(options.check)(Lab(options.device, options.folder)):
             write(comparison=one.as_json())
     except Skip as reason:

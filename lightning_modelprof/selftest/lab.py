@@ -35,6 +35,8 @@ class Lab:
         self.is_gpu = kind != "cpu"
         self.device = torch.device(kind, 0) if self.is_gpu else torch.device("cpu")
         self.warnings: list[str] = []
+        if not self.is_gpu:
+            torch.set_num_threads(1)  # threads that wait for each other make small models slower
         for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
             logging.getLogger(name).setLevel(logging.ERROR)
 

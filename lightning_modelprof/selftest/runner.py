@@ -18,6 +18,8 @@ from typing import Any, Final
 from lightning_modelprof.selftest.child import RESULTS, places
 from lightning_modelprof.selftest.comparison import Compared, from_json
 
+CHILD: Final = ("-m", "lightning_modelprof.selftest.child")
+
 _LEAST_S: Final = 8.0
 """No check starts with less time than it takes to import torch."""
 
@@ -39,7 +41,7 @@ class Check:
 
     Attributes:
         name: in the output.
-        function: file and function.
+        function: its module and name, as ``module:name``.
         seconds: its time limit.
         kinds: of devices that it needs; empty for any.
     """
@@ -52,21 +54,23 @@ class Check:
 
 _GPU: Final = ("cuda", "xpu", "mps")
 
+_CHECKS: Final = "lightning_modelprof.selftest.checks"
+
 CHECKS: Final = (
-    Check("training", "checks_fit.training", 90),
-    Check("windows", "checks_trace.window", 80),
-    Check("cpu phases", "checks_time.cpu_phases", 60),
-    Check("gpu phases", "checks_time.device_phases", 90, _GPU),
-    Check("modules", "checks_time.module_times", 60),
-    Check("flops", "checks_cost.flops", 60),
-    Check("waits", "checks_trace.waiting_calls", 80, ("cuda",)),
-    Check("memory", "checks_cost.memory", 80, ("cuda",)),
-    Check("findings", "checks_fit.findings", 90),
-    Check("mfu", "checks_cost.mfu", 60, ("cuda",)),
-    Check("overhead", "checks_time.overhead", 90),
-    Check("variants", "checks_fit.variants", 80, ("cuda",)),
-    Check("ddp", "checks_fit.ddp", 90),
-    Check("compiled", "checks_fit.compiled", 120, ("cuda",)),
+    Check("training", f"{_CHECKS}_fit:training", 90),
+    Check("windows", f"{_CHECKS}_trace:window", 80),
+    Check("cpu phases", f"{_CHECKS}_time:cpu_phases", 60),
+    Check("gpu phases", f"{_CHECKS}_time:device_phases", 90, _GPU),
+    Check("modules", f"{_CHECKS}_time:module_times", 60),
+    Check("flops", f"{_CHECKS}_cost:flops", 60),
+    Check("waits", f"{_CHECKS}_trace:waiting_calls", 80, ("cuda",)),
+    Check("memory", f"{_CHECKS}_cost:memory", 80, ("cuda",)),
+    Check("findings", f"{_CHECKS}_fit:findings", 90),
+    Check("mfu", f"{_CHECKS}_cost:mfu", 60, ("cuda",)),
+    Check("overhead", f"{_CHECKS}_time:overhead", 90),
+    Check("variants", f"{_CHECKS}_fit:variants", 80, ("cuda",)),
+    Check("ddp", f"{_CHECKS}_fit:ddp", 90),
+    Check("compiled", f"{_CHECKS}_fit:compiled", 120, ("cuda",)),
 )
 """In order of value: those that don't fit into the budget are skipped."""
 
@@ -145,7 +149,7 @@ def run_child(function: str, device: str | None, limit_s: float) -> tuple[list[d
     # Windows keeps open files, and a process may still be ending.
     with tempfile.TemporaryDirectory(prefix="selftest_", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "lightning_modelprof.selftest.child", function]
+        command = [sys.executable, *CHILD, function]
         command += ["--folder", name, "--seconds", f"{limit_s}", *(["--device", device] if device else [])]
         environment = {key: one for key, one in os.environ.items() if not key.startswith(_STRANGE)}
         with (folder / "log.txt").open("wb") as log:
