@@ -120,6 +120,8 @@ def one_fit(name: str, model: str, device: str) -> dict[str, float]:
     """The three parts of a fit in seconds, after a short one that loads what a device needs."""
     large = (4096, 6, 4096, 120) if device != "cpu" else (256, 6, 256, 60)
     width, depth, rows, steps = {"tiny": (64, 2, 16, 400 if device != "cpu" else 120), "large": large}[model]
+    if device == "cpu":
+        torch.set_num_threads(1)
     batch = torch.randn(rows, width)
     batch = batch.pin_memory() if device == "cuda" else batch
     parts = {}
