@@ -162,7 +162,9 @@ def run_tests(python: Path) -> dict[str, Any]:
         for number, kind in re.findall(r"(\d+) (passed|failed|skipped|errors?)", last_line(said))
     }
     failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", said, re.MULTILINE)
-    return {"tests": counts, "tests_failed": failed, "tests_exit_code": code}
+    reasons = re.findall(r"^E  +(.+)$", said, re.MULTILINE) or [last_line(said)]
+    why = {"tests_reason": reasons[0][:200]} if code else {}
+    return {"tests": counts, "tests_failed": failed, "tests_exit_code": code} | why
 
 
 def table(results: dict[str, Any]) -> str:
