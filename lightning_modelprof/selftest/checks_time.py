@@ -142,7 +142,7 @@ class _PacedCallback(Callback):
 
 def device_phases(lab: Lab) -> Iterator[Compared]:
     """Device times of phases, from events put by hand and from the kernels of a window."""
-    width = lab.pick(4096, 256)
+    width = lab.pick(2048, 256)
     yield from _device_phases(lab, "layers", layers(width, 6), lab.tensor(width, width))
     batch = lab.tensor(lab.pick(128, 4), 3, 64, 64)
     yield from _device_phases(lab, "convolutions", pictures(lab.pick(128, 4)), batch)
@@ -281,14 +281,16 @@ class _ModuleClock:
 
 def overhead(lab: Lab) -> Iterator[Compared]:
     """A step with the callback and without, in turns; on a CPU only the time on the CPU counts."""
-    steps, width = 300, lab.pick(256, 32)
+    steps, width = lab.pick(300, 200), lab.pick(256, 32)
     times: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(lab.pick(7, 3)):
+    for turn in range(lab.pick(7, 4)):
         for has in (False, True) if turn % 2 else (True, False):
             quiet = {"files": False}
             callbacks = [lab.callback(f"turn {turn}", active=0, flops=False, report=quiet)] if has else []
             times[has].append(
                 lab.step_ns(Net(layers(width, 4)), [lab.tensor(width, width)], steps, callbacks=callbacks)
             )
-    ours, bare = median(times[True]), median(times[False])
-    yield Compared("a step with the callback", ours, bare, 0.05, _NS, 300_000, at_most=True)
+    ours, bare = min(times[True]), min(times[False])  # other programs only make them longer
+    yield Compared(
+        "a step with the callback", ours, bare, 0.05, _NS, lab.pick(300_000, 500_000), at_most=True
+    )

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof.lightning.callback import ModelProfCallback
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.selftest.comparison import Skip
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -28,6 +30,9 @@ class Lab:
     Args:
         kind: ``cuda``, ``xpu``, ``mps`` or ``cpu``.
         folder: an empty one.
+
+    Attributes:
+        half: the 16-bit type that the device computes fast with, if there is one.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
@@ -35,6 +40,12 @@ class Lab:
         self.is_gpu = kind != "cpu"
         self.device = torch.device(kind, 0) if self.is_gpu else torch.device("cpu")
         self.warnings: list[str] = []
+        if kind == "xpu" and "xpu" not in AcceleratorRegistry.available_accelerators():
+            raise Skip("Lightning has no XPU accelerator")
+        is_old = kind == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(0) < (8, 0)
+        self.half = (
+            torch.bfloat16 if kind == "cuda" and not is_old else torch.float16 if is_old else torch.float32
+        )
         if not self.is_gpu:
             torch.set_num_threads(1)  # threads that wait for each other make small models slower
         for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):

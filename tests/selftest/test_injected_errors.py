@@ -5,7 +5,6 @@ What only a GPU shows is covered by stored traces of GPUs, and by a device whose
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -33,21 +32,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:
 TRACES = [FOLDER / f"h100_{name}.pt.trace.json.gz" for name in ("waits", "item")]
 
 
-class HostEvent:
-    """An event of a device that is as fast as the CPU."""
+class Ticks:
+    """The time of a device, which passes in layers alone."""
+
+    now_ns = 0
+
+
+class Event:
+    """An event of that device."""
 
     def record(self):
-        self.at = time.perf_counter_ns()
+        self.at = Ticks.now_ns
 
     def elapsed_time(self, end):
         return (end.at - self.at) / 1e6
 
 
-class HostDevice:
+class Device:
     """The package's clock of that device."""
 
     def mark(self):
-        event = HostEvent()
+        event = Event()
         event.record()
         return event
 
@@ -64,11 +69,30 @@ class HostDevice:
         pass
 
 
+class Passes(torch.autograd.Function):
+    """3 ms in forward, 7 ms in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        Ticks.now_ns += 3_000_000
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Ticks.now_ns += 7_000_000
+        return grad
+
+
+class Layer(torch.nn.Linear):
+    def forward(self, x):
+        return Passes.apply(super().forward(x))
+
+
 class FakeGpu(Lab):
     """A GPU for what asks for its events alone."""
 
     def event(self):
-        return HostEvent()
+        return Event()
 
 
 @pytest.fixture
@@ -81,8 +105,10 @@ def compared(tmp_path, monkeypatch):
         if name == "stored trace":
             return [one for path in TRACES for one in checks_trace.compare_trace(path, "h100")]
         if name == "gpu phases":
-            monkeypatch.setattr(step_timing, "device_clock", lambda device: HostDevice())
-            return list(checks_time._device_phases(FakeGpu("cpu", tmp_path), "net", *small_net()))
+            monkeypatch.setattr(step_timing, "device_clock", lambda device: Device())
+            return list(
+                checks_time._device_phases(FakeGpu("cpu", tmp_path), "net", Layer(4, 4), torch.ones(2, 4))
+            )
         return list(CHECKS[name](Lab("cpu", tmp_path)))
 
     return run
@@ -96,10 +122,6 @@ CHECKS = {
     "training": checks_fit.training,
     "findings": checks_fit.findings,
 }
-
-
-def small_net():
-    return checks_time.layers(256, 6), torch.randn(256, 256)
 
 
 @pytest.mark.parametrize("name", [*CHECKS, "stored trace", "gpu phases"])
@@ -225,7 +247,7 @@ def busy_of_kernels(patch):
 
 
 def device_microseconds(patch):
-    patch.setattr(HostDevice, "elapsed_ns", lambda self, begin, end: (end.at - begin.at) // 1000)
+    patch.setattr(Device, "elapsed_ns", lambda self, begin, end: (end.at - begin.at) // 1000)
 
 
 def device_phase_before(patch):
