@@ -56,7 +56,7 @@ def cpu_phases(lab: Lab) -> Iterator[Compared]:
     yield Compared("step time", cost, step_ns, 0.02, _NS)
     fetched = mean(hand.ns["dataloader"][one] for one in numbers)
     reader = row(report, "perf_summary", "reader_cost").get("avg")
-    yield Compared("waiting for data", reader, fetched, 0.05, _NS, 300_000)
+    yield Compared("waiting for data", reader, fetched, 0.05, _NS, 1_000_000)
     speed = row(report, "perf_summary", "ips (samples/s)").get("avg")
     yield Compared("samples per second", speed, 16 * 1e9 / step_ns, 0.02, Unit.RATE)
     share = sum(hand.ns["backward"].values()) / (hand.starts[STEPS] - hand.starts[0])
