@@ -336,7 +336,7 @@ def test_autograd_functions_are_as_before_a_trace():
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
-@library.custom_op("modelprof_test_table::product", mutates_args=())
+@library.custom_op("modelprof_test_table::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
