@@ -4,5 +4,5 @@ Each command's file has ``HELP`` (one line), ``DESCRIPTION``, ``add_arguments`` 
 imports all of them, so slow imports happen only in ``run``.
 """
 
-COMMANDS = ("run", "report", "open", "list", "compare", "analyze", "tensorboard", "loader")
+COMMANDS = ("run", "report", "open", "list", "compare", "analyze", "tensorboard", "loader", "selftest")
 """Command names, the same as their file names, in the help's order."""

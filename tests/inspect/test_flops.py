@@ -112,7 +112,7 @@ def test_nested_tensors_pass_through():
 # ---- What cannot be counted
 
 
-@library.custom_op("modelprof_test::product", mutates_args=())
+@library.custom_op("modelprof_test::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

@@ -336,7 +336,7 @@ def test_autograd_functions_are_as_before_a_trace():
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
-@library.custom_op("modelprof_test_table::product", mutates_args=())
+@library.custom_op("modelprof_test_table::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
@@ -372,8 +372,11 @@ NO_CONTRACTIONS = (
 
 def test_what_cannot_hold_contractions_is_not_listed():
     assert [name for name in NO_CONTRACTIONS.split() if may_hold_contractions(f"aten::{name}")] == []
+    # torch 2.11 lacks the last one.
     may = "chain_matmul linalg_multi_dot _sparse_mm _scaled_mm conv_tbc cov _foreach_mm"
-    assert all(may_hold_contractions(f"aten::{name}") for name in may.split())
+    known = [name for name in may.split() if hasattr(torch.ops.aten, name)]
+    assert len(known) >= 6
+    assert all(may_hold_contractions(f"aten::{name}") for name in known)
     assert may_hold_contractions("torchvision::deform_conv2d")
 
 

@@ -330,7 +330,7 @@ def test_a_compiled_model_that_needs_values_says_so(tmp_path):
     assert table(callback, "model_size").rows  # the rest is there
 
 
-@library.custom_op("modelprof_inspection::product", mutates_args=())
+@library.custom_op("modelprof_inspection::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

@@ -11,12 +11,11 @@ import pytest
 from lightning_modelprof.report.model import Chart, Column, Report, Series, Table, Unit
 from lightning_modelprof.show.html.page import render_html
 from tests.show.test_show_html import hostile_everywhere
+from tests.support.browser_keys import Keys
 from tests.support.sample_flames import flame_of, hostile_flame, stacks_flame, wide_flame
 from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES
 
 pytestmark = pytest.mark.slow
-
-Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,12 +6,12 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from lightning_modelprof.report.build_profile import step_columns
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, unpack_head
+from tests.support.browser_keys import Keys
 from tests.support.chromium import said
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
+from tests.support.browser_keys import Keys
 from tests.support.chromium import said
 from tests.support.slow_network import slow_network
 from tests.support.tensorboard_server import tensorboard

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.keys import Keys
 
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.show.tensorboard.profile_blob import unpack_head, unpack_steps
+from tests.support.browser_keys import ActionChains, Keys
 from tests.tensorboard_plugin.test_dashboard_address import shows
 from tests.tensorboard_plugin.test_dashboard_browser import logdir, page, server
 

@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -240,6 +241,7 @@ class Capture:
         self._upcoming = None
         self.next_step = NEVER
         self._unwatch()
+        watch.warming = None
         try:
             if profiler is not None and not self._is_replaced():
                 stop(profiler, ranges)
@@ -282,6 +284,7 @@ class Capture:
             self._refuse_after(error, "torch.profiler couldn't be prepared")
             return
         self._begun = watch.begun
+        watch.warming = (self._begun, partial(stop, profiler, None))
         self._profiler = profiler
         self._recorded = {}
 
@@ -291,6 +294,7 @@ class Capture:
             return
         self._cpu_at_start = read_cpu()
         self.ranges = TraceRanges()  # first: what records is ours then, whatever interrupts its start
+        watch.warming = None
         try:
             self._profiler.start_trace()
             self._begun = watch.recording = watch.begun
@@ -368,6 +372,7 @@ class Capture:
             # torch writes only what it is told before it stops.
             profiler.add_metadata_json(TRACE_METADATA_KEY, encode_record(metadata).decode())
         path: Path | None = None
+        watch.warming = None
         try:
             stop(profiler, ranges)
             if ranges is not None and self._recorded:
@@ -393,6 +398,7 @@ class Capture:
     def _throw_away(self) -> None:
         """Whoever looks for a profiler that waits to be started must not find ours."""
         profiler, self._profiler = self._profiler, None
+        watch.warming = None
         if profiler is not None:
             free(profiler)
 

@@ -34,6 +34,8 @@ class ProfilerWatch:
         begun: how often one was prepared or started.
         is_waiting: whether one was prepared since, and has not started, which torch does not tell.
         recording: what ``begun`` was when a window of ours began to record; ``None`` while none does.
+        warming: what ``begun`` was when a window of ours began to warm up, and what ends that; ``None`` while
+            none does, and while it is ended or started.
     """
 
     def __init__(self) -> None:
@@ -43,6 +45,7 @@ class ProfilerWatch:
         self.begun = 0
         self.is_waiting = False
         self.recording: int | None = None
+        self.warming: tuple[int, Callable[[], None]] | None = None
         self._none_waited = False  # when we came, of those that somebody had made before
 
     def begin(self) -> None:
@@ -100,7 +103,14 @@ class ProfilerWatch:
         self.is_waiting = False
 
     def _make_way(self) -> None:
-        """End what a window of ours records: some profilers refuse to start beside it, to the user's harm."""
+        """End what a window of ours records or warms up: some profilers refuse to start beside it.
+
+        That would be to the user's harm. Beside one that warms up, torch 2.11 refuses to prepare another.
+        """
+        warming, self.warming = self.warming, None
+        if warming is not None and warming[0] == self.begun and self.is_waiting:
+            with contextlib.suppress(RuntimeError):
+                warming[1]()
         if self.recording == self.begun and is_profiling():
             self.recording = None
             with contextlib.suppress(RuntimeError):

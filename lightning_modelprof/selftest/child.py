@@ -1,0 +1,74 @@
+"""One check in a process of its own: ``python -m lightning_modelprof.selftest.child NAME ...``."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.errors import told
+from lightning_modelprof.selftest.comparison import Compared, Skip
+from lightning_modelprof.selftest.machine import facts, scrubbed
+
+RESULTS: Final = "results.jsonl"
+
+_FRAME: Final = re.compile(r'lightning_modelprof[\\/]([\w\\/]+)\.py", line (\d+)')
+
+
+def function_of(path: str) -> Callable[[Any], Iterator[Compared]]:
+    """The check ``module:function``."""
+    module, _, name = path.partition(":")
+    found: Callable[[Any], Iterator[Compared]] = getattr(import_module(module), name)
+    return found
+
+
+def places(text: str) -> str:
+    """The innermost of our own lines in a traceback, such as ``loop.session:120``."""
+    found = [
+        f"{module.replace(chr(92), '/').replace('/', '.')}:{line}" for module, line in _FRAME.findall(text)
+    ]
+    return " < ".join(dict.fromkeys(reversed(found[-4:])))
+
+
+def main() -> None:
+    """Write each comparison as soon as it is made, so that those before a crash are kept."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("check")
+    parser.add_argument("--device")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    options = parser.parse_args()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(max(options.seconds - 1, 0.5))
+
+    def write(**line: Any) -> None:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            with (options.folder / RESULTS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    try:
+        if options.check == "machine":
+            write(facts=facts(options.device))
+            return
+        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415 -- may fail, which is told
+
+        for one in function_of(options.check)(Lab(options.device, options.folder)):
+            write(comparison=one.as_json())
+    except Skip as reason:
+        write(skip=str(reason))
+    except Exception as error:
+        traceback.print_exc()
+        write(error=f"raised {scrubbed(told(error))}", place=places(traceback.format_exc()))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""pyproject.toml claims only versions that ran, and the docs have the table of those that did."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+
+import pytest
+
+from tests.support.fits import ROOT
+
+SCRIPT, RESULTS = ROOT / "benchmarks" / "compat.py", ROOT / "benchmarks" / "compat.json"
+
+KNOWN = {"tests/lightning/test_phases_fake_clock.py::test_progress_bar_is_as_it_was"}
+"""Fails with Lightning 2.4 and rich from 14 on."""
+
+pytestmark = pytest.mark.skipif(not RESULTS.is_file(), reason="a copy without all of the house")
+
+
+@pytest.fixture(scope="module")
+def compat():
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {name: one for name, one in json.loads(RESULTS.read_text()).items() if "reason" not in one}
+
+
+def test_every_python_that_is_claimed_ran(results):
+    text = (ROOT / "pyproject.toml").read_text()
+    claimed = set(re.findall(r"Programming Language :: Python :: (3\.\d+)", text))
+    assert claimed == {one["python"].rpartition(".")[0] for one in results.values()}
+
+
+def test_the_lower_bounds_ran(compat, results):
+    versions = results["oldest"]["versions"]
+    assert [one for one in compat["lower_bounds"]() if not same(*one.split("=="), versions)] == []
+
+
+def same(name, bound, versions):
+    """``2.4`` is ``2.4.0``."""
+    return f"{versions[name]}.0".startswith(f"{bound}.") or versions[name] == bound
+
+
+def test_what_ran_passed(results):
+    assert {name: one["selftest_failed"] for name, one in results.items() if one["selftest_failed"]} == {}
+    assert {failed for one in results.values() for failed in one["tests_failed"]} <= KNOWN
+    assert all(one["tests"]["passed"] > 300 for one in results.values())
+
+
+def test_the_table_of_the_docs_is_what_ran(compat, results):
+    text = (ROOT / "docs" / "compatibility.md").read_text()
+    assert compat["table"](json.loads(RESULTS.read_text())) in text

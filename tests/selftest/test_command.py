@@ -1,0 +1,204 @@
+"""``lightning-modelprof selftest``: what it prints and writes when checks pass, fail, hang, crash or stop."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lightning_modelprof.cli.main import main
+from lightning_modelprof.selftest import runner
+from lightning_modelprof.selftest.comparison import Compared
+from lightning_modelprof.selftest.machine import scrubbed
+from lightning_modelprof.selftest.runner import CHECKS, Check, Result
+from lightning_modelprof.selftest.summary import MOST_LINES, attachment, closing, heading, line_of
+from lightning_modelprof.units import Unit
+from tests.support.fits import ROOT
+
+PRIVATE = {getpass.getuser(), socket.gethostname(), str(Path.home()), tempfile.gettempdir(), str(ROOT)}
+
+FAULTY = """
+import getpass, os, signal, socket, time
+from pathlib import Path
+from lightning_modelprof.selftest.comparison import Compared, Skip
+
+def differs(lab):
+    yield Compared("a number", 1, 1)
+    yield Compared("another number", 2, 3)
+    user, host = getpass.getuser(), socket.gethostname()
+    raise RuntimeError(f"no {__file__} of {user} on {host} in {Path.cwd()}, ~/data/x.csv")
+
+def hangs(lab):
+    yield Compared("before", 1, 1)
+    time.sleep(600)
+
+def crashes(lab):
+    yield Compared("before", 1, 1)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def skips(lab):
+    raise Skip("needs two GPUs")
+    yield
+"""
+
+QUICK_CHILD = """
+import sys, types
+sys.modules["lightning_modelprof.selftest.lab"] = types.SimpleNamespace(Lab=lambda *_: None)
+from lightning_modelprof.selftest.child import main
+main()
+"""
+"""Without torch and Lightning, which take seconds to import."""
+
+MACHINE = {"device": "cpu", "available": True, "devices": 1, "versions": {"torch": "2.13.0"}}
+
+
+@pytest.mark.slow
+def test_on_a_cpu_what_fits_into_the_budget_passes(tmp_path):
+    file = tmp_path / "result.json"
+    command = [sys.executable, "-m", "lightning_modelprof", "selftest", "--device", "cpu", "--budget", "30"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [*command, "--json", file], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(CHECKS) + 4 <= MOST_LINES
+    assert lines[1].startswith("PASS  training")
+    assert {line[:4] for line in lines[1 : len(CHECKS) + 1]} == {"PASS", "SKIP"}
+    assert [line for line in lines if line.startswith("SKIP  gpu phases") and line.endswith("needs a GPU")]
+    written = json.loads(file.read_text())
+    assert [one["name"] for one in written["checks"]] == [check.name for check in CHECKS]
+    assert all(one["passes"] for check in written["checks"] for one in check["comparisons"])
+    assert {"python", "system", "cpus", "versions", "device"} <= set(written["machine"])
+    assert_private(file.read_text())
+    assert sorted(tmp_path.iterdir()) == [file]  # trainings leave nothing where it was called
+
+
+def assert_private(text):
+    """Whole names: ``root`` is in other words."""
+    words = set(text.replace('"', " ").split())
+    assert [one for one in PRIVATE if one in words or ("/" in one and one in text)] == []
+    assert "/" not in text.replace("FLOP/s", "").replace("/step", "")
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT))))
+    monkeypatch.setattr(runner, "CHILD", ("-c", QUICK_CHILD))
+    names = {"differs": 60, "hangs": 3, "crashes": 60, "skips": 60}
+    checks = [Check(name, f"faulty:{name}", seconds) for name, seconds in names.items()]
+    monkeypatch.setattr(runner, "CHECKS", [*checks, Check("gpu", "faulty:none", 60, ("cuda",))])
+    return tmp_path / "out.json"
+
+
+@pytest.mark.slow
+def test_checks_that_differ_hang_or_crash_fail(faulty, capsys):
+    assert main(["selftest", "--device", "cpu", "--json", str(faulty)]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  differs: another number 2, expected 3" in out
+    for what in ("FAIL: the profiler's number", "1 FAIL", "needs two GPUs", "needs a CUDA or ROCm device"):
+        assert what in out or what == "1 FAIL"
+    assert "0 PASS, 3 FAIL, 2 SKIP" in out
+    assert len(out.splitlines()) <= MOST_LINES
+    written = json.loads(faulty.read_text())
+    reasons = {one["name"]: one["reason"] for one in written["checks"]}
+    assert reasons["differs"].startswith(
+        "raised RuntimeError: no <path> of <name> on <name> in <path>, <path>"
+    )
+    assert reasons["hangs"].startswith("stopped after 3 s (selftest.child:")
+    assert reasons["crashes"].startswith("ended with exit code -11")
+    assert [len(one["comparisons"]) for one in written["checks"]] == [2, 1, 1, 0, 0]
+    assert_private(faulty.read_text())
+
+
+def test_ctrl_c_shows_what_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "run_child", lambda *_: ([{"facts": MACHINE}], ""))
+    monkeypatch.setattr(runner, "run_check", interrupted_at("windows"))
+    assert main(["selftest", "--json", str(tmp_path / "out.json")]) == 130
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("PASS  training")
+    assert "1 PASS, 0 FAIL, 0 SKIP" in lines
+    assert len(json.loads((tmp_path / "out.json").read_text())["checks"]) == 1
+
+
+def interrupted_at(name):
+    def run_check(check, device, limit_s):
+        if check.name == name:
+            raise KeyboardInterrupt
+        return Result(check.name, "PASS", 1.0, [Compared("a number", 1, 1)])
+
+    return run_check
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--budget", "0"], "greater than 0"),
+        (["--device", "tpu"], "invalid choice"),
+        (["--json", "/no/such/folder/out.json"], "no such directory"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, list) else "",
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments, said, capsys):
+    with suppress(SystemExit):
+        assert main(["selftest", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_however_much_fails_there_are_at_most_40_lines():
+    bad = [Compared(f"number {n}", n, n + 1, 0.1, Unit.DURATION_NS) for n in range(300)]
+    results = [Result(check.name, "FAIL", 90.0, bad, "raised " + "x" * 500) for check in CHECKS]
+    machine = MACHINE | {
+        "card": "NVIDIA H100 80GB HBM3",
+        "memory_bytes": 85 * 10**9,
+        "driver": "580.1",
+        "cuda": "13.0",
+    }
+    lines = [*heading(machine), *map(line_of, results), *closing(results, "out.json")]
+    assert 30 < len(lines) <= MOST_LINES
+    assert max(map(len, lines)) < 125
+    assert "more in out.json" in "\n".join(lines)
+    assert len(json.loads(attachment(machine, results))["checks"][0]["comparisons"]) == 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "can't open /home/ann/project/train.py",
+        r"can't open C:\Users\ann\train.py",
+        "can't open ~/project/train.py",
+        f"can't open {Path.home()}/secret",
+        "can't open secret_project.py",
+    ],
+)
+def test_paths_are_removed(text):
+    assert scrubbed(text) == "can't open <path>"
+
+
+@pytest.mark.parametrize(
+    ("ours", "truth", "more", "passes"),
+    [
+        (1, 1, {}, True),
+        (1, 2, {}, False),
+        (None, 0, {}, False),
+        ("a", "a", {}, True),
+        ("a", "b", {}, False),
+        (104, 100, {"limit": 0.05}, True),
+        (106, 100, {"limit": 0.05}, False),
+        (94, 100, {"limit": 0.05}, False),
+        (50, 100, {"limit": 0.05, "at_most": True}, True),
+        (3, 1, {"floor": 2}, True),
+        (float("nan"), 1, {"limit": 9.0}, False),
+    ],
+)
+def test_when_two_numbers_agree(ours, truth, more, passes):
+    assert Compared("a number", ours, truth, **more).passes is passes

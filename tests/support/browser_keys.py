@@ -1,0 +1,12 @@
+"""Selenium's keys and actions; ``None`` without selenium, where the fixture ``browser`` skips the tests.
+
+``importorskip`` at the top of a module skips that module alone: others that import its functions would fail.
+"""
+
+try:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+except ModuleNotFoundError:
+    ActionChains = Keys = None
+
+__all__ = ["ActionChains", "Keys"]
