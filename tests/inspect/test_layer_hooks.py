@@ -91,9 +91,9 @@ def layer_hooks_share(path):
 
 
 def test_few_samples_are_no_finding():
-    """9 of 30: three standard errors above nothing, and yet fewer than 10."""
+    """9 of 30: three standard errors above nothing, and yet fewer than 10, so nobody can tell."""
     stacks = [("forward", (CALL, HOOK), 9), ("forward", (FORWARD_CALL, FORWARD), 21)]
-    assert found(samples_of(*stacks)).status is Status.CLEAN
+    assert found(samples_of(*stacks)).status is Status.NOT_EVALUATED
     assert found(samples_of(("backward", (CALL, HOOK), 10), *stacks[1:])).status is Status.FOUND
 
 

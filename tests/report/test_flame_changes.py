@@ -47,7 +47,7 @@ def test_shares_by_hand():
     ]
     assert flame.change_unit is Unit.RATIO
     assert [frame.total for frame in flame.frames] == [frame.total for frame in graph(AFTER).frames]
-    assert flame.notes[1] == "Removed: convert -28%."
+    assert flame.notes[1] == "Removed: convert -28 points."
     assert flame.id == "call_stacks_changes"
 
 
