@@ -53,6 +53,7 @@ LAST_STEP = 31
 @pytest.fixture(autouse=True)
 def _has_a_cpu(monkeypatch):
     """The process lacks no CPU, whatever else the machine does."""
+    monkeypatch.setattr(helpers, "_NICENESS", 1)
     monkeypatch.setattr(helpers, "read_pace", lambda number: ProcessPace(time.monotonic(), wants_cpu=True))
 
 
@@ -273,6 +274,7 @@ def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, fi
             while results._helper.num_open:
                 assert time.monotonic() < deadline
                 results.hear()
+                time.sleep(0.01)  # and leave it a CPU
             os.kill(results._helper._process.pid, signal.SIGSTOP)
         if step == LAST_STEP and files:
             left.write_bytes(b"half of it")
@@ -497,10 +499,12 @@ def test_what_it_uses_is_not_the_workers(tmp_path, temporary):
 
 
 CLOSES_ALL = """
-    import os, resource, sys
+    import os, resource, sys, time
     from pathlib import Path
+    from lightning_modelprof.loop import helper as helpers
     from tests.support.fits import *
 
+    helpers._NICENESS = 1
     folder, is_long = Path(sys.argv[1]), sys.argv[2] == "after_a_look"
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     theirs = []
@@ -511,6 +515,7 @@ CLOSES_ALL = """
             assert results._helper is not None
             while is_long and results._helper.num_open:
                 results.hear()
+                time.sleep(0.01)
             os.closerange(3, min(most, 4096))
             for number in range(60):
                 theirs.append(open(folder / f"theirs{number}", "w+"))
@@ -546,8 +551,10 @@ SCRIPT = """
     import os, signal, sys, tempfile, time
     from pathlib import Path
     from lightning.pytorch import Callback
+    from lightning_modelprof.loop import helper as helpers
     from tests.support.fits import *
 
+    helpers._NICENESS = 1
     folder, how = Path(sys.argv[1]), sys.argv[2]
 
     class Kill(Callback):
