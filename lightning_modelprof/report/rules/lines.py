@@ -642,13 +642,12 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         first = time.lines[0]
         return (
             self.found(
-                f"A loop over the parameters in {first.function} takes up to {COST}"
+                f"A loop over the parameters in {first.function} takes about {COST}"
                 + (f", {milliseconds(time.backward_ns)} of it in backward." if time.backward_ns else "."),
                 without_loop(first),
                 self.severity(time.whole_ns / costs.loop.wall_ns),
                 title="A loop reduces parameters one by one",
                 saving_ns=time.whole_ns,
-                saving_is="up to",
                 places=[
                     Location(file=one.file, line=one.line, function=one.function, is_exact=True)
                     for one in time.lines[:_MOST_LINES]
