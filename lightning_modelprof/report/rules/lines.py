@@ -484,6 +484,9 @@ def _without_layers(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
 _ENOUGH_SAMPLES: Final = 20
 
 
+_PENALTY: Final = "A loop reduces parameters one by one"
+
+
 class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     """The median of the phase Forward, less the latency of the module tree's root in the timed steps.
 
@@ -542,8 +545,8 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
 
     def stake_ns(self, finding: Finding) -> float:
-        """Nothing of a bound: it is the time of torch's long operators, and no slow Python."""
-        return 0.0 if finding.saving_is else super().stake_ns(finding)
+        """Nothing of a penalty: it is the time of torch's long operators, and no slow Python."""
+        return 0.0 if finding.title == _PENALTY else super().stake_ns(finding)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where modules were not timed."""
@@ -646,7 +649,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
                 + (f", {milliseconds(time.backward_ns)} of it in backward." if time.backward_ns else "."),
                 without_loop(first),
                 self.severity(time.whole_ns / costs.loop.wall_ns),
-                title="A loop reduces parameters one by one",
+                title=_PENALTY,
                 saving_ns=time.whole_ns,
                 places=[
                     Location(file=one.file, line=one.line, function=one.function, is_exact=True)
