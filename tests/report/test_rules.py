@@ -274,6 +274,20 @@ def test_time_in_no_phase_counts_as_longer_where_the_thread_had_no_cpu(share, is
     assert account(analysis.step_costs).is_enough is is_enough
 
 
+def test_what_never_ran_takes_no_0_ms():
+    idle = CallbackTime(callback="Mine", hook="on_train_batch_end", calls=20, total_ns=0)
+    told = {
+        times: only(
+            SlowCallback().evaluate(analysis_of(steps_of(forward=1, callbacks=0.1), callbacks=times))
+        ).summary
+        for times in ((), (idle,))
+    }
+    assert list(told.values()) == [
+        "No other callback runs during the steps.",
+        "The slowest callback takes no measurable time.",
+    ]
+
+
 @pytest.mark.parametrize(("share", "status"), [(0.0, Status.FOUND), (0.5, Status.CLEAN)])
 def test_the_least_time_of_a_finding_is_longer_where_the_thread_had_no_cpu(share, status):
     """A callback of 0.5 ms per step is worth 0.25 ms with half a CPU, less than the 0.3 ms of a finding."""

@@ -253,3 +253,9 @@ def test_tables_absent_for_one_reason_share_a_line():
     assert "Memory: it was not recorded\n" in text
     assert "Perf: there is no device\nNote:\nTrain for longer." in text
     assert text.count("there is no device") == 2
+
+
+def test_a_reason_of_whole_sentences_ends_with_one_full_stop():
+    tables = tuple(absent(title, "can't read a.json. Check the path.") for title in ("Kernel", "Idle"))
+    text = render_text(Report(title="t", facts=(), tables=tables, notes=(), sections={}))
+    assert "- Kernel, Idle: can't read a.json. Check the path.\n" in text
