@@ -89,10 +89,11 @@ def without_loop(source: SourceLine) -> str:
     told = f"Line {source.line} (in {source.function}) reduces {source.reductions} parameters one by one."
     if source.backward_operators:
         return (
-            "Use the optimizer's weight_decay for an L2 penalty (2 × its factor; not with AdamW). Otherwise"
-            f" use torch._foreach_norm. {told}"
+            "Use the optimizer's weight_decay for a squared L2 penalty. Set it to 2 × the factor (not with"
+            " AdamW); it then holds for all of the optimizer's parameters. Otherwise use"
+            f" torch._foreach_norm. {told}"
         )
-    return f"Use torch._foreach_norm for all parameters, only every N steps. {told}"
+    return f"Use torch.nn.utils.get_total_norm (torch 2.6 or newer), only every N steps. {told}"
 
 
 def _loop_below(analysis: Analysis, source: SourceLine | HotLine) -> SourceLine | None:
