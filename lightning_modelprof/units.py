@@ -213,14 +213,16 @@ def three_digits(value: float) -> str:
 
 
 def rate_with_error(rate: float, error: float | None) -> str:
-    """Three digits, but no more decimals than the error has: ``19.7 ± 0.9``, ``92 ± 11``."""
+    """Three digits, with as many decimals as the error unless that hides it: ``19.7 ± 0.9``, ``92 ± 11``."""
     text = three_digits(rate)
     if error is None:
         return text
     spread = digits(error, 2)
-    decimals = len(spread.partition(".")[2])
-    if decimals < len(text.partition(".")[2]):
-        text = f"{rate:,.{decimals}f}"
+    of_rate, of_error = (len(one.partition(".")[2]) for one in (text, spread))
+    if of_error < of_rate:
+        text = f"{rate:,.{of_error}f}"
+    elif round(error, of_rate):
+        spread = f"{error:,.{of_rate}f}"
     return f"{text} ± {spread}"
 
 

@@ -372,12 +372,14 @@ def test_differences_have_a_sign():
 @pytest.mark.parametrize(
     ("rate", "error", "text"),
     [
-        (19.74, 0.93, "19.7 ± 0.93"),
+        (19.74, 0.93, "19.7 ± 0.9"),
+        (24.58, 0.28, "24.6 ± 0.3"),
+        (24.58, 0.02, "24.6 ± 0.02"),
         (92.0, 11.2, "92 ± 11"),
         (120.3, 17.1, "120 ± 17"),
         (4938.6, 0.5, "4,939 ± 0.5"),
         (1.443, None, "1.44"),
     ],
 )
-def test_a_rate_has_no_more_decimals_than_its_error(rate, error, text):
+def test_a_rate_has_as_many_decimals_as_its_error(rate, error, text):
     assert rate_with_error(rate, error) == text
