@@ -17,6 +17,7 @@ from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.records import IGNORED_CALLBACK, Window, WindowStatus
 from lightning_modelprof.show.notebook import report_card
+from lightning_modelprof.show.terminal.screen import Screen
 from lightning_modelprof.show.terminal.short import short_lines
 from lightning_modelprof.show.terminal.terminal import print_report
 from tests.analysis.test_rank_skew import report_of as report_of_ranks
@@ -261,6 +262,14 @@ def test_a_console_of_windows_gets_what_it_can_show(encoding, kind):
     assert "\\u" not in text
     assert len(text.splitlines()) <= 20
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_no_line_is_wider_than_the_terminal(encoding, kind):
+    for width in range(40, 101):
+        screen = Screen(width=width, has_styles=False, has_colours=False)
+        lines = short_lines(kind[1], screen, encoding)
+        assert max(map(cell_len, lines)) <= width
 
 
 def test_a_pipe_gets_no_escape_sequences(kind):

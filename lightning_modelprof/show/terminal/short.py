@@ -113,6 +113,15 @@ class _Short:
         """The line in characters that the stream has."""
         return line.translate(PLAIN) if self._is_plain else line
 
+    def _wrap(self, text: str, indent: str = "") -> list[str]:
+        """Lines that fit in the characters that are printed: "+-" is wider than "±"."""
+        return wrap(self.safe(text), self._width - len(indent))
+
+    @property
+    def _cut(self) -> int:
+        """Width of a line that is cut: three dots are two characters wider than an ellipsis."""
+        return self._width - 2 * self._is_plain
+
     def head(self) -> Iterator[str]:
         """Verdict, the step to scale, speed."""
         verdict, paint = self._report.verdict, self._screen.paint
@@ -120,17 +129,17 @@ class _Short:
             return
         word = verdict_word(verdict)
         text = " ".join(filter(None, (f"{word} ", one_line(verdict.summary), little_named(verdict))))
-        first, *rest = wrap(text, self._width)
+        first, *rest = self._wrap(text)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
         # What speaks against the figures, and what the steps are, stand before them.
         said = [(label, value) for label, value in self._report.facts if label in _SAID_AT_ONCE]
         for label, value in said[:_MOST_SAID]:
-            yield from wrap(f"{label}: {one_line(value)}", self._width)[:2]
+            yield from self._wrap(f"{label}: {one_line(value)}")[:2]
         if more := len(said[_MOST_SAID:]):
             yield f"{more} more warning{'s' if more > 1 else ''} in the full report"
         yield from self._bars()
-        yield from wrap(speed_line(self._report), self._width)
+        yield from self._wrap(speed_line(self._report))
 
     def findings(self, room: int) -> Iterator[str]:
         """What was found, in so many lines; says how much more there is."""
@@ -140,9 +149,7 @@ class _Short:
             silent = sum(one.status is Status.NOT_EVALUATED for one in self._report.findings)
             if asked or silent:
                 more = f", {silent} not checked" if silent else ""
-                yield from wrap(
-                    f"No findings: {asked} check{'' if asked == 1 else 's'} passed{more}.", self._width
-                )
+                yield from self._wrap(f"No findings: {asked} check{'' if asked == 1 else 's'} passed{more}.")
             return
         for number, finding in enumerate(found):
             left = len(found) - number - 1
@@ -158,8 +165,8 @@ class _Short:
         """Other traces, the slowest modules, and what this profiler took."""
         others = [one_line(value) for label, value in self._report.facts if label == OTHER_TRACES]
         for other in others[:_MOST_OTHERS]:
-            first, *rest = wrap(other, self._width)
-            yield shorten_end(first, self._width) if rest else first
+            first, *rest = self._wrap(other)
+            yield shorten_end(first, self._cut) if rest else first
         if more := len(others[_MOST_OTHERS:]):
             yield f"{more} more trace{'s' if more > 1 else ''}; --brief prints a line for each"
         slowest = " · ".join(self._slowest())
@@ -168,7 +175,7 @@ class _Short:
         texts = [text for text in (f"slowest modules: {slowest}" if slowest else "", took) if text]
         together = "   ".join(texts)
         for text in [together] if display_width(together) <= self._width else texts:
-            yield from (self._screen.paint(line, "dim") for line in wrap(text, self._width) if line)
+            yield from (self._screen.paint(line, "dim") for line in self._wrap(text) if line)
 
         tables = [table for table in self._report.tables if table.id in _LOOPS and table.rows]
         if tables:
@@ -197,20 +204,23 @@ class _Short:
         label = f" best case if all findings are fixed: {numbers.best} ms"
         scale = max(free, len(parts)) / card.wall_ns
         has_gain = card.saved_ns >= _LEAST_GAIN * card.wall_ns
-        if has_gain and card.better_ns > 0:
-            scale = min(scale, (self._width - display_width(label) - 1) / card.better_ns)
+        beside = self._width - display_width(label) - 1
+        if has_gain and card.better_ns > 0 and beside >= self._width // 6:
+            scale = min(scale, beside / card.better_ns)
         bars = [
             self._screen.paint(self._blocks(part.ns * scale), _STYLES.get(part.key, "dim")) for part in parts
         ]
         if is_below:
             yield "│".join(bars)
             names = " · ".join(text.replace(" ", _NO_BREAK) for text in texts)
-            lines = wrap(names + total.replace(" ", _NO_BREAK), self._width)
+            lines = self._wrap(names + total.replace(" ", _NO_BREAK))
             yield from (line.replace(_NO_BREAK, " ") for line in lines)
         else:
             yield " │".join(f"{bar} {text}" for bar, text in zip(bars, texts, strict=True)) + total
         if has_gain:
-            yield self._screen.paint(self._blocks(card.better_ns * scale) + label, "dim")
+            bar = self._blocks(card.better_ns * scale)
+            lines = [bar + label] if beside >= self._width // 6 else [bar, *self._wrap(label.strip())]
+            yield from (self._screen.paint(line, "dim") for line in lines)
 
     def _blocks(self, cells: float) -> str:
         """A bar of so many cells, the last of which may be a part of one."""
@@ -225,7 +235,7 @@ class _Short:
         head = f"{number} {plain if self._is_plain else symbol} {one_line(finding.title)}"
         if gain := saving_text(finding):
             head += f"  {gain}"
-        first, *more = wrap(head, self._width)
+        first, *more = self._wrap(head)
         lines = [self._screen.paint(first, style), *(_INDENT + line for line in more)]
         places = [text for text in map(self._place, finding.locations) if text[0]]
         texts = [one_line(finding.action or finding.summary)]
@@ -239,15 +249,15 @@ class _Short:
         body = self._body(places, texts[-1])
         if len(lines) + len(body) > room >= len(lines) + 1:
             kept = body[: room - len(lines)]
-            return [*lines, *kept[:-1], shorten_end(kept[-1], self._width)]
+            return [*lines, *kept[:-1], shorten_end(kept[-1], self._cut)]
         return []
 
     def _body(self, places: Sequence[tuple[str, str]], text: str) -> list[str]:
         """The first place and the text, wrapped; the place is a link where the terminal knows links."""
         place, target = places[0] if places else ("", "")
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-        lines = wrap(f"{place}{more} · {text}" if place else text, self._width - len(_INDENT))
-        if target and lines[0].startswith(name := place.split(" ")[0]):
+        lines = self._wrap(f"{place}{more} · {text}" if place else text, _INDENT)
+        if target and lines[0].startswith(name := self.safe(place.split(" ")[0])):
             lines[0] = self._screen.link(name, target) + lines[0][len(name) :]
         return [_INDENT + line for line in lines]
 
@@ -266,7 +276,7 @@ class _Short:
             f"{_INDENT}Change in {one_line(where)} ({change.label}):",
             *(
                 self._screen.paint(
-                    _INDENT + shorten(line, self._width - len(_INDENT)), "green" if line[0] == "+" else "dim"
+                    _INDENT + shorten(line, self._cut - len(_INDENT)), "green" if line[0] == "+" else "dim"
                 )
                 for line in shown
             ),
