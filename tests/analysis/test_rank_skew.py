@@ -660,7 +660,7 @@ JOB = textwrap.dedent("""
 
         def __getitem__(self, index):
             if self.case == "loader" and torch.distributed.get_rank() == 1:
-                time.sleep(0.010)
+                time.sleep(0.030)
             return torch.randn(8), torch.randn(())
 
     class SlowOnRankZero(Callback):
@@ -751,7 +751,7 @@ def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(t
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn", "ddp"])
 def test_the_slow_loader_of_one_rank_is_named(tmp_path, strategy):
-    """Two samples of 10 ms a batch: rank 1 is 20 ms later, whatever starts the ranks."""
+    """Two samples of 30 ms a batch: rank 1 is 60 ms later, whatever starts the ranks."""
     report = run_job(tmp_path, strategy, "loader")
     assert report["verdict"]["kind"] == "straggler_bound"
     assert "rank 1 in Dataloader" in report["verdict"]["summary"]
@@ -764,7 +764,7 @@ def test_the_slow_loader_of_one_rank_is_named(tmp_path, strategy):
     assert "mostly in Backward" in finding["summary"]
     place = finding["locations"][0]
     assert (place["function"], place["file"]) == ("SlowOnRankOne.__getitem__", str(tmp_path / "job.py"))
-    assert finding["saving_ns_per_step"] > 15 * MS, "sleep never returns early; rank 0 may be slow, too"
+    assert finding["saving_ns_per_step"] > 30 * MS, "sleep never returns early; rank 0 may be slow, too"
     assert len(json.loads((tmp_path / "job" / "modelprof" / "run.json").read_text())["rank_steps"]) == 2
     alone = json.loads((tmp_path / "job" / "modelprof" / "run_rank1.json").read_text())
     assert alone["rank_steps"] == []
