@@ -188,6 +188,11 @@ class ProfileConfig:
         return self.flops is not False
 
     @property
+    def asks_for_inspection(self) -> bool:
+        """Whether looking into steps is asked for by name."""
+        return bool(self.flops or self.inspect.fvcore or self.profile_memory)
+
+    @property
     def asks_for_window(self) -> bool:
         """Whether a window is asked for by name: which steps, what is recorded, or to end after it."""
         return self.bounds.ranks != DEFAULTS.bounds.ranks or any(
