@@ -52,7 +52,7 @@ class InspectOptions:
         workers: Time each transform in DataLoader workers and sample the lines they run.
         device_timing: Time each phase on CUDA, XPU and MPS devices.
         fvcore: Also count forward FLOPs with fvcore and show where the two counts differ. This calls
-            training_step once more, on a copy of the module.
+            training_step twice more, on a copy of the module.
         flop_formulas: FLOP formulas for operators that have none, or better ones. Maps an operator, or its
             name such as "mylib::mm", to formula(*args, **kwargs, out_val=result), which returns FLOPs.
         peak_flops_per_s: Device peak in FLOP/s, as a number or a {dtype: number} mapping. Default: the
@@ -186,6 +186,11 @@ class ProfileConfig:
     def wants_flops(self) -> bool:
         """Whether FLOPs are counted, be it that there is time for it."""
         return self.flops is not False
+
+    @property
+    def asks_for_inspection(self) -> bool:
+        """Whether looking into steps is asked for by name."""
+        return bool(self.flops or self.inspect.fvcore or self.profile_memory)
 
     @property
     def asks_for_window(self) -> bool:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import replace
-from types import FunctionType
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lightning_modelprof.config.options import InspectOptions
 from lightning_modelprof.errors import ModelProfError, told
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.core.model_copies import (
@@ -24,8 +23,8 @@ from lightning_modelprof.inspect.core.model_copies import (
     fake_copy,
     fake_inputs,
     find_compiled,
-    plain_copy,
     reaches_outside,
+    refuse_closures,
     values_are_missing,
 )
 from lightning_modelprof.inspect.core.untouched import DeeperStack, modes_on, random_states_kept
@@ -44,7 +43,7 @@ from lightning_modelprof.loop.inspection_plan import InspectionPlan, SizePlan
 from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
-from lightning_modelprof.measure.stored import is_trained, named_modules, parameters_of
+from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import loop_codes
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import Shapes
@@ -68,9 +67,7 @@ class Inspection:
     Args:
         plan: which steps.
         host: who runs the loop.
-        formulas: of the user.
-        peak_flops_per_s: of the user: a number, or by dtype.
-        use_fvcore: run fvcore on a copy of the model too.
+        options: of the user: formulas, peaks, and whether fvcore counts too.
         follows_memory: follow the live tensors of the counted step.
         samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
         sizes: of the batches.
@@ -87,9 +84,7 @@ class Inspection:
         plan: InspectionPlan,
         host: Host,
         *,
-        formulas: Mapping[Any, Formula] | None,
-        peak_flops_per_s: float | Mapping[str, float] | None,
-        use_fvcore: bool,
+        options: InspectOptions,
         follows_memory: bool,
         samples: Callable[[], int],
         sizes: BatchShapes,
@@ -99,9 +94,7 @@ class Inspection:
         self._host, self._loop = host, host.loop
         loop = host.loop
         self._module: nn.Module = host.module
-        self._formulas = formulas
-        self._override = peak_flops_per_s
-        self._use_fvcore = use_fvcore
+        self._options = options
         self._get_samples = samples
         self._clock = clock
         self._samples: int | None = None
@@ -281,7 +274,7 @@ class Inspection:
         if not self._copy_reason:
             counter = FlopCounter(
                 self._module,
-                self._formulas,
+                self._options.flop_formulas,
                 force_eager=False,
                 watches=self._watches(batch) if self._step == self._plan.counted else (),
             )
@@ -406,7 +399,7 @@ class Inspection:
         why = self._copy_reason
         count, note = _attempt(
             lambda: step_count(
-                counter or copied.count(self._formulas),
+                counter or copied.count(self._options.flop_formulas),
                 step=step,
                 samples=self._samples,
                 on_fake_tensors=counter is None,
@@ -426,15 +419,20 @@ class Inspection:
             return
         seen = None if waste is None or counter is None else _attempt(waste.result)[0]
         self.cost = replace(self.cost, count=count, count_note=note, waste=seen)
-        if self._use_fvcore:
-            table, note = _attempt(copied.forward_table)
+        if self._options.fvcore:
+            table, note = _attempt(lambda: self._forward_table(arguments))
             self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
+
+    def _forward_table(self, arguments: tuple[Any, ...]) -> ForwardTable:
+        if self._host.world_size > 1:
+            raise ModelProfError("with multiple ranks, a forward on one could wait for the others forever")
+        return forward_table(self._module, self._host.run_step, arguments)
 
     def _take_peaks(self) -> None:
         count = self.cost.count
         dtypes = {entry.dtype for entry in count.operators if entry.flops} if count is not None else set()
         device = self._host.device
-        found, note = _attempt(lambda: peak_rates(device, dtypes, self._override))
+        found, note = _attempt(lambda: peak_rates(device, dtypes, self._options.peak_flops_per_s))
         peaks, note = found if found is not None else ((), note)
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
 
@@ -467,9 +465,6 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
         return None, said.partition("\n")[0]
 
 
-_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
 class StepCopy(Record, frozen=True):
     """What is needed to run a step on a copy.
 
@@ -490,7 +485,7 @@ class StepCopy(Record, frozen=True):
         """
         if self.host.loop.is_fit and not getattr(self.host.module, "automatic_optimization", True):
             raise ModelProfError(f"a copy has no optimizers for manual optimization. {self.instead}".rstrip())
-        _refuse_closures(self.host.module)
+        refuse_closures(self.host.module)
         device = self.host.device
         with random_states_kept((device,)):
             copied, mode = fake_copy(self.host.module)
@@ -506,33 +501,3 @@ class StepCopy(Record, frozen=True):
                         )
                     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
         return counter
-
-    def forward_table(self) -> ForwardTable:
-        """Let fvcore count the step's forward.
-
-        Raises:
-            ModelProfError: when something cannot be copied or traced, or other ranks would have to take part.
-        """
-        if self.host.world_size > 1:
-            raise ModelProfError("with multiple ranks, a forward on one could wait for the others forever")
-        _refuse_closures(self.host.module)
-        module = plain_copy(self.host.module)
-        try:
-            arguments = deepcopy(
-                self.arguments
-            )  # a step may change its batch, which a dataset may give again
-        except Exception as error:
-            raise ModelProfError(f"the batch can't be copied: {told(error)}") from error
-        return forward_table(module, lambda: self.host.run_step(module, arguments))
-
-
-def _refuse_closures(model: nn.Module) -> None:
-    """What a hook's function closes over is not copied: a copy's hook would change it for the model too."""
-    for path, module in named_modules(model):
-        for kind in _HOOKS:
-            for hook in getattr(module, kind, {}).values():
-                if isinstance(hook, FunctionType) and hook.__closure__:
-                    raise ModelProfError(
-                        f"{path or type(module).__name__}: expected hooks that can be copied, got"
-                        f" {hook.__qualname__}, which closes over variables"
-                    )

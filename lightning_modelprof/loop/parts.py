@@ -166,9 +166,7 @@ def _make_inspection(
     return Inspection(
         plan,
         host,
-        formulas=config.inspect.flop_formulas,
-        peak_flops_per_s=config.inspect.peak_flops_per_s,
-        use_fvcore=config.inspect.fvcore,
+        options=config.inspect,
         follows_memory=config.profile_memory,
         samples=lambda: timing.ledger.samples,
         sizes=timing.sizes,

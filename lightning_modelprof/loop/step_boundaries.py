@@ -166,7 +166,7 @@ class StepBoundaries:
             with self._budget.asked_for(by_name=self._config.asks_for_window):
                 self._step_window(capture, step)
         if parts.inspection is not None:
-            with self._budget.asked_for(by_name=self._is_asked):
+            with self._budget.asked_for(by_name=self._config.asks_for_inspection):
                 self._inspect(parts.inspection, step)
             if step == parts.inspection.again_at and timing.sizes is not None:
                 timing.sizes.last = -1  # its size may be counted again, though it is that of the step before
@@ -195,7 +195,7 @@ class StepBoundaries:
             self._window_ns += 0 if tags & SPECIAL else longer_ns
             return
         self._inspected_ns = self._expected_ns if tags & SPECIAL else max(0.0, longer_ns)
-        if not self._is_asked:
+        if not self._config.asks_for_inspection:
             self._budget.spend(self._inspected_ns * self._num_waiting)
 
     def _step_window(self, capture: Capture, step: int) -> None:
@@ -234,7 +234,7 @@ class StepBoundaries:
             self._timing.live.set_flops(inspection.cost)
             # Meanwhile the workers went on, by no more batches than steps would have fitted in.
             self._drain(step, self._clock() - self._inspection_began_ns)
-        if inspection.next_step <= step and not self._is_asked:
+        if inspection.next_step <= step and not self._config.asks_for_inspection:
             if inspection.may_wait:
                 if self._is_postponed(inspection, step):
                     return
@@ -266,12 +266,6 @@ class StepBoundaries:
         if wait:
             capture.postpone(wait, why)
         return wait > 0
-
-    @property
-    def _is_asked(self) -> bool:
-        """Whether looking into steps is asked for by name."""
-        config = self._config
-        return bool(config.flops or config.inspect.fvcore or config.profile_memory)
 
     def _is_postponed(self, inspection: Inspection, step: int) -> bool:
         """Whether the steps that are to be inspected come later, as nobody has asked for them."""
@@ -411,7 +405,7 @@ class StepBoundaries:
 
     def _may_count_size(self, step: int) -> bool:
         """Ranks count their sizes at steps of their own, and all wait for each."""
-        if self._is_asked:
+        if self._config.asks_for_inspection:
             return True
         if is_profiling_anywhere():
             return False

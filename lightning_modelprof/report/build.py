@@ -118,7 +118,7 @@ def _not_done(analysis: Analysis) -> list[str]:
             why = f"{loop_of(analysis.info.loop).subject} ended at step {last}"
         lines.append(f"Profiler window: asked for steps {window.first_step}–{window.last_step}, {why}")
     cost = analysis.cost
-    if (config.get("inspect") or {}).get("fvcore") and (cost is None or cost.forward_table is None):
+    if config.get("fvcore") and (cost is None or cost.forward_table is None):
         lines.append(f"fvcore: {'no step was counted' if cost is None else cost.forward_table_note}")
     return lines + [note.rstrip(".") for note in analysis.notes if note == IGNORED_CALLBACK]
 

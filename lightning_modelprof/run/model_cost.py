@@ -176,9 +176,8 @@ class ForwardTable(Record, frozen=True, kw_only=True):
         counts: multiply-adds by module and operator.
         activations: path → elements of the outputs of its contractions, with the modules inside of it.
         parameters: path → elements, with the modules inside of it.
-        unsupported: operator → calls that fvcore has no formula for and that may hold contractions.
-        uncalled: paths of modules that did not run.
-        notes: what had to be done to make it run, and what it cannot see.
+        unsupported: operator → calls, as fvcore lists those without a formula.
+        uncalled: paths of modules, as fvcore lists those that it didn't see called.
     """
 
     counts: tuple[ForwardCount, ...]
@@ -186,7 +185,6 @@ class ForwardTable(Record, frozen=True, kw_only=True):
     parameters: dict[str, Whole]
     unsupported: dict[str, Whole]
     uncalled: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class PeakRate(Record, frozen=True, kw_only=True):

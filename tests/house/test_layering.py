@@ -182,7 +182,7 @@ LAWS = {
 # Library → the only parts and files that may import it.
 LIBRARIES = {
     "torch": ("inspect", "measure", "timing", "loop", "lightning", "selftest"),
-    "fvcore": ("inspect.flops.fvcore_handles",),
+    "fvcore": ("inspect.flops.fvcore_table",),
     "torchmetrics": (),
     "lightning": ("lightning", "selftest"),
     "pytorch_lightning": (),

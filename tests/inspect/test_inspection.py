@@ -462,7 +462,7 @@ def test_evaluation_loops_count_the_forward(tmp_path, loop):
 
         test_step = Net.validation_step
 
-    callback = make_callback(tmp_path, active=0, skip_first=10)
+    callback = make_callback(tmp_path, active=0, skip_first=10, fvcore=True)
     trainer = make_trainer(tmp_path, callback)
     getattr(trainer, loop)(Evaluating(), loader(), verbose=False) if loop != "predict" else trainer.predict(
         Evaluating(), loader()
@@ -470,6 +470,8 @@ def test_evaluation_loops_count_the_forward(tmp_path, loop):
     assert flops_of(callback) == {"forward": FORWARD}
     rows = {row[0]: row for row in table(callback, "module_tree").rows}
     assert rows["layers (Sequential)"][3] == FORWARD
+    # A validation step returns nothing, and fvcore counts what it ran.
+    assert "agrees with the forward FLOPs" in " ".join(table(callback, "forward_modules").notes)
 
 
 def test_on_a_cpu_there_are_flops_per_second_and_no_share(tmp_path):

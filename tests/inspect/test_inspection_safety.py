@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.run.archive import load_run
+from lightning_modelprof.show.terminal.short import short_lines
 from tests.lightning.test_bit_identity import assert_same
 from tests.support import fits
 from tests.support.fits import Manual, Net, fit_quietly, loader, make_trainer, run_script
@@ -621,6 +622,33 @@ class Leaving(Net):
 def test_a_copy_that_ends_the_program_ends_no_training(tmp_path, error):
     callback = assert_unchanged(tmp_path, lambda: Leaving(error), fvcore=True)
     assert type(error).__name__ in callback.run.ranks[0].model_cost.forward_table_note
+
+
+class Penalized(Net):
+    """Needs gradients within its step."""
+
+    def loss(self, batch):
+        inputs = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.layers(inputs).sum(), inputs, create_graph=True)
+        return super().loss(batch) + slope.square().mean()
+
+
+def first_screen(callback):
+    return " ".join(" ".join(short_lines(callback.report, None, "utf-8")).split())
+
+
+def test_an_error_of_fvcore_is_a_reason_in_its_own_words(tmp_path):
+    callback = assert_unchanged(tmp_path, Penalized, fvcore=True)
+    said = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+    assert cost_of(callback).forward_table_note == said
+    assert f"Not done: fvcore: {said}" in first_screen(callback)
+    assert macs(callback)["forward"] > 0
+
+
+def test_fvcore_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fvcore.nn", None)
+    callback = assert_unchanged(tmp_path, Net, fvcore=True)
+    assert "Not done: fvcore: fvcore's table needs fvcore, which can't be imported" in first_screen(callback)
 
 
 def test_a_model_saved_in_an_inspected_step_loads_without_this_package(tmp_path):

@@ -165,9 +165,7 @@ class Count(Inspection):
         super().__init__(
             plan_inspection(rank.config.schedule, skip_first=rank.config.skip_first, num_timed=3),
             rank.host,
-            formulas=None,
-            peak_flops_per_s=None,
-            use_fvcore=False,
+            options=rank.config.inspect,
             follows_memory=False,
             samples=lambda: 1,
             sizes=timing.sizes,

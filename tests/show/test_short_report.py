@@ -242,7 +242,7 @@ def test_what_was_asked_for_and_did_not_come_is_on_the_first_screen():
     windows = (
         Window(index=0, first_step=100, last_step=110, status=WindowStatus.NOT_REACHED, note="it ended"),
     )
-    config = {"active": 11, "inspect": {"fvcore": True}}
+    config = {"active": 11, "fvcore": True}
     analysis = analysis_of(steps_of(forward=10), windows=windows, config=config, notes=(IGNORED_CALLBACK,))
     lines = short_lines(build_report(analysis), None, "utf-8")
     text = "\n".join(lines[:8])

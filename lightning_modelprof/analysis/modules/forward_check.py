@@ -12,14 +12,11 @@ from lightning_modelprof.run.model_cost import (
     FOURIER_OPERATORS,
     ForwardTable,
     ModelCost,
-    OperatorCount,
     StepCount,
 )
 
 _TOLERANCE: Final = 1e-3
 """Two counts agree when they differ by at most this share of the larger one."""
-
-_OWN_FUNCTION: Final = "prim::PythonOp."
 
 
 class ForwardModule(Record, frozen=True, kw_only=True):
@@ -57,13 +54,11 @@ class Disagreement(Record, frozen=True, kw_only=True):
         module: path.
         ours_macs: multiply-adds of the forward phase of the counted step.
         fvcore_macs: of fvcore's forward pass.
-        reason: why, as far as the records tell; otherwise it says that it is unknown.
     """
 
     module: str
     ours_macs: int
     fvcore_macs: int
-    reason: str
 
 
 class ForwardFacts(Record, frozen=True, kw_only=True):
@@ -80,7 +75,6 @@ class ForwardFacts(Record, frozen=True, kw_only=True):
             attributed to other modules.
         unsupported: as in ``ForwardTable``.
         uncalled: the outermost modules that did not run.
-        notes: as in ``ForwardTable``.
     """
 
     modules: tuple[ForwardModule, ...]
@@ -92,7 +86,6 @@ class ForwardFacts(Record, frozen=True, kw_only=True):
     placed_differently: tuple[str, ...]
     unsupported: Mapping[str, int]
     uncalled: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def forward_facts(cost: ModelCost) -> ForwardFacts | Absent:
@@ -137,7 +130,6 @@ def forward_facts(cost: ModelCost) -> ForwardFacts | Absent:
         placed_differently=tuple(check.placed_differently) if check is not None else (),
         unsupported=table.unsupported,
         uncalled=tuple(path for path in table.uncalled if _parent(path) not in set(table.uncalled)),
-        notes=table.notes,
     )
 
 
@@ -145,12 +137,7 @@ class _Check:
     """Compares the multiply-adds of two counts by module."""
 
     def __init__(self, table: ForwardTable, count: StepCount) -> None:
-        self._table = table
-        forward = [one for one in count.operators if one.phase == "forward"]
-        self._operators = [one for one in forward if one.operator not in FOURIER_OPERATORS]
-        again = [one for one in count.operators if one.phase == "recompute"]
-        self._ours = _macs_of(self._operators)
-        self._recomputed = _macs_of(again)
+        self._ours = _macs_of(count)
         self._theirs = _with_parents((one.module, one.macs) for one in table.counts)
         self._children: dict[str, list[str]] = {}
         for path in sorted({*self._ours, *self._theirs} - {""}):
@@ -158,17 +145,10 @@ class _Check:
         self.placed_differently: list[str] = []
 
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """The innermost modules that differ, each with its reason."""
-        differing = self._differing("")
-        common = self._is_one_factor(differing)
+        """The innermost modules that differ."""
         return tuple(
-            Disagreement(
-                module=path,
-                ours_macs=self._ours[path],
-                fvcore_macs=self._theirs[path],
-                reason=self._reason(path, common),
-            )
-            for path in differing
+            Disagreement(module=path, ours_macs=self._ours[path], fvcore_macs=self._theirs[path])
+            for path in self._differing("")
         )
 
     def _differing(self, path: str) -> list[str]:
@@ -183,64 +163,14 @@ class _Check:
             return [*inside, path]
         return inside
 
-    def _is_one_factor(self, differing: list[str]) -> bool:
-        """Whether both counts are one multiple of another in every module that has work of its own."""
-        leaves = [path for path in (*self._ours, *self._theirs) if not self._children.get(path)]
-        if len(set(leaves)) < 2 or not differing:
-            return False
-        ours, theirs = self._ours[""], self._theirs[""]
-        return ours != theirs and all(
-            _agree(self._ours[path] * theirs, self._theirs[path] * ours) for path in leaves
-        )
 
-    def _reason(self, path: str, is_one_factor: bool) -> str:
-        """Why a module differs. Each sentence is given when what it says holds, the first that does.
-
-        1. Every module differs by one factor: another batch, or another number of passes.
-        2. Ours is lower, and lists operators in it as uncounted.
-        3. Ours is lower, and with what was recomputed in it both agree.
-        4. Ours is lower, and lists no operator in it.
-        5. Ours is higher, and counts operators in it that fvcore lists as unsupported.
-        6. Ours is higher, and the module did not run in fvcore's pass.
-        7. One is a whole multiple of the other.
-        8. Ours is higher, and fvcore lists unsupported operators, which have no module: only possible.
-        """
-        ours, theirs = self._ours[path], self._theirs[path]
-        if is_one_factor:
-            return "all modules differ by the same factor, from different batch sizes or numbers of passes"
-        inside = [one for one in self._operators if _is_inside(one.module, path)]
-        reason = self._why_lower(path, inside) if ours < theirs else self._why_higher(path, inside)
-        if reason:
-            return reason
-        low, high = sorted((ours, theirs))
-        if low and high % low == 0:
-            more = "the counted step" if ours > theirs else "fvcore's pass"
-            return f"{more} has exactly {high // low} times as much, from more calls or a larger batch"
-        if ours > theirs and self._table.unsupported:
-            names = ", ".join(_plain_name(name) for name in self._table.unsupported)
-            return f"unknown; fvcore has no formula for {names} and doesn't say where they ran"
-        return "unknown"
-
-    def _why_lower(self, path: str, inside: list[OperatorCount]) -> str:
-        uncounted = sorted({one.operator for one in inside if one.flops is None})
-        if uncounted:
-            return f"the step count has no formula for {', '.join(uncounted)}"
-        if self._recomputed[path] and _agree(self._ours[path] + self._recomputed[path], self._theirs[path]):
-            return "the difference is checkpoint recomputation in backward"
-        return "" if inside else "the counted step has no operators in it"
-
-    def _why_higher(self, path: str, inside: list[OperatorCount]) -> str:
-        names = sorted({one.operator for one in inside if one.flops} & self._table.unsupported.keys())
-        if names:
-            return f"fvcore has no formula for {', '.join(names)}"
-        if any(_is_inside(path, uncalled) for uncalled in self._table.uncalled) and not self._theirs[path]:
-            return "it didn't run in fvcore's forward pass, or its weights are used without calling it"
-        return ""
-
-
-def _macs_of(operators: list[OperatorCount]) -> Counter[str]:
-    """Multiply-adds by module with those inside; one is two FLOPs."""
-    flops = _with_parents((one.module, one.flops or 0) for one in operators)
+def _macs_of(count: StepCount) -> Counter[str]:
+    """Multiply-adds of the forward by module with those inside; one is two FLOPs."""
+    flops = _with_parents(
+        (one.module, one.flops or 0)
+        for one in count.operators
+        if one.phase == "forward" and one.operator not in FOURIER_OPERATORS
+    )
     return Counter({path: number // 2 for path, number in flops.items()})
 
 
@@ -258,18 +188,3 @@ def _with_parents(numbers: Iterable[tuple[str, int]]) -> Counter[str]:
 
 def _parent(path: str) -> str:
     return path.rpartition(".")[0]
-
-
-def _is_inside(path: str, module: str) -> bool:
-    return not module or path == module or path.startswith(f"{module}.")
-
-
-def _agree(one: int, other: int) -> bool:
-    return abs(one - other) <= _TOLERANCE * max(one, other)
-
-
-def _plain_name(operator: str) -> str:
-    """An operator's name; of an autograd function what a user calls it."""
-    if operator.startswith(_OWN_FUNCTION):
-        return f"autograd function {operator.removeprefix(_OWN_FUNCTION)}"
-    return operator

@@ -43,6 +43,9 @@ COMPILED_FROM: Final = "_torchdynamo_orig_callable"
 """What torch.compile puts on each function that it wraps."""
 
 
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
 _NEEDS_VALUES: Final = tuple(
     found
     for found in (
@@ -72,6 +75,22 @@ def plain_copy(model: ModuleT) -> ModuleT:
     for module in modules_of(copied):
         _silence(module)
     return copied
+
+
+def refuse_closures(model: nn.Module) -> None:
+    """Refuse a model with hooks that close over variables: a copy's hook would change them for the model too.
+
+    Raises:
+        ModelProfError: names the module and the hook.
+    """
+    for path, module in named_modules(model):
+        for kind in _HOOKS:
+            for hook in getattr(module, kind, {}).values():
+                if isinstance(hook, FunctionType) and hook.__closure__:
+                    raise ModelProfError(
+                        f"{path or type(module).__name__}: expected hooks that can be copied, got"
+                        f" {hook.__qualname__}, which closes over variables"
+                    )
 
 
 def fake_copy(model: ModuleT) -> tuple[ModuleT, FakeTensorMode]:

@@ -18,7 +18,7 @@ from lightning_modelprof.errors import quoted
 from lightning_modelprof.inspect.flops import attention, contractions, packed
 from lightning_modelprof.inspect.flops.contractions import Formula, WithRecompute
 
-__all__ = ["Formula", "WithRecompute", "formula_of", "name_of", "operator_called", "own_formulas"]
+__all__ = ["Formula", "WithRecompute", "formula_of", "name_of", "own_formulas"]
 
 # By the operator's name: an operator of a library that is imported later is found all the same.
 _BY_NAME: dict[str, Formula] = {
@@ -34,7 +34,7 @@ def name_of(operator: Any) -> str:
     return str(getattr(operator, "_qualified_op_name", operator))
 
 
-def operator_called(name: str) -> Any | None:
+def _operator_called(name: str) -> Any | None:
     """``"aten::mm"`` → ``torch.ops.aten.mm``; ``None`` where this torch has no such operator."""
     namespace, _, operator = name.partition("::")
     return getattr(getattr(torch.ops, namespace), operator, None)
@@ -57,7 +57,7 @@ def own_formulas(given: Mapping[Any, Formula] | None) -> dict[Any, Formula]:
     """
     formulas: dict[Any, Formula] = {}
     for key, formula in (given or {}).items():
-        operator = operator_called(key) if isinstance(key, str) else getattr(key, "overloadpacket", key)
+        operator = _operator_called(key) if isinstance(key, str) else getattr(key, "overloadpacket", key)
         if operator is None:
             raise KeyError(f"formulas: expected an operator known to torch, got {quoted(key)}")
         formulas[operator] = formula

@@ -16,7 +16,7 @@ _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
 """More disagreements or modules than this are counted, not named."""
 
-_ONE_MAC: Final = 'one multiply-add, which is two FLOPs and one fvcore "flop". A complex MAC counts as four.'
+_ONE_MAC: Final = 'one multiply-add, which is two FLOPs and one fvcore "flop".'
 _COLUMNS: Final = (
     Column("module", "Module"),
     Column("type", "Class", help="class of the module."),
@@ -40,10 +40,10 @@ FORWARD_MODULES: Final = TableKind(
     title="Forward pass by module (fvcore)",
     help=(
         'Requires `inspect={"fvcore": True}`. fvcore counts one forward pass of a copy of the module on the'
-        " counted batch, in one process. Work that `training_step` does outside the module runs once more."
-        " Only contractions count; fvcore's rules for attention, recurrent layers, einsum, broadcast"
-        " products and named padding are replaced because they're missing or wrong. Rows include"
-        " submodules, and modules without parameters, MACs or activations are omitted."
+        " counted batch, in one process. Work that `training_step` does outside the module runs twice"
+        " more. Only contractions count; fvcore's formulas for norms, pooling and resampling are off. It has"
+        " none for attention and recurrent layers, among others, so such modules differ from the step count."
+        " Rows include submodules, and modules without parameters, MACs or activations are omitted."
     ),
     columns=_COLUMNS,
     views=("modules",),
@@ -118,7 +118,7 @@ def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) ->
                 for module in shown
             ),
             depths=tuple(_depth(module) for module in shown),
-            notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(facts), *_coverage_notes(facts), *facts.notes),
+            notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(facts), *_coverage_notes(facts)),
         ),
         FORWARD_OPERATORS.table(
             rows=tuple((one.operator, one.macs, one.share) for one in facts.operators),
@@ -144,7 +144,6 @@ def _check_notes(facts: ForwardFacts) -> tuple[str, ...]:
         return (f"Not checked against the step count: {facts.check_note}.",)
     notes = [
         f"{found.module or _MODEL}: the counted step has {found.ours_macs} MACs, fvcore {found.fvcore_macs}."
-        f" Reason: {found.reason}."
         for found in facts.disagreements[:_MOST_NAMED]
     ]
     if facts.agrees:
@@ -162,7 +161,7 @@ def _coverage_notes(facts: ForwardFacts) -> tuple[str, ...]:
     notes = []
     if facts.unsupported:
         calls = ", ".join(f"{name} ({number})" for name, number in facts.unsupported.items())
-        notes.append(f"fvcore has no formula for these operators (calls), which may add MACs: {calls}.")
+        notes.append(f"Operators that fvcore doesn't support (calls): {calls}.")
     if facts.uncalled:
         notes.append(
             f"Not called: {_some(facts.uncalled)}. Work that uses their weights counts at their parents."

@@ -77,8 +77,8 @@ MODULE_TREE: Final = TableKind(
         " submodules directly rather than `self(...)`, the LightningModule's row is their sum and excludes"
         " the loss. Compiled modules are timed as a whole; their submodules, TorchScript and modules that"
         " didn't run show dashes. `ignore_modules` removes modules (by class or path) from all figures of"
-        " these tables, totals included, but not from FLOPs, Model size and the fvcore tables."
-        " `module_depth` only hides rows."
+        " these tables, totals included, but not from other tables. `module_depth` only"
+        " hides rows."
     ),
     columns=_TREE_COLUMNS,
     views=("modules",),
