@@ -103,6 +103,20 @@ class Attending(nn.MultiheadAttention):
         return super().forward(x, x, x, need_weights=False)
 
 
+def test_a_class_that_notices_its_subclasses_gets_none():
+    known = []
+
+    class Registered(torchmetrics.MeanMetric):
+        def __init_subclass__(cls):
+            known.append(cls)
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.metric = Registered()
+    with pytest.raises(KeyError):  # fvcore loses sight of it
+        table_of(model, torch.ones(1, 2))
+    assert known == []
+
+
 def test_what_fvcore_has_no_formula_for_is_listed_as_fvcore_lists_it():
     table = table_of(Attending(8, 2), torch.ones(3, 2, 8))
     assert table.unsupported["aten::scaled_dot_product_attention"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABCMeta
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -105,10 +106,15 @@ def _copy_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _hash_by_identity(model: nn.Module) -> None:
-    """Let fvcore find metrics again, whose hash changes with their state."""
+    """Let fvcore find metrics again, whose hash changes with their state.
+
+    A class that notices its subclasses, as a registry does, is left alone.
+    """
     for module in model.modules():
         kind = type(module)
-        if kind.__hash__ is not nn.Module.__hash__:
+        own_hooks = [one for one in kind.mro()[:-1] if "__init_subclass__" in vars(one)]
+        is_plain = type(kind) in (type, ABCMeta) and not own_hooks
+        if is_plain and kind.__hash__ is not nn.Module.__hash__:
             module.__class__ = type(kind.__name__, (kind,), {"__hash__": nn.Module.__hash__})
 
 
