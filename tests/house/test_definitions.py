@@ -166,11 +166,9 @@ def test_every_chart_and_flame_graph_of_real_reports(reports):
     by_id = {("chart", one.id) for one in (*CHARTS, *TRACE_CHARTS)} | {("flame", one.id) for one in FLAMES}
     drawn = {("chart", one.id) for report in reports for one in report.charts}
     drawn |= {("flame", one.id) for report in reports for one in report.flames}
-    changed = {(kind, name) for kind, name in drawn if name.endswith("_changes")}
-    assert {(kind, name.removesuffix("_changes")) for kind, name in changed} <= by_id
-    assert drawn - changed <= by_id
+    assert drawn <= by_id
     assert len(drawn) > 8
-    for kind, name in (*by_id, ("flame", "changes")):
+    for kind, name in by_id:
         assert definition_of(kind, name) is not None
 
 
