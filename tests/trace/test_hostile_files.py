@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import pickle
 import stat
 import zlib
 from contextlib import suppress
@@ -277,6 +278,55 @@ def test_events_as_small_as_can_be_are_read_however_many(monkeypatch):
     smallest = b'{"ph":"X","name":"a","ts":%d,"dur":1}'
     text = b'{"traceEvents": [' + b",\n".join(smallest % (10_000 + n) for n in range(5_000)) + b"]}"
     assert len(chrome.parse_trace(text, "small")) == 5_000
+
+
+# What is nowhere
+
+
+class BadPath(os.PathLike):
+    def __fspath__(self):
+        raise RuntimeError("no \x1b[31mpath")
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+IMPOSSIBLE = {
+    "zero byte": "a\0b",
+    "half a pair": "a\ud800b",
+    "much too long": "a/" * 5_000_000,
+    "bytes": b"a\0b",
+    "nothing": None,
+    "own": BadPath(),
+}
+READERS = [(read_report, ArchiveError), (analyze, TraceError)]
+
+
+@pytest.mark.parametrize("path", IMPOSSIBLE)
+@pytest.mark.parametrize(("read", "kind"), READERS)
+def test_an_impossible_path_is_refused_in_one_sentence(read, kind, path):
+    with pytest.raises(kind, match="can't read ") as caught:
+        read(IMPOSSIBLE[path])
+    assert len(str(caught.value)) < 1_000
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("read", "kind"), READERS)
+def test_paths_that_lead_nowhere(read, kind, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("text")
+    for place in ("loop", "loop/below", "file/below", "none"):
+        with pytest.raises(kind) as caught:
+            read(tmp_path / place)
+        assert str(caught.value).isprintable()
+
+
+def test_an_error_is_one_line_of_bounded_length():
+    error = ArchiveError("\x1b[2J\x1b]0;gone\x07\x9b31m\u202e\u2028\udce9\n" + "x" * 3_000_000 + "the end")
+    assert len(str(error)) <= 4_100
+    assert str(error).isprintable()
+    assert str(error).endswith("the end")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 # What may not be read
