@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
+from lightning_modelprof.report.compare.row_changes import CHANGES
 from lightning_modelprof.report.compare.stages import STAGES
 from lightning_modelprof.report.compare.tables import (
     FINDING_CHANGES,
     PHASE_CHANGES,
     SETTINGS,
     SPEED,
+    TABLE_CHANGES,
 )
 from lightning_modelprof.report.compare.windows import STEP_CHANGES
 from lightning_modelprof.report.kinds import COMMON, WORDS, TableKind
@@ -30,7 +32,9 @@ _COMPARISONS: Final = (
     PHASE_CHANGES,
     SETTINGS,
     FINDING_CHANGES,
+    TABLE_CHANGES,
     STEP_CHANGES,
+    CHANGES,
     STAGES,
 )
 _KEY_FIGURES: Final = {

@@ -1,4 +1,4 @@
-"""What is known of a table, a chart or a flame graph before it is made: definitions and place.
+"""What is known of a table, a chart or a flame graph before it is made: definitions, place, what is compared.
 
 Nothing of it is in a report: of a stored one it is found by the id.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from lightning_modelprof.record import Record, field
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
@@ -68,6 +68,21 @@ WORDS: Final[Mapping[str, str]] = {
 """Words that definitions use → what they mean."""
 
 
+class Figure(Record, frozen=True, kw_only=True):
+    """What is compared of a table.
+
+    Attributes:
+        keys: of columns; the first that has numbers on both sides is compared.
+        sum_over: what it is a sum over, which may be longer on one side than on the other; ``None`` for a
+            mean or a figure per step.
+        names: of the columns that say which row is which; ``None`` for the first column alone.
+    """
+
+    keys: tuple[str, ...]
+    sum_over: Literal["window", "run"] | None = None
+    names: tuple[str, ...] | None = None
+
+
 class TableKind(Record, frozen=True, kw_only=True):
     """What all tables of one kind have in common.
 
@@ -81,6 +96,7 @@ class TableKind(Record, frozen=True, kw_only=True):
         has_phases: whether rows are phases as well.
         views: keys of the dashboard's views that it is in, beside the one of all tables.
         place: in these views, where not in reading order: less is further up.
+        compared: which figure; ``None`` leaves it to the first.
         heading: of its section in the reference, where that is not its title.
     """
 
@@ -93,6 +109,7 @@ class TableKind(Record, frozen=True, kw_only=True):
     has_phases: bool = False
     views: tuple[str, ...] = ()
     place: int = 0
+    compared: Figure | None = None
     heading: str = ""
 
     def table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.report.build_profile import timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import compared_run_of_report
+from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.run.loops import loop_of
@@ -269,13 +271,14 @@ def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
 
 
 def _compare_loops(before: ComparedSide, after: ComparedSide) -> Report:
-    """What the command ``compare`` says."""
+    """What the command ``compare`` says, and every table of the runs row by row."""
     runs = []
     for side in (before, after):
         stored = side.selection.run
         assert stored is not None
         runs.append(compared_run_of_report(side.run_name, stored.report, side.read_steps()))
-    return build_comparison(runs[:1], runs[1:])[0]
+    report, _ = build_comparison(runs[:1], runs[1:])
+    return replace(report, tables=(*report.tables, *changed_rows(runs[0].report, runs[1].report)))
 
 
 def _window_name(side: ComparedSide) -> str:

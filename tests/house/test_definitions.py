@@ -20,6 +20,7 @@ from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.cli.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
+from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.definitions import key_of, sections
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Report
@@ -64,8 +65,8 @@ def definition_of(kind, name, label=""):
     """
     document = definitions_document(tuple(view_sections()))
     figures = document["figures"]
-    if kind in ("table", "column", "row"):  # one for each window
-        name = re.sub(r"_\d+$", "", name)
+    if kind in ("table", "column", "row"):  # one for each window, and one of changes for each table
+        name = "changes" if name.endswith("_changes") else re.sub(r"_\d+$", "", name)
     if kind == "row":
         words = re.sub(r" \([^)]*\)$", "", label).split(" ")  # ips (steps/s)
         keys = [f"row:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words))]
@@ -124,7 +125,7 @@ def test_every_kind_of_table_is_defined(kind):
 
 
 def test_the_registry_has_every_kind_of_run_and_traces():
-    comparisons = {one for one in KNOWN if one.startswith(("comparison_", "stages"))}
+    comparisons = {one for one in KNOWN if one.startswith(("comparison_", "stages", "changes"))}
     assert comparisons
     assert set(KINDS) == set(KNOWN) - comparisons
 
@@ -142,13 +143,16 @@ def test_every_table_of_real_reports_is_of_its_kind(reports):
 
 
 def test_nothing_of_it_is_stored(reports):
-    """So a report that was stored before has its help as well."""
+    """So a report that was stored before has its help as well, and compares."""
     for report in reports:
         assert b'"help"' not in render_json(report)
-    stored = msgspec.json.encode(reports[0])
+    first, second = reports[:2]
+    stored = msgspec.json.encode(first)
     older = stored.replace(b',"help":""', b"")
     assert b'"help"' not in older
-    assert msgspec.json.decode(older, type=Report).tables == reports[0].tables
+    for packed in (stored, older):
+        opened = msgspec.json.decode(packed, type=Report)
+        assert changed_rows(opened, second) == changed_rows(first, second) != ()
 
 
 def test_every_view_that_is_named_exists():
@@ -215,7 +219,7 @@ def test_levels_of_a_rule_are_its_fields():
         ("column", "module_tree", "backward_ns", "Backward Latency: time of the autograd"),
         ("column", "user_ranges", "device_avg_ns", "Avg: per call"),
         ("column", "model_summary_3", "host_ratio", "CPU Ratio(%): share of ProfileStep."),
-        ("column", "comparison_steps", "ratio", "change: difference relative to before."),
+        ("column", "kernels_changes", "ratio", "change: difference relative to before."),
         ("row", "idle", "rank 0 GPU 0 Waiting for CPU", "Waiting for CPU: nothing was queued"),
         ("row", "perf_summary", "ips (steps/s)", "ips: steps (batches in evaluation loops) and samples"),
         ("row", "flops", "Recompute", "Recompute: forward work done again"),

@@ -224,20 +224,42 @@ def test_workers_against_the_removed_plugin(resnets):
 
 
 def test_the_tables_of_workers(resnets):
+    """Both windows have 6 steps: the differences are a sixth of those of the sums in the reports."""
     report = compare_windows(*resnets, ("0 workers", "4 workers"))
-    assert [one.id for one in report.tables] == ["comparison_steps", "comparison_findings"]
+    ids = [one.id for one in report.tables]
+    assert {"device_usage_changes", "operators_changes", "kernels_changes", "copies_changes"} < {*ids}
+    assert {"idle_changes", "host_waits_changes", "launches_changes", "runtime_calls_changes"} < {*ids}
+    assert "step_breakdown_changes" not in ids
+    for table_id in ("kernels", "operators", "copies"):
+        column = [column.key for column in table(resnets[0], table_id).columns].index("device_total_ns")
+        sums = [sum(row[column] or 0 for row in table(one, table_id).rows) for one in resnets]
+        changes = table(report, f"{table_id}_changes")
+        at = {column.key: place for place, column in enumerate(changes.columns)}
+        for side, whole in zip(("before", "after"), sums, strict=True):
+            assert sum(row[at[side]] or 0 for row in changes.rows) == pytest.approx(whole / 6)
     states = {row[0]: row[1] for row in table(report, "comparison_findings").rows}
     assert states["Training waits for data"] == "removed"
     assert render_text(report).startswith(report.title)
 
 
 def test_ranks_of_a_job_beside_one_of_them():
+    """Sums over two ranks are divided by the steps of both: the same job per step, about."""
     files = [real_file(f"sampled_2rank_rank{rank}") for rank in (0, 1)]
     pooled, alone = analyze_files(files), analyze_files(files[:1])
     report = compare_windows(pooled, alone, ("both", "rank 0"))
     assert "Different numbers of traces: 2 before, 1 after." in report.notes
-    means = [table(one, "step_breakdown").rows[0][1] for one in (pooled, alone)]
-    assert step_rows(report)["Step"][:2] == tuple(means)
+    changes = table(report, "model_summary_changes")
+    at = {column.key: place for place, column in enumerate(changes.columns)}
+    step = changes.rows[0]
+    assert step[0] == "ProfileStep"
+    assert (step[at["calls_before"]], step[at["calls_after"]]) == (1.0, 1.0)
+    walls = [
+        [one["wall_us"] for one in reference(f"sampled_2rank_rank{rank}", "stdlib")["profiler_steps"]]
+        for rank in (0, 1)
+    ]
+    both = [wall for rank in walls for wall in rank]
+    assert step[at["before"]] == pytest.approx(sum(both) / len(both) * 1000)
+    assert step[at["after"]] == pytest.approx(sum(walls[0]) / len(walls[0]) * 1000)
 
 
 def test_traces_of_different_devices():

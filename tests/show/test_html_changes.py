@@ -75,6 +75,22 @@ def test_a_higher_rate_is_better_and_a_longer_time_is_worse():
     assert low == ["+40.00", "-40.00", "0"]
 
 
+def test_units_that_differ_by_row_have_bars_of_their_own():
+    columns = (
+        CHANGE[0],
+        Column("before", "before", Unit.BY_ROW),
+        Column("d", "d", Unit.BY_ROW, change="bar"),
+    )
+    one = Table(
+        id="x",
+        title="X",
+        columns=columns,
+        rows=(("a", 1.0, 5e9), ("b", 1.0, -3.0)),
+        row_units=(Unit.BYTES, Unit.RATE),
+    )
+    assert bars_of(one) == {(0, 2): (0.5, 0.5, "worse", False), (1, 2): (0.0, 0.5, "worse", False)}
+
+
 def test_a_table_without_changes_has_no_legend():
     view = table_view(table(("a", 1e6), columns=CHANGE[:2]))
     assert view.tones == ()

@@ -19,6 +19,7 @@ from lightning_modelprof.analysis.compare import (
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.compare.tables import (
+    changed_tables,
     figures_table,
     findings_table,
     phases_table,
@@ -77,6 +78,7 @@ def build_comparison(
             phases_table(result),
             settings_table(differences),
             findings_table(before[0].report, after[0].report),
+            changed_tables(before[0].report, after[0].report),
         ),
         notes=_notes(result, before, after),
         sections={

@@ -1,4 +1,4 @@
-"""Two profiler windows or imported traces become one report: the mean step, its parts and the findings."""
+"""Two profiler windows or imported traces become one report: what changed most, and each table row by row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any, Final
 
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
@@ -25,6 +26,8 @@ def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Re
     """
     sides = (window_steps(before), window_steps(after))
     known = _both(sides)
+    # The step time breakdown is the first table, with the spread of the steps.
+    rest = [table for table in changed_rows(before, after) if table.id != "step_breakdown_changes"]
     return Report(
         title=_first_line(sides),
         facts=tuple(
@@ -34,6 +37,7 @@ def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Re
         tables=(
             *(() if known is None else (steps_table(*known),)),
             findings_table(before, after),
+            *rest,
         ),
         notes=_notes(before, after, known),
         sections={"comparison": _section(names, known)},

@@ -109,8 +109,8 @@ class ChangeBar(Record, frozen=True):
 def change_bars(table: Table) -> Mapping[tuple[int, int], ChangeBar]:
     """The bars of a table by row and column.
 
-    Definition: the longest bar of a column is its largest change, hidden rows included; bars of shares end
-    at 100 %.
+    Definition: the longest bar of a column, of each unit where these differ by row, is its largest change,
+    hidden rows included; those of shares end at 100 %.
     """
     values: dict[tuple[int, int], float] = {}
     for column, one in enumerate(table.columns):
@@ -118,14 +118,15 @@ def change_bars(table: Table) -> Mapping[tuple[int, int], ChangeBar]:
         for place, cell in enumerate(cells):
             if isinstance(cell, int | float) and math.isfinite(cell):
                 values[place, column] = float(cell)
-    largest: defaultdict[int, float] = defaultdict(float)
-    for (_, column), value in values.items():
-        most = _MOST_RATIO if table.columns[column].unit is Unit.RATIO else math.inf
-        largest[column] = max(largest[column], min(abs(value), most))
+    largest: defaultdict[tuple[int, Unit], float] = defaultdict(float)
+    for (row, column), value in values.items():
+        unit = _unit(table, row, column)
+        most = _MOST_RATIO if unit is Unit.RATIO else math.inf
+        largest[column, unit] = max(largest[column, unit], min(abs(value), most))
     return {
         (row, column): _bar(value, scale, _figure_unit(table, row))
         for (row, column), value in values.items()
-        if (scale := largest[column])
+        if (scale := largest[column, _unit(table, row, column)])
     }
 
 
@@ -155,5 +156,10 @@ def _bar(value: float, scale: float, unit: Unit) -> ChangeBar:
 
 def _figure_unit(table: Table, row: int) -> Unit:
     """The unit of what is compared: a change may be a share of it."""
-    unit = next((one.unit for one in table.columns if one.key == "before"), Unit.TEXT)
+    before = next((place for place, one in enumerate(table.columns) if one.key == "before"), None)
+    return Unit.TEXT if before is None else _unit(table, row, before)
+
+
+def _unit(table: Table, row: int, column: int) -> Unit:
+    unit = table.columns[column].unit
     return table.row_units[row] if unit is Unit.BY_ROW and table.row_units else unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
@@ -40,6 +40,7 @@ CALLBACKS: Final = TableKind(
         "all other hooks": "hooks below 0.1% each, added up.",
     },
     views=("steps",),
+    compared=Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
 )
 
 

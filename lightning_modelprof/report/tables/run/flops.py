@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.modules.model_flops import (
     phases_of,
 )
 from lightning_modelprof.analysis.modules.size_law import MeanStep
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.batches import Shapes
@@ -324,6 +324,7 @@ FLOPS_BY_OPERATOR: Final = TableKind(
         ),
     ),
     views=("modules",),
+    compared=Figure(keys=("flops",)),
 )
 
 

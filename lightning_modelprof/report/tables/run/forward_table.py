@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, ForwardModule
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 
@@ -47,6 +47,7 @@ FORWARD_MODULES: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("modules",),
+    compared=Figure(keys=("macs",)),
     heading="Forward pass by module and by operator (fvcore)",
 )
 
@@ -67,6 +68,7 @@ FORWARD_OPERATORS: Final = TableKind(
     help="The same MACs by fvcore's operator names.",
     columns=_OPERATOR_COLUMNS,
     views=("modules",),
+    compared=Figure(keys=("macs",)),
 )
 
 _UNIT_NOTE: Final = (

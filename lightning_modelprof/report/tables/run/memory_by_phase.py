@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, MemoryRecord, PhasePeak, StepMemory
@@ -105,6 +105,7 @@ MEMORY_BY_PHASE: Final = TableKind(
         Column("module", "Module", help="module in which that operator ran."),
     ),
     views=("memory",),
+    compared=Figure(keys=("peak",)),
 )
 
 

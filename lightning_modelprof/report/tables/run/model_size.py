@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
@@ -54,6 +54,7 @@ MODEL_SIZE: Final = TableKind(
     ),
     views=("modules", "memory"),
     place=1,
+    compared=Figure(keys=("bytes",), names=("kind", "dtype")),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.words import other_shares
@@ -39,6 +39,7 @@ PHASE_TIMES: Final = TableKind(
     columns=_COLUMNS,
     has_phases=True,
     views=("steps",),
+    compared=Figure(keys=("avg_ns",)),
 )
 
 

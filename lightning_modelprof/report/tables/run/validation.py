@@ -7,7 +7,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.run.loops import loop_of
@@ -61,6 +61,7 @@ VALIDATION: Final = TableKind(
     columns=_COLUMNS,
     rows={part.label: part.definition for part in PARTS},
     views=("steps",),
+    compared=Figure(keys=("per_batch_ns", "per_run_ns")),
 )
 
 

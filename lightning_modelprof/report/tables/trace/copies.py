@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.copies import Copies, CopyKind, pool_copies
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -88,6 +88,7 @@ COPIES: Final = TableKind(
     columns=_COLUMNS,
     views=("kernels",),
     names_slices=True,
+    compared=Figure(keys=("device_total_ns",), sum_over="window"),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
@@ -66,6 +66,7 @@ PATH: Final = TableKind(
         ),
     },
     views=("overview",),
+    compared=Figure(keys=("step_ns",)),
 )
 
 PARTS: Final = TableKind(
@@ -95,6 +96,7 @@ PARTS: Final = TableKind(
         Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step."),
     ),
     views=("overview", "kernels"),
+    compared=Figure(keys=("step_ns",), names=("name", "cause", "kernel", "line")),
 )
 
 WHAT_IF: Final = TableKind(
@@ -130,6 +132,7 @@ WHAT_IF: Final = TableKind(
         Column("none_ratio", "Saves(%)", Unit.RATIO, "If it took no time", help="share of the step."),
     ),
     views=("overview",),
+    compared=Figure(keys=("none_ns",)),
 )
 
 

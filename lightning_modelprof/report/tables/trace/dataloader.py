@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -53,6 +53,7 @@ DATALOADER: Final = TableKind(
         "size": "bytes of the copies.",
     },
     views=("steps",),
+    compared=Figure(keys=("total",), sum_over="window"),
 )
 
 

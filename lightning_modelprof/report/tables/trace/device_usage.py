@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -90,6 +90,7 @@ DEVICE_USAGE: Final = TableKind(
         ),
     },
     views=("overview",),
+    compared=Figure(keys=("value",), names=("name", "figure")),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -55,6 +55,7 @@ DISTRIBUTED: Final = TableKind(
         ),
     },
     views=("distributed",),
+    compared=Figure(keys=("step_mean_ns",)),
 )
 
 _PARTS: Final = (
@@ -145,6 +146,7 @@ COLLECTIVES: Final = TableKind(
     help="Grouped by collective and process group, all ranks together.",
     columns=_COLLECTIVE_COLUMNS,
     views=("distributed",),
+    compared=Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
 )
 
 _COLLECTIVE_NOTES: Final = (

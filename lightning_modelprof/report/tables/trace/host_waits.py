@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace, pool_host_waits
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -59,6 +59,7 @@ HOST_WAITS: Final = TableKind(
         "Other": "queued work that was delayed, unknown launches and time before the first event.",
     },
     views=("kernels",),
+    compared=Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
 )
 
 _WAITS_FOR: Final = {

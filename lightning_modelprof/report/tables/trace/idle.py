@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -69,6 +69,7 @@ IDLE: Final = TableKind(
         ),
     },
     views=("kernels",),
+    compared=Figure(keys=("total_ns",), sum_over="window"),
 )
 
 

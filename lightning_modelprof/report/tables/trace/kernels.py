@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import row_order, split_ranks
@@ -83,6 +83,7 @@ KERNELS: Final = TableKind(
     columns=_COLUMNS,
     views=("kernels",),
     names_slices=True,
+    compared=Figure(keys=("device_total_ns",), sum_over="window"),
 )
 
 

@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.trace.launches import (
     TimeSpread,
     pool_runtime_calls,
 )
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -75,6 +75,7 @@ LAUNCHES: Final = TableKind(
         "Negative": "the kernel started before the call returned, or the clocks differ.",
     },
     views=("kernels",),
+    compared=Figure(keys=("avg_ns",)),
 )
 
 _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
@@ -123,6 +124,7 @@ RUNTIME_CALLS: Final = TableKind(
     ),
     columns=_CALL_COLUMNS,
     views=("kernels",),
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
 
 _NAMES: Final = {"INVALID": "(unnamed call)"}

@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -48,6 +48,7 @@ MEMORY: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("memory",),
+    compared=Figure(keys=("allocated_bytes",), sum_over="window"),
 )
 
 

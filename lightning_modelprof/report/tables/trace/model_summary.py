@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -68,6 +68,7 @@ MODEL_SUMMARY: Final = TableKind(
     },
     has_phases=True,
     views=("overview",),
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
 
 

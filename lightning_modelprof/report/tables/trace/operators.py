@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
@@ -133,6 +133,7 @@ _CALLER: Final = Column(
     ),
     is_main=True,
 )
+_COMPARED: Final = ("device_total_ns", "host_self_ns")
 OPERATORS: Final = TableKind(
     id="operators",
     title="Operator Summary",
@@ -147,6 +148,7 @@ OPERATORS: Final = TableKind(
     },
     views=("operators",),
     names_slices=True,
+    compared=Figure(keys=_COMPARED, sum_over="window"),
 )
 OPERATORS_BY_SHAPE: Final = TableKind(
     id="operators_by_shape",
@@ -158,6 +160,7 @@ OPERATORS_BY_SHAPE: Final = TableKind(
     columns=(_NAME, _SHAPE, *OPERATORS.columns[1:]),
     views=("operators",),
     names_slices=True,
+    compared=Figure(keys=_COMPARED, sum_over="window", names=("name", "input_shapes")),
 )
 
 

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.trace.overview import (
     Overview,
     pool_overviews,
 )
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -83,6 +83,7 @@ OVERVIEW: Final = TableKind(
         "Memcpy": "copies on the GPU.",
         "Memset": "sets on the GPU.",
     },
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
 
 

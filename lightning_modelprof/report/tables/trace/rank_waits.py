@@ -9,7 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
@@ -80,6 +80,7 @@ RANK_WAITS: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("distributed",),
+    compared=Figure(keys=("waited_step_ns",)),
 )
 
 

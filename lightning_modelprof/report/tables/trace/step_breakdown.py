@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.trace.step_breakdown import (
     StepBreakdown,
     pool_breakdowns,
 )
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
@@ -49,6 +49,7 @@ STEP_BREAKDOWN: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("overview",),
+    compared=Figure(keys=("mean",)),
 )
 
 

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.trace.user_ranges import (
     UserRangeThread,
     pool_user_ranges,
 )
-from lightning_modelprof.report.kinds import TableKind
+from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, row_order, split_ranks
@@ -71,6 +71,7 @@ USER_RANGES: Final = TableKind(
     columns=_COLUMNS,
     views=("operators",),
     names_slices=True,
+    compared=Figure(keys=("host_total_ns",), sum_over="window"),
 )
 
 

@@ -76,7 +76,7 @@ def as_data_block(document: Any) -> str:
 def _keys(report: Report, tables: list[Table], with_rows: Set[str]) -> Iterator[str]:
     """Of everything that the page may ask for, as ``help.js`` does."""
     for table in tables:
-        name = re.sub(r"_\d+$", "", table.id)
+        name = "changes" if table.id.endswith("_changes") else re.sub(r"_\d+$", "", table.id)
         yield f"table:{name}"
         yield from (f"column:{name}:{column.key}" for column in table.columns)
         for row in table.rows if name in with_rows else ():

@@ -51,7 +51,8 @@ export function helpKey(label) {
  * @param {HelpCard} card
  */
 function helpTable(section, figures, card) {
-  const name = nameIn(section.id, "table").replace(/_\d+$/, "");
+  const found = nameIn(section.id, "table");
+  const name = found.endsWith("_changes") ? "changes" : found.replace(/_\d+$/, "");
   /** @type {Topic[]} */
   const topics = [];
   for (const header of all(section, "thead tr:last-child th")) {

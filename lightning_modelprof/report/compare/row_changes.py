@@ -1,0 +1,362 @@
+"""Two tables of the same kind, row by row: what each row was before and is after."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_modelprof.record import Record
+from lightning_modelprof.report.compare.changed_figures import (
+    calls_column,
+    column_position,
+    comparable,
+    figure_of,
+    heading_of,
+    is_number,
+    num_steps,
+)
+from lightning_modelprof.report.kinds import Figure, TableKind
+from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+
+_STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
+
+
+def changed_rows(before: Report, after: Report) -> tuple[Table, ...]:
+    """The row changes of every table that has rows in both reports, if any of them changed.
+
+    Args:
+        before: of a run, of a window or of traces.
+        after: the same.
+    """
+    others = {table.id: table for table in after.tables}
+    found = []
+    for table in before.tables:
+        other = others.get(table.id)
+        if other is None or not table.rows or not other.rows:
+            continue
+        steps = (num_steps(before, table), num_steps(after, other))
+        changes = row_changes(comparable(table), comparable(other), steps)
+        if _has_changed(changes):
+            found.append(changes)
+    return tuple(found)
+
+
+def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None] = (None, None)) -> Table:
+    """What each row was before and is after, the largest difference first, below the same row as before.
+
+    Definition: rows are the same when their names are, and those of the rows that they are in. Which figure
+    is compared is in ``TableKind.compared``; a sum is divided by the number of steps. ``ratio`` is the
+    difference as a share of before. A row of one side alone has ``None`` on the other and no difference; it
+    stands where a difference of its size would. Rows without the figure on either side are left out. Where
+    units change by row, rows of one unit stand together.
+
+    Args:
+        before: a table.
+        after: the table with the same id of the other side.
+        steps: over how many steps the figures are sums on each side; only looked at where they are sums.
+
+    Returns:
+        A table without rows where nothing can be compared, with the reason.
+    """
+    figure = figure_of(before)
+    key = next((key for key in figure.keys if all(_has_numbers(side, key) for side in (before, after))), None)
+    reason = _why_not(key, figure, steps)
+    if key is None or reason is not None:
+        return _table(before, after, key, figure, rows=(), absent_reason=reason)
+    divisors = steps if figure.sum_over is not None else (None, None)
+    sides = (TableSide(before, key, figure, divisors[0]), TableSide(after, key, figure, divisors[1]))
+    ordered = list(_in_order(pair_rows(*sides)))
+    is_by_row = any(side.unit is Unit.BY_ROW for side in sides)
+    return _table(
+        before,
+        after,
+        key,
+        figure,
+        rows=tuple(_cells(row, has_calls=any(side.calls for side in sides)) for _, row in ordered),
+        depths=tuple(depth for depth, _ in ordered),
+        row_units=tuple(row.unit for _, row in ordered) if is_by_row else (),
+        notes=_notes(figure, steps, [row for _, row in ordered]),
+    )
+
+
+def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[tuple[int, RowPair]]:
+    """Depth and row: those in the same row by unit and weight, each followed by those in it.
+
+    A row without a figure on either side is left out, unless one in it has one.
+    """
+    parents = {
+        path: next((path[:end] for end in range(len(path) - 1, 0, -1) if path[:end] in rows), ())
+        for path in rows
+    }
+    kept = _with_those_above((path for path, row in rows.items() if row.weight >= 0), parents)
+    children: defaultdict[RowPath, list[RowPath]] = defaultdict(list)
+    for path in rows:
+        if path in kept:
+            children[parents[path]].append(path)
+    units = list(dict.fromkeys(row.unit for row in rows.values()))
+
+    def ordered(paths: Sequence[RowPath]) -> list[RowPath]:
+        """Times and bytes cannot be told apart by size, so units come first."""
+        return sorted(paths, key=lambda path: (units.index(rows[path].unit), -rows[path].weight))
+
+    waiting: list[tuple[int, RowPath]] = [(0, path) for path in reversed(ordered(children[()]))]
+    while waiting:
+        depth, path = waiting.pop()
+        yield depth, rows[path]
+        waiting += [(depth + 1, child) for child in reversed(ordered(children[path]))]
+
+
+def _with_those_above(paths: Iterable[RowPath], parents: Mapping[RowPath, RowPath]) -> set[RowPath]:
+    """Some rows and the rows that they are in, up to the top, whose path is empty."""
+    found: set[RowPath] = set()
+    for path in paths:
+        above = path
+        while above and above not in found:
+            found.add(above)
+            above = parents[above]
+    return found
+
+
+def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
+    ratio = row.difference / row.before if row.difference is not None and row.before else None
+    calls = row.calls if has_calls else ()
+    return (*row.names, row.before, row.after, row.difference, ratio, *calls, row.state)
+
+
+CHANGES: Final = TableKind(
+    id="changes",
+    title="Changes by row",
+    help="One figure per row of a table that both sides have. Sums are divided by the number of steps.",
+    columns=(
+        Column("before", "before", help="value before."),
+        Column("after", "after", help="value after."),
+        Column(
+            "difference",
+            "difference",
+            help="after minus before, in percentage points for percentages.",
+            change="bar",
+        ),
+        Column("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
+        Column("state", "state", help="new or removed, for rows that exist on one side only."),
+    ),
+)
+
+
+def _table(
+    before: Table,
+    after: Table,
+    key: str | None,
+    figure: Figure,
+    *,
+    rows: tuple[tuple[Cell, ...], ...],
+    depths: tuple[int, ...] = (),
+    row_units: tuple[Unit, ...] = (),
+    notes: tuple[str, ...] = (),
+    absent_reason: str | None = None,
+) -> Table:
+    names = [before.columns[position] for position in name_positions(before, figure)]
+    column = None if key is None else before.columns[position_of(before, key)]
+    unit = Unit.TEXT if column is None else column.unit
+    per_step = " per step" if figure.sum_over is not None else ""
+    counted = calls_column(before) or calls_column(after)
+    counts = [
+        Column(f"calls_{side}", f"{counted.label.lower()}{per_step} {side}", Unit.COUNT)
+        for side in ("before", "after")
+        if counted is not None
+    ]
+    *figures, ratio, state = CHANGES.columns
+    title = before.title if before.title == after.title else _STEPS_IN_TITLE.sub("", before.title)
+    return CHANGES.table(
+        id=f"{before.id}_changes",
+        columns=(*names, *(replace(one, unit=unit) for one in figures), ratio, *counts, state),
+        title=f"{title}: {heading_of(column)}{per_step}"
+        if column and column.label not in ("", "Value")
+        else title,
+        rows=rows,
+        depths=depths if any(depths) else (),
+        row_units=row_units,
+        notes=notes,
+        absent_reason=absent_reason,
+        time_unit=before.time_unit,
+        row_limit=before.row_limit,
+        is_detail=before.is_detail,
+    )
+
+
+def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[RowPair]) -> tuple[str, ...]:
+    notes = []
+    if figure.sum_over == "window":
+        notes.append(
+            f"Sums over the window are divided by its steps, {steps[0]:,} before and {steps[1]:,} after (all"
+            " ranks). Tables over the whole file also count what's outside the steps."
+        )
+    elif figure.sum_over == "run":
+        notes.append(
+            f"Sums over the run are divided by its steps, {steps[0]:,} before and {steps[1]:,} after."
+        )
+    if any(row.unit is Unit.RATIO for row in rows):
+        notes.append("For percentages, the difference is in percentage points.")
+    if any(row.state for row in rows):
+        notes.append("Rows marked new or removed exist on only one side, so no difference is shown.")
+    return tuple(notes)
+
+
+def _why_not(key: str | None, figure: Figure, steps: tuple[int | None, int | None]) -> str | None:
+    if key is None:
+        return "the two sides have no figure in common"
+    if figure.sum_over is None or None not in steps:
+        return None
+    unknown = [label for label, number in zip(("before", "after"), steps, strict=True) if number is None]
+    return f"the number of steps {' and '.join(unknown)} is unknown"
+
+
+def _has_numbers(table: Table, key: str) -> bool:
+    position = column_position(table, key)
+    return position is not None and any(is_number(row[position]) for row in table.rows)
+
+
+def _has_changed(changes: Table) -> bool:
+    """Whether a row is new or removed, or has a difference."""
+    at, state = position_of(changes, "difference"), position_of(changes, "state")
+    return any(row[at] or row[state] for row in changes.rows)
+
+
+class TableSide:
+    """The rows of one table by their paths.
+
+    Args:
+        table: before, or after.
+        key: of the column that is compared.
+        figure: what is compared of such tables.
+        divisor: number of steps that the figures are sums of; ``None`` if they are no sums.
+    """
+
+    def __init__(self, table: Table, key: str, figure: Figure, divisor: int | None) -> None:
+        self.table = table
+        self.names = name_positions(table, figure)
+        self.at = dict(row_paths(table, self.names))
+        self.position = position_of(table, key)
+        self.unit = table.columns[self.position].unit
+        counted = calls_column(table)
+        self.calls = None if counted is None else counted.key
+        self.divisor = divisor
+
+    def value(self, path: RowPath) -> float | None:
+        """The figure of a row, per step where it is a sum; ``None`` without it or without the row."""
+        return self._number(path, self.position)
+
+    def num_calls(self, path: RowPath) -> float | None:
+        """Its number of calls, per step where the figure is; ``None`` if the table does not count them."""
+        return None if self.calls is None else self._number(path, position_of(self.table, self.calls))
+
+    def row_unit(self, path: RowPath) -> Unit | None:
+        """The unit of a row's figure; ``None`` without the row."""
+        if path not in self.at:
+            return None
+        return self.table.row_units[self.at[path]] if self.unit is Unit.BY_ROW else self.unit
+
+    def name_cells(self, path: RowPath) -> tuple[Cell, ...]:
+        """What the row is called; it must be there."""
+        row = self.table.rows[self.at[path]]
+        return tuple(row[position] for position in self.names)
+
+    def _number(self, path: RowPath, position: int) -> float | None:
+        if path not in self.at:
+            return None
+        cell = self.table.rows[self.at[path]][position]
+        if not isinstance(cell, int | float):
+            return None
+        return cell if self.divisor is None else cell / self.divisor
+
+
+class RowPair(Record, frozen=True, kw_only=True):
+    """A row of both sides, or of one of them.
+
+    Attributes:
+        names: cells that say which row it is.
+        unit: of the figure.
+        before, after: the figure, ``None`` where the side does not have it.
+        difference: after less before; ``None`` unless both sides have it in the same unit.
+        calls: of each side.
+        state: ``new``, ``gone``, or ``""`` for a row of both sides.
+    """
+
+    names: tuple[Cell, ...]
+    unit: Unit
+    before: float | None
+    after: float | None
+    difference: float | None
+    calls: tuple[float | None, float | None]
+    state: str
+
+    @property
+    def weight(self) -> float:
+        """How far up the row belongs; below 0 without a figure on either side."""
+        if self.difference is not None:
+            return abs(self.difference)
+        return max((abs(value) for value in (self.before, self.after) if value is not None), default=-1.0)
+
+
+def pair_rows(before: TableSide, after: TableSide) -> dict[RowPath, RowPair]:
+    """The rows of both sides; rows are the same when their names are, and those of the rows they are in."""
+    return {path: _pair(path, before, after) for path in (before.at | after.at)}
+
+
+def _pair(path: RowPath, before: TableSide, after: TableSide) -> RowPair:
+    units = [side.row_unit(path) for side in (before, after)]
+    known = [unit for unit in units if unit is not None]
+    old, new = before.value(path), after.value(path)
+    if len(set(known)) > 1:  # the same name for two things
+        new = None
+    return RowPair(
+        names=(before if path in before.at else after).name_cells(path),
+        unit=known[0],
+        before=old,
+        after=new,
+        difference=None if old is None or new is None else new - old,
+        calls=(before.num_calls(path), after.num_calls(path)),
+        state="" if None not in units else "new" if units[0] is None else "removed",
+    )
+
+
+def name_positions(table: Table, figure: Figure) -> list[int]:
+    """Where the columns are that say which row is which."""
+    if figure.names is None:
+        return [0]
+    return [position for key in figure.names if (position := column_position(table, key)) is not None]
+
+
+def position_of(table: Table, key: str) -> int:
+    """Where a column is that the table is known to have."""
+    position = column_position(table, key)
+    assert position is not None
+    return position
+
+
+RowPath = tuple[str, ...]
+"""The texts of a row after those of the rows that it is in."""
+
+
+def row_paths(table: Table, names: Sequence[int] | None = None) -> Mapping[RowPath, int]:
+    """The path of each row → its position; a second such row gets a number.
+
+    Args:
+        table: any.
+        names: positions of the columns that name a row; ``None`` for all texts.
+    """
+    rows: dict[RowPath, int] = {}
+    path: list[str] = []
+    if names is None:
+        names = [position for position, column in enumerate(table.columns) if column.unit is Unit.TEXT]
+    for index, row in enumerate(table.rows):
+        depth = table.depths[index] if table.depths else 0
+        text = " ".join(str(row[position]) for position in names if row[position])
+        path[depth:] = [text]
+        number = 2
+        while tuple(path) in rows:
+            path[-1], number = f"{text} ({number})", number + 1
+        rows[tuple(path)] = index
+    return rows
