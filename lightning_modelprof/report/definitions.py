@@ -17,7 +17,6 @@ from lightning_modelprof.report.compare.tables import (
     PHASE_CHANGES,
     SETTINGS,
     SPEED,
-    TABLE_CHANGES,
 )
 from lightning_modelprof.report.compare.windows import STEP_CHANGES
 from lightning_modelprof.report.kinds import COMMON, WORDS, TableKind
@@ -32,7 +31,6 @@ _COMPARISONS: Final = (
     PHASE_CHANGES,
     SETTINGS,
     FINDING_CHANGES,
-    TABLE_CHANGES,
     STEP_CHANGES,
     CHANGES,
     STAGES,

@@ -19,7 +19,6 @@ from lightning_modelprof.analysis.compare import (
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.compare.tables import (
-    changed_tables,
     figures_table,
     findings_table,
     phases_table,
@@ -78,7 +77,6 @@ def build_comparison(
             phases_table(result),
             settings_table(differences),
             findings_table(before[0].report, after[0].report),
-            changed_tables(before[0].report, after[0].report),
         ),
         notes=_notes(result, before, after),
         sections={
