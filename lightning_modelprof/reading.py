@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze as derive
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, given_path
+from lightning_modelprof.errors import ArchiveError, ModelProfError, given_path, told
 from lightning_modelprof.reading_traces import window_traces
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
@@ -38,15 +39,37 @@ def read_report(
     """
     path = given_path(path, ArchiveError)
     run, options = load_with_options(path)
-    facts, notes = read_windows(run, find_run(path).parent)
-    report = build_report(derive(run, facts, notes), choose(options))
+    file, options = find_run(path), choose(options)
+    facts, notes = read_windows(run, file.parent)
+    with refuse_damaged(file):
+        report = build_report(derive(run, facts, notes), options)
     choice = told_choice(path)
     return replace(report, notes=(choice, *report.notes)) if choice else report
 
 
+@contextmanager
+def refuse_damaged(file: Path) -> Iterator[None]:
+    """Turn whatever the values of a damaged archive lead to into one sentence.
+
+    Raises:
+        ArchiveError: when the block raises any error that isn't of this package.
+    """
+    try:
+        yield
+    except ModelProfError:
+        raise
+    except Exception as error:
+        raise ArchiveError(
+            f"{file}: expected a run to make a report of, got {told(error)}. The file is damaged, or"
+            " lightning-modelprof has a bug."
+        ) from error
+
+
 def load_run_with_ranks(path: str | Path) -> Run:
     """A saved run, with the other ranks of its job beside it."""
-    return with_other_ranks(load_run(path), find_run(path))
+    run, file = load_run(path), find_run(path)
+    with refuse_damaged(file):
+        return with_other_ranks(run, file)
 
 
 def load_with_options(path: Path) -> tuple[Run, TableOptions]:
@@ -87,8 +110,9 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     file, _ = newest_run(path)
     run = load_run_with_ranks(file)
     facts, notes = read_windows(run, file.parent) if with_traces else ({}, {})
-    analysis = derive(run, facts, notes)
-    return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
+    with refuse_damaged(file):
+        analysis = derive(run, facts, notes)
+        return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
 
 
 def list_runs(folder: Path) -> Iterator[str]:
@@ -111,7 +135,10 @@ def list_runs(folder: Path) -> Iterator[str]:
     for file in with_progress(files[::-1], "reading runs"):
         place = os.path.relpath(file.parent, folder)
         try:
-            report = build_report(derive(load_run_with_ranks(file), {}, {}), DEFAULT_OPTIONS)
-            yield list_line(report, place)
+            with refuse_damaged(file):
+                line = list_line(
+                    build_report(derive(load_run_with_ranks(file), {}, {}), DEFAULT_OPTIONS), place
+                )
+            yield line
         except ArchiveError as error:
             yield f"{place}: {error}"

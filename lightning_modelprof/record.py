@@ -14,8 +14,8 @@ import inspect
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
-from msgspec import Meta
-from msgspec import field as field  # noqa: PLC0414  # of records, which take it from here
+from msgspec import Meta as Meta  # noqa: PLC0414  # records take both from here
+from msgspec import field as field  # noqa: PLC0414
 
 
 class _Fields:

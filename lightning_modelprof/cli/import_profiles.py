@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
 from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted, remedy
-from lightning_modelprof.reading import load_with_options
+from lightning_modelprof.reading import load_with_options, refuse_damaged
 from lightning_modelprof.reading_traces import read_with_progress, trace_files, window_traces
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import run_profile, window_profile
@@ -107,7 +107,9 @@ def _profiles_of_run(path: Path) -> Iterator[Profile]:
         found = (other for _, other, _ in window_traces(same, folder) if other is not None)
         traces += [(other, analyze_trace(other)) for other in found]
         yield window_profile(traces, window=window.index, loop=run.info.loop, options=options)
-    yield run_profile(run, build_report(analyze(run, newest, notes), options))
+    with refuse_damaged(path):
+        profile = run_profile(run, build_report(analyze(run, newest, notes), options))
+    yield profile
 
 
 def _windows_of_other_ranks(folder: Path) -> list[Window]:

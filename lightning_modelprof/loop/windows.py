@@ -35,9 +35,8 @@ from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
-from lightning_modelprof.run.archive import MAX_WINDOWS
 from lightning_modelprof.run.loops import FIT, Loop
-from lightning_modelprof.run.records import Run, Window, WindowStatus
+from lightning_modelprof.run.records import MAX_WINDOWS, Run, Window, WindowStatus
 from lightning_modelprof.units import digits
 
 _FIRST_WINDOWS: Final = 16

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
-from lightning_modelprof.report.compare.flame_changes import FLAMES_HELP
 from lightning_modelprof.report.compare.row_changes import CHANGES
 from lightning_modelprof.report.compare.stages import STAGES
 from lightning_modelprof.report.compare.tables import (
@@ -18,7 +17,6 @@ from lightning_modelprof.report.compare.tables import (
     PHASE_CHANGES,
     SETTINGS,
     SPEED,
-    TABLE_CHANGES,
 )
 from lightning_modelprof.report.compare.windows import STEP_CHANGES
 from lightning_modelprof.report.kinds import COMMON, WORDS, TableKind
@@ -33,7 +31,6 @@ _COMPARISONS: Final = (
     PHASE_CHANGES,
     SETTINGS,
     FINDING_CHANGES,
-    TABLE_CHANGES,
     STEP_CHANGES,
     CHANGES,
     STAGES,
@@ -120,10 +117,7 @@ def sections() -> Iterator[Section]:
         "flames",
         "Flame graphs (report.html)",
         "",
-        (
-            *(Term(f"flame:{one.id}", one.title, one.help) for one in FLAMES),
-            Term("flame:changes", "Flame graphs of changes (Compare)", FLAMES_HELP),
-        ),
+        tuple(Term(f"flame:{one.id}", one.title, one.help) for one in FLAMES),
     )
 
 

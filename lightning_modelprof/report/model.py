@@ -389,8 +389,6 @@ class FlameFrame(Record, frozen=True, kw_only=True):
         own: its own share.
         is_users: whether it is the user's code; ``None`` where that means nothing.
         place: file and line of the function, for an editor; ``""`` if it has none.
-        change: after less before, where two graphs are compared.
-        is_new: whether it is in the graph of after alone.
     """
 
     name: str
@@ -402,8 +400,6 @@ class FlameFrame(Record, frozen=True, kw_only=True):
     own: float
     is_users: bool | None = None
     place: str = ""
-    change: float | None = None
-    is_new: bool = False
 
 
 class FlameGraph(Record, frozen=True, kw_only=True):
@@ -413,7 +409,6 @@ class FlameGraph(Record, frozen=True, kw_only=True):
         id: stable key, ``snake_case``.
         title: heading.
         unit: of begin, total and own.
-        change_unit: of the changes of its frames; ``None`` where nothing is compared.
         frames: each after the box that it stands on; neighbours from left to right.
         notes: as under a table.
     """
@@ -422,7 +417,6 @@ class FlameGraph(Record, frozen=True, kw_only=True):
     title: str
     unit: Unit
     frames: tuple[FlameFrame, ...]
-    change_unit: Unit | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -10,7 +10,7 @@ import errno
 import glob
 import os
 import stat
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Final
 from uuid import uuid4
 
@@ -64,6 +64,18 @@ def read_archive(path: Path) -> bytes:
     if len(raw) > MAX_ARCHIVE_BYTES:
         raise OSError(errno.EFBIG, f"larger than {MAX_ARCHIVE_BYTES // 2**20} MiB", str(path))
     return raw
+
+
+def is_inside(name: str) -> bool:
+    """Whether a path stays in the folder that it starts in, whichever system reads it."""
+    return (
+        bool(name)
+        and "\0" not in name
+        and all(
+            not path.is_absolute() and not path.drive and ".." not in path.parts
+            for path in (PurePosixPath(name), PureWindowsPath(name))
+        )
+    )
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -7,9 +7,9 @@ comes with a reason somewhere (a note, a column's documentation); ``0`` means me
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from lightning_modelprof.record import Count, Ranks, Record, Whole, field
+from lightning_modelprof.record import Count, Meta, Ranks, Record, Whole, field
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 from lightning_modelprof.run.memory import MemoryRecord
@@ -27,6 +27,10 @@ RUN_SCHEMA_VERSION: Final = 2
 SANITY_CHECK: Final = "sanity_check"
 REPORT: Final = "report"
 """What is an action in :class:`AroundLoop` and none of Lightning's: the report of the loop itself."""
+
+
+MAX_WINDOWS: Final = 10_000
+"""Windows that a run lists."""
 
 
 IGNORED_CALLBACK: Final = "A second ModelProfCallback was ignored."
@@ -180,7 +184,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
     validation: ValidationTimes | None = None
     unfinished_steps: Count = 0
     callbacks: tuple[CallbackTime, ...] = ()
-    windows: tuple[Window, ...] = ()
+    windows: Annotated[tuple[Window, ...], Meta(max_length=MAX_WINDOWS)] = ()
     model_cost: ModelCost | None = None
     setup: TrainingSetup | None = None
     stacks: StackSamples | None = None
@@ -271,7 +275,7 @@ class Run(Record, frozen=True, kw_only=True):
     """
 
     info: RunInfo
-    ranks: tuple[RankRecord, ...]
+    ranks: Annotated[tuple[RankRecord, ...], Meta(min_length=1)]
     all_ranks: AllRanks | None = None
     rank_steps: tuple[RankSteps, ...] = ()
     absent_ranks: tuple[AbsentRank, ...] = ()

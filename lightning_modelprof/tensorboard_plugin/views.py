@@ -70,11 +70,10 @@ def render(view: View, selection: Selection) -> str:
 
 
 def render_comparison(report: Report) -> str:
-    """A comparison as HTML: what it says, its flame graphs and every table."""
+    """A comparison as HTML: what it says and every table."""
     title = escape(one_line(report.title))
-    flames = "".join(flame_html(flame) for flame in report.flames)
-    speed, rest = (_tables_html(list(tables)) for tables in (report.tables[:1], report.tables[1:]))
-    parts = (f"<h2>{title}</h2>", facts_html(report), speed, flames, rest, notes_html(report))
+    tables = _tables_html(list(report.tables))
+    parts = (f"<h2>{title}</h2>", facts_html(report), tables, notes_html(report))
     return f'<section class="comparison">{"".join(parts)}</section>'
 
 

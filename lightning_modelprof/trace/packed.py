@@ -10,10 +10,11 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from lightning_modelprof.errors import TraceError, one_line
+from lightning_modelprof.run.opening import is_inside
 
 _MOST_MEMBERS: Final = 100_000
 _MOST_READ: Final = 2**22
@@ -161,23 +162,11 @@ def _is_json(name: str) -> bool:
     return ".json" in last and not last.startswith("._") and "__MACOSX" not in name
 
 
-def _is_inside(name: str) -> bool:
-    """Whether the name leads below the archive, whichever system reads it."""
-    return (
-        bool(name)
-        and "\0" not in name
-        and all(
-            not path.is_absolute() and not path.drive and ".." not in path.parts
-            for path in (PurePosixPath(name), PureWindowsPath(name))
-        )
-    )
-
-
 def _members(kind: str, stream: Forward, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
     """Name of each regular file, and what opens it."""
     found = _members_of_zip(file) if kind == "zip archive" else _members_of_tar(stream)
     for name, opened in found:
-        if _is_inside(name):
+        if is_inside(name):
             yield str(PurePosixPath(name)), opened
 
 

@@ -313,7 +313,6 @@ def test_the_lines_at_the_top():
     ]
     # 600 of 1000 ns; 20 samples
     assert top[0].share == 0.6
-    assert top[0].share_error == pytest.approx(math.sqrt(0.6 * 0.4 / 20))
     assert hot.top(1) == top[:1]
     [line] = hot.lines
     assert (line.phase, line.share, line.samples, line.time_ns) == (None, 0.9, 17, 900)

@@ -314,6 +314,11 @@ def test_refuses_a_folder_below_a_file(tmp_path):
     assert "Set dirpath" in message
 
 
+def test_looking_whether_a_folder_can_be_made_leaves_nothing(tmp_path):
+    check_writeable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_refuses_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal(tmp_path, [ModelProfCallback(dirpath=str(tmp_path / "file"))])

@@ -148,6 +148,30 @@ def test_every_guide_is_reached_and_short():
     assert [guide.name for guide in GUIDES if len(text_of(guide).splitlines()) > 145] == []
 
 
+FILE_NAME = re.compile(r"`([\w/]+\.py)`")
+ELSEWHERE = {"train.py", "breakdown_analysis.py", "profiler/tensor_core.py"}
+"""Files of users and of other projects."""
+
+
+def test_files_that_texts_name_exist():
+    folders = ("lightning_modelprof", "tests", "examples", "benchmarks")
+    known = [f"/{file.relative_to(ROOT)}" for one in folders for file in (ROOT / one).rglob("*.py")]
+    known += [f"/{file.name}" for file in ROOT.glob("*.py")]
+    code = [*(ROOT / "lightning_modelprof").rglob("*.py"), *ROOT.glob("benchmarks/*.py")]
+    named = [
+        (file, name)
+        for file in (*PAGES, ROOT / "benchmarks" / "README.md", *code)
+        for name in FILE_NAME.findall(text_of(file))
+    ]
+    assert len(named) > 100
+    gone = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file, name in named
+        if name not in ELSEWHERE and not any(path.endswith(f"/{name}") for path in known)
+    ]
+    assert gone == []
+
+
 # ---- Code
 
 BLOCKS = [block for guide in GUIDES for block in blocks(guide)]

@@ -303,6 +303,17 @@ def test_nothing_goes_in_circles():
     assert done >= set(FILES)
 
 
+def test_tables_know_no_rules():
+    tables_of_reports = {name: own for name, own in OWN.items() if name.startswith("report.tables.")}
+    assert tables_of_reports
+    wrong = {
+        name: rules
+        for name, own in tables_of_reports.items()
+        if (rules := {imported for imported in own if imported.startswith("report.rules")})
+    }
+    assert wrong == {}
+
+
 TABLE_FILES = [name for name in FILES if name.startswith(("report.tables.run.", "report.tables.trace."))]
 
 

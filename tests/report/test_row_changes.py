@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.report.compare.changed_figures import comparable, num_steps
 from lightning_modelprof.report.compare.row_changes import changed_rows, row_changes, row_paths
-from lightning_modelprof.report.compare.tables import changed_tables
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
@@ -396,4 +395,3 @@ def test_every_table_of_a_trace_has_its_figure():
 def test_nothing_changed_against_itself(name):
     one = analyze_files([real_file(name)])
     assert changed_rows(one, one) == ()
-    assert changed_tables(one, one).rows == ()

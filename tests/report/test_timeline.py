@@ -20,7 +20,7 @@ from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
-from lightning_modelprof.report.timeline.critical_path import PATH_WORDS
+from lightning_modelprof.report.timeline.critical_path import PATH_PREFIX
 from lightning_modelprof.report.timeline.details import WORDS
 from lightning_modelprof.report.timeline.idle_slices import IDLE_WORDS
 from lightning_modelprof.report.timeline.lanes import find_depths
@@ -171,9 +171,14 @@ def test_depths_against_the_oracle(spans):
         )
 
 
+def is_derived(word):
+    """Whether slices of a category are idle time or the critical path, not events."""
+    return word in IDLE_WORDS or word.startswith(PATH_PREFIX)
+
+
 def check_layout(found, trace):
     """Every event is one slice, beside what is derived; slices are sorted and do not overlap in a row."""
-    is_idle = np.array([word in (*IDLE_WORDS, *PATH_WORDS) for word in found.categories])[found.category]
+    is_idle = np.array([is_derived(word) for word in found.categories])[found.category]
     every = [row[2:] for row, idle in zip(slices(found), is_idle, strict=True) if not idle]
     assert Multiset(every) == Multiset(
         zip(
@@ -229,7 +234,7 @@ def test_any_trace(trace):
     assert_same(unpack_timeline(pack_timeline(found)), found)
     check_timeline(pack_timeline(found))
     ends = found.slice_begin_ns + found.slice_duration_ns
-    is_idle = np.array([word in (*IDLE_WORDS, *PATH_WORDS) for word in found.categories])[found.category]
+    is_idle = np.array([is_derived(word) for word in found.categories])[found.category]
     for one in np.flatnonzero(
         ~is_idle
     ).tolist():  # containment; idle time has only events without length in it
@@ -507,9 +512,7 @@ def check_launches(found, trace):
         if launcher >= 0:
             truth[described(work), described(launcher)] += 1
     every = [row[2:] for row in slices(found)]
-    is_path = np.isin(
-        found.category, [found.categories.index(word) for word in PATH_WORDS if word in found.categories]
-    )
+    is_path = np.array([word.startswith(PATH_PREFIX) for word in found.categories])[found.category]
     linked = np.flatnonzero((found.launch >= 0) & ~is_path).tolist()
     assert Multiset((every[i], every[found.launch[i]]) for i in linked) == truth
 

@@ -12,8 +12,8 @@ from lightning_modelprof.report.model import Chart, Column, Report, Series, Tabl
 from lightning_modelprof.show.html.page import render_html
 from tests.show.test_show_html import hostile_everywhere
 from tests.support.browser_keys import Keys
-from tests.support.sample_flames import flame_of, hostile_flame, stacks_flame, wide_flame
-from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES
+from tests.support.sample_flames import flame_of, stacks_flame, wide_flame
+from tests.support.sample_reports import ALL_REPORTS
 
 pytestmark = pytest.mark.slow
 
@@ -349,18 +349,6 @@ def test_two_thousand_boxes_answer(browser, tmp_path):
     assert "function_2" not in seen
     narrow = "return [...document.querySelectorAll('.box.narrow')].filter(e => e.offsetWidth >= 26).length"
     assert browser.execute_script(narrow) == 0
-    assert browser.get_log("browser") == []
-
-
-def test_hostile_names_in_a_flame_graph(browser, tmp_path):
-    show(browser, tmp_path, report_of(flames=(hostile_flame(HOSTILE_NAMES),)))
-    count = browser.execute_script("return document.querySelectorAll('.box').length")
-    assert count == len(HOSTILE_NAMES) + 5
-    for place in range(count):
-        press(browser, ".box", place)
-    assert browser.execute_script("return document.images.length + (window.alerted ?? 0)") == 0
-    width = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    assert browser.execute_script(width)
     assert browser.get_log("browser") == []
 
 

@@ -1,4 +1,4 @@
-"""Bars of changes, signs, and flame graphs of what changed."""
+"""Bars of changes, and their signs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import re
 
 import pytest
 
-from lightning_modelprof.report.compare.flame_changes import flame_change
 from lightning_modelprof.report.compare.tables import SPEED
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.show.html.columns import change_bars
-from lightning_modelprof.show.html.flame import flame_view
 from lightning_modelprof.show.html.table import table_view
 from lightning_modelprof.show.text import render_text
-from lightning_modelprof.tensorboard_plugin.views import render_comparison
-from tests.report.test_flame_changes import AFTER, BEFORE, graph
 from tests.show.test_html_browser import report_of, show
 
 CHANGE = (
@@ -98,25 +94,6 @@ def test_units_that_differ_by_row_have_bars_of_their_own():
 def test_a_table_without_changes_has_no_legend():
     view = table_view(table(("a", 1e6), columns=CHANGE[:2]))
     assert view.tones == ()
-
-
-def test_a_flame_graph_says_what_changed():
-    view = flame_view(flame_change(graph(BEFORE), graph(AFTER)))
-    about = {box.text: box.about.split("\n")[1] for box in view.boxes[:3]}
-    assert about["Data"].endswith("; -10.00 percentage points since before")
-    assert about["open"].endswith("; +16.00 percentage points since before, new")
-    assert [box.kind for box in view.boxes] == ["less", "less", "more new", "more", "less", "more new"]
-    assert [float(box.heat) for box in view.boxes] == [0.5, 0.5, 0.8, 0.5, 1.0, 1.0]
-    assert [word for _, word in view.kinds] == ["less than before", "more", "new"]
-
-
-def test_compare_has_its_speed_before_its_flame_graphs():
-    speed = SPEED.table(rows=(("batch_cost", 2e6, 1e6, -0.5, None, None),), row_units=(Unit.DURATION_NS,))
-    report = report_of(speed, SLOWER_AND_FASTER, flames=(flame_change(graph(BEFORE), graph(AFTER)),))
-    html = render_comparison(report)
-    ids = ("table-comparison_figures", "flame-call_stacks_changes", "table-a_changes")
-    places = [html.index(f'id="{one}"') for one in ids]
-    assert places == sorted(places)
 
 
 @pytest.mark.slow

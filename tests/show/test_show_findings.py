@@ -22,7 +22,6 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.show.findings import found_texts, place_of
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.show.tensorboard.scalars import markdown_summary
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 
@@ -149,15 +148,6 @@ def test_terminal(monkeypatch, width):
     assert "[not judged]" in text
     assert "\x1b" not in text
     assert max(map(len, text.split("\n"))) <= width
-
-
-def test_names_that_mean_harm():
-    text = render_text(report(HINT))
-    assert all(line.isprintable() for line in text.split("\n"))
-    markdown = markdown_summary(report(HINT))
-    assert "<img" not in markdown
-    assert "&lt;img" in markdown
-    print_report(report(HINT), io.StringIO())
 
 
 def test_json_has_all_of_them():

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.show.html.flame import MAX_BOXES, flame_view
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard.scalars import markdown_summary
 from lightning_modelprof.show.text import render_text
 from tests.show.test_show_html import page_of, report_of
-from tests.support.sample_flames import ATTACKS, flame_of, hostile_flame, stacks_flame, wide_flame
-from tests.support.sample_reports import HOSTILE_NAMES, flame_report
+from tests.support.sample_flames import flame_of, stacks_flame, wide_flame
+from tests.support.sample_reports import flame_report
 
 
 def test_boxes_by_hand():
@@ -100,22 +99,6 @@ def test_a_chain_of_equal_widths_is_cut_from_its_inner_end():
     view = flame_view(chains)
     assert view.rows == 601
     assert {box.width for box in view.boxes} == {"1"}
-
-
-def test_hostile_names_are_text():
-    page = page_of(report_of(flames=(hostile_flame(HOSTILE_NAMES),)))
-    assert page.all("img") == []
-    assert [one["attributes"] for one in page.all("script")] == [{"type": "module"}]
-    boxes = page.all("div", class_="box")
-    names = {one["attributes"]["title"].split("\n")[0] for one in boxes}
-    kinds = (" (your code)", " (library)")
-    for index, name in enumerate((*HOSTILE_NAMES, *ATTACKS)):
-        if name == ATTACKS[1]:  # its place is its name
-            continue
-        assert f"{one_line(name)}, {one_line(ATTACKS[1])}{kinds[index % 2]}" in names
-    assert all(title.replace("\n", "").isprintable() for title in names)
-    assert max(len(one["text"]) for one in boxes) <= 160  # the long one is cut in its box alone
-    assert {one["attributes"].get("style", "").count(";") for one in boxes} == {2}
 
 
 def test_graphs_without_the_script_are_complete():

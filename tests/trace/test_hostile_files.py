@@ -6,8 +6,10 @@ import dataclasses
 import gzip
 import json
 import os
+import pickle
 import stat
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,31 +96,44 @@ REFUSED = {
     "a thousand million ranks": lambda content: content["info"].update(world_size=10**9),
     "no rank at all": lambda content: content["info"].update(world_size=0),
     "a negative rank": lambda content: rank(content).update(rank=-1),
-    "the same rank twice": lambda content: content["ranks"].append(rank(content)),
-    "steps in reverse": lambda content: steps(content)["step"].reverse(),
-    "the same step again and again": fill("step", 7),
     "negative steps": lambda content: steps(content).update(step=[-n for n in steps(content)["step"]][::-1]),
-    "durations of 0": fill("duration_ns", 0),
     "durations of -1": fill("duration_ns", -1),
     "durations of 2**63": fill("duration_ns", 2**63),
     "durations of 2**63 - 1": fill("duration_ns", 2**63 - 1),
     "durations of -2**63": fill("duration_ns", -(2**63)),
-    "samples of 2**62": fill("samples", 2**62),
     "negative samples": fill("samples", -5),
     "negative tags": fill("tags", -1),
     "all tags": fill("tags", 2**62),
-    "an unknown phase outside": lambda content: rank(content).update(outside_ns={"x": 1}),
     "a hundred thousand windows": lambda content: rank(content).update(
         windows=[{**rank(content)["windows"][0], "index": n} for n in range(100_000)]
     ),
-    "the same window twice": lambda content: rank(content)["windows"].append(rank(content)["windows"][0]),
-    "a window that ends before it begins": lambda content: windows(content, first_step=9, last_step=3),
-    "steps outside of their window": lambda content: windows(content, recorded_steps=[10**6]),
-    "steps of a window in reverse": lambda content: windows(content, recorded_steps=[4, 3]),
     "a trace above the folder": lambda content: windows(content, trace_file="../other/trace.json"),
     "an absolute trace": lambda content: windows(content, trace_file="/etc/passwd"),
     "a trace on a drive": lambda content: windows(content, trace_file="C:\\trace.json"),
     "a trace with a zero byte": lambda content: windows(content, trace_file="a\0b"),
+    "row_limit is a list": lambda content: content["info"]["config"].update(row_limit=[1]),
+    "views that are numbers": lambda content: content["info"]["config"].update(views=[1, 2]),
+    "an info that is a number": lambda content: content.update(info=7),
+    "a stack of negative time": lambda content: rank(content)["stacks"]["stacks"].append(
+        {"phase": "forward", "frames": [], "samples": 1, "time_ns": -1}
+    ),
+    "a negative interval at first": lambda content: rank(content)["stacks"].update(first_interval_ns=-1),
+    "a negative interval in the end": lambda content: rank(content)["stacks"].update(last_interval_ns=-1),
+    "sampling of negative cost": lambda content: rank(content)["stacks"].update(cost_ns=-1),
+    "memory of 2**100": lambda content: rank(content)["memory"].update(peak_rss_bytes=2**100),
+}
+
+ODD = {
+    "the same rank twice": lambda content: content["ranks"].append(rank(content)),
+    "steps in reverse": lambda content: steps(content)["step"].reverse(),
+    "the same step again and again": fill("step", 7),
+    "durations of 0": fill("duration_ns", 0),
+    "samples of 2**62": fill("samples", 2**62),
+    "an unknown phase outside": lambda content: rank(content).update(outside_ns={"x": 1}),
+    "the same window twice": lambda content: rank(content)["windows"].append(rank(content)["windows"][0]),
+    "a window that ends before it begins": lambda content: windows(content, first_step=9, last_step=3),
+    "steps outside of their window": lambda content: windows(content, recorded_steps=[10**6]),
+    "steps of a window in reverse": lambda content: windows(content, recorded_steps=[4, 3]),
     "a configuration 900 deep": lambda content: content["info"].update(config={"active": deep(900)}),
     "a configuration 20 deep": lambda content: content["info"].update(config={"active": deep(20)}),
     "a configuration without end": lambda content: content["info"].update(config={"x": [0] * 100_000}),
@@ -128,18 +143,9 @@ REFUSED = {
     "modules to ignore that are numbers": lambda content: content["info"]["config"].update(
         ignore_modules=[7]
     ),
-    "row_limit is a list": lambda content: content["info"]["config"].update(row_limit=[1]),
-    "views that are numbers": lambda content: content["info"]["config"].update(views=[1, 2]),
-    "an info that is a number": lambda content: content.update(info=7),
     "a frame that there is not": lambda content: rank(content)["stacks"]["stacks"].append(
         {"phase": "forward", "frames": [10**6], "samples": 1, "time_ns": 1}
     ),
-    "a stack of negative time": lambda content: rank(content)["stacks"]["stacks"].append(
-        {"phase": "forward", "frames": [], "samples": 1, "time_ns": -1}
-    ),
-    "a negative interval at first": lambda content: rank(content)["stacks"].update(first_interval_ns=-1),
-    "a negative interval in the end": lambda content: rank(content)["stacks"].update(last_interval_ns=-1),
-    "sampling of negative cost": lambda content: rank(content)["stacks"].update(cost_ns=-1),
     "a stack in no phase": lambda content: rank(content)["stacks"]["stacks"].append(
         {"phase": "x", "frames": [], "samples": 1, "time_ns": 1}
     ),
@@ -153,16 +159,40 @@ REFUSED = {
     ),
     "modules without the model": lambda content: rank(content)["model_cost"]["modules"].pop(0),
     "modules before those around them": lambda content: rank(content)["model_cost"]["modules"].reverse(),
-    "memory of 2**100": lambda content: rank(content)["memory"].update(peak_rss_bytes=2**100),
 }
+"""Their types and ranges are right; what they lead to is shown, or is one error of ours."""
 
 
 @pytest.mark.parametrize("spoil", REFUSED.values(), ids=REFUSED)
-def test_what_nobody_measured_is_refused(good, show, spoil):
+def test_wrong_types_and_numbers_out_of_range_are_refused(good, show, spoil):
     content = json.loads(json.dumps(good))
     spoil(content)
     with pytest.raises(ArchiveError, match="damaged"):
         show(content)
+
+
+@pytest.mark.parametrize("spoil", ODD.values(), ids=ODD)
+def test_what_nobody_measured_is_shown_or_refused(good, show, spoil):
+    content = json.loads(json.dumps(good))
+    spoil(content)
+    with suppress(ArchiveError):
+        show(content)
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "list", "tensorboard"])
+def test_what_leads_to_an_error_is_one_sentence(good, tmp_path, monkeypatch, capsys, command):
+    content = json.loads(json.dumps(good))
+    content["info"]["config"]["ignore_modules"] = 7
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_bytes(as_text(content))
+    monkeypatch.chdir(tmp_path)
+    rest = {"compare": ["one", "two"], "list": ["."], "tensorboard": ["one", "--logdir", "logs"]}
+    main([command, *rest.get(command, ["one"])])
+    said = capsys.readouterr()
+    lines = [line for line in (said.out + said.err).splitlines() if "has a bug" in line]
+    assert len(lines) == (2 if command == "list" else 1)
+    assert all("run.json: expected a run to make a report of, got TypeError" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +278,55 @@ def test_events_as_small_as_can_be_are_read_however_many(monkeypatch):
     smallest = b'{"ph":"X","name":"a","ts":%d,"dur":1}'
     text = b'{"traceEvents": [' + b",\n".join(smallest % (10_000 + n) for n in range(5_000)) + b"]}"
     assert len(chrome.parse_trace(text, "small")) == 5_000
+
+
+# What is nowhere
+
+
+class BadPath(os.PathLike):
+    def __fspath__(self):
+        raise RuntimeError("no \x1b[31mpath")
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+IMPOSSIBLE = {
+    "zero byte": "a\0b",
+    "half a pair": "a\ud800b",
+    "much too long": "a/" * 5_000_000,
+    "bytes": b"a\0b",
+    "nothing": None,
+    "own": BadPath(),
+}
+READERS = [(read_report, ArchiveError), (analyze, TraceError)]
+
+
+@pytest.mark.parametrize("path", IMPOSSIBLE)
+@pytest.mark.parametrize(("read", "kind"), READERS)
+def test_an_impossible_path_is_refused_in_one_sentence(read, kind, path):
+    with pytest.raises(kind, match="can't read ") as caught:
+        read(IMPOSSIBLE[path])
+    assert len(str(caught.value)) < 1_000
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("read", "kind"), READERS)
+def test_paths_that_lead_nowhere(read, kind, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("text")
+    for place in ("loop", "loop/below", "file/below", "none"):
+        with pytest.raises(kind) as caught:
+            read(tmp_path / place)
+        assert str(caught.value).isprintable()
+
+
+def test_an_error_is_one_line_of_bounded_length():
+    error = ArchiveError("\x1b[2J\x1b]0;gone\x07\x9b31m\u202e\u2028\udce9\n" + "x" * 3_000_000 + "the end")
+    assert len(str(error)) <= 4_100
+    assert str(error).isprintable()
+    assert str(error).endswith("the end")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 # What may not be read

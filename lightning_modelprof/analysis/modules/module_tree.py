@@ -41,7 +41,6 @@ class ModuleCost(Record, frozen=True, kw_only=True):
         parameters_share: of the root's.
         macs_share: forward, of the root's.
         forward_share: of the root's latency.
-        backward_share: likewise.
     """
 
     path: str
@@ -60,7 +59,6 @@ class ModuleCost(Record, frozen=True, kw_only=True):
     parameters_share: float | None
     macs_share: float | None
     forward_share: float | None
-    backward_share: float | None
 
     @property
     def forward_macs(self) -> int | None:
@@ -286,7 +284,6 @@ def _cost(
         parameters_share=_share(own.parameters, root.parameters),
         macs_share=_share(own.flops["forward"], root.flops["forward"]),
         forward_share=_share(forward.ns, root.times["forward"].ns),
-        backward_share=_share(backward.ns, root.times["backward"].ns),
     )
 
 

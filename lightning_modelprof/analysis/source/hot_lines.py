@@ -87,7 +87,6 @@ class TopLine(Record, frozen=True, kw_only=True):
         function: that the line is in, qualified.
         phase: key of the phase; ``None`` if it is all phases together.
         share: of all sampled time, 0..1.
-        share_error: standard error of ``share``.
         samples: how many.
         time_ns: that they stand for, summed over the loop.
         logging_share, logging_samples: those of them in which the line was logging, or a metric was at work.
@@ -98,7 +97,6 @@ class TopLine(Record, frozen=True, kw_only=True):
     function: str
     phase: str | None
     share: float
-    share_error: float
     samples: int
     time_ns: int
     logging_share: float = 0.0
@@ -537,7 +535,6 @@ class HotLines(Record, frozen=True, kw_only=True):
                 function=names[place],
                 phase=place.phase,
                 share=share,
-                share_error=math.sqrt(share * (1 - share) / total.samples),
                 samples=count.samples,
                 time_ns=count.time_ns,
                 logging_share=logged.time_ns / total.time_ns,

@@ -57,7 +57,7 @@ class BatchScaling(Record, frozen=True, kw_only=True):
     Attributes:
         num_samples: in a usual batch.
         sizes: the smallest and the largest batch that were compared.
-        num_usual, num_other: steps of the usual size and of others that were compared.
+        num_other: steps of other sizes that were compared.
         phases: what was compared; all other time counts as if it grew with the batch.
         step_ns: median of the clean steps of the usual size.
         compared_ns: of it, in ``phases``.
@@ -68,7 +68,6 @@ class BatchScaling(Record, frozen=True, kw_only=True):
 
     num_samples: int
     sizes: tuple[int, int]
-    num_usual: int
     num_other: int
     phases: tuple[str, ...]
     step_ns: float
@@ -143,7 +142,6 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
     return BatchScaling(
         num_samples=usual,
         sizes=(int(samples.min()), int(samples.max())),
-        num_usual=len(usual_at),
         num_other=len(other_at),
         phases=phases,
         step_ns=float(np.median(clean.duration_ns[clean.samples == usual])),
@@ -185,7 +183,6 @@ def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: 
     return BatchScaling(
         num_samples=usual,
         sizes=(usual, usual),
-        num_usual=len(counted),
         num_other=0,
         phases=phases,
         step_ns=float(np.median(counted.duration_ns)),

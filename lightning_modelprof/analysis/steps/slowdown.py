@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.statistics import medians, theil_sen
@@ -16,8 +15,6 @@ from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, StepTimings
 LEAST_STEPS: Final = 60
 _GROUPS: Final = 20
 _PARTS: Final = 4
-
-_Floats = NDArray[np.float64]
 
 
 class Slowdown(Record, frozen=True, kw_only=True):

@@ -147,7 +147,7 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
         calls: in the order of the record.
         workers: by number.
         batch: of single batches; ``None`` where none were timed.
-        sample_ns, sample_cpu_ns: wall and CPU time of the fetch, by sample; ``None`` without samples.
+        sample_ns: wall time of the fetch, by sample; ``None`` without samples.
         waiting: share of the workers' time in which they waited for an index; ``None`` without workers.
         collate: share of ``making_ns`` in the collate function.
         computing: CPU time of the thread that makes batches by ``making_ns``.
@@ -167,7 +167,6 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     workers: tuple[WorkerShares, ...]
     batch: ServiceTimes | None
     sample_ns: float | None
-    sample_cpu_ns: float | None
     waiting: float | None
     collate: float
     computing: float
@@ -232,7 +231,6 @@ def _facts(
     batches = sum(one.batches for one in times)
     waited_ns, cpu_ns = sum(one.wait_ns for one in times), sum(one.cpu_ns for one in times)
     other_ns = sum_of_all(one.other_cpu_ns for one in times)
-    fetch_cpu_ns = sum_of_all(one.cpu_ns for one in record.calls if one.kind == "sample")
     cpus = None if setup is None else setup.usable_cpus
     wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
     queue: LoaderQueue | Absent = Absent("no step is clean")
@@ -258,7 +256,6 @@ def _facts(
         ),
         batch=_service(record.batches),
         sample_ns=fetch_ns / samples if samples else None,
-        sample_cpu_ns=fetch_cpu_ns / samples if samples and fetch_cpu_ns is not None else None,
         waiting=_ratio(waited_ns, making_ns + waited_ns) if record.num_workers else None,
         collate=_ratio(collate_ns, making_ns),
         computing=min(1.0, _ratio(cpu_ns, making_ns)),

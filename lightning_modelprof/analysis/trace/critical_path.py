@@ -106,11 +106,6 @@ class CriticalPath(Record, frozen=True, kw_only=True):
     what_ifs: tuple[WhatIf, ...]
     num_left_out: int
 
-    @property
-    def unexplained_ns(self) -> int:
-        """Time of the steps that no dependency explains."""
-        return self.recorded_ns - self.replayed_ns
-
     def cause_ns(self, cause: Cause) -> int:
         """Time of one cause on the path."""
         return sum(part.time_ns for part in self.parts if part.cause == cause)

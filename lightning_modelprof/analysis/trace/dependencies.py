@@ -46,7 +46,6 @@ class Dependencies(Record, frozen=True, kw_only=True, eq=False):
         latency_ns: int64, shape (k,): the least time from the end of what is awaited to its begin.
         end_of_step: int64, shape (k,): which of the steps, from 0 on, does not end before the node: it is the
             step's last one on the steps' thread or launched in the step; -1 of all others.
-        node_track: int64, shape (k,): host thread of each, -1 on the device and of joins.
         piece_node: int64, shape (p,): which node each piece is of, ascending.
         piece_begin_ns, piece_end_ns: int64, shape (p,): the pieces of a node tile it.
         piece_row: int64, shape (p,): the device event, or the innermost event open on the host thread; -1
@@ -61,7 +60,6 @@ class Dependencies(Record, frozen=True, kw_only=True, eq=False):
     awaited: NDArray[np.int64]
     latency_ns: NDArray[np.int64]
     end_of_step: NDArray[np.int64]
-    node_track: NDArray[np.int64]
     piece_node: NDArray[np.int64]
     piece_begin_ns: NDArray[np.int64]
     piece_end_ns: NDArray[np.int64]
@@ -312,7 +310,6 @@ class _Nodes:
             awaited=awaited,
             latency_ns=self.latency_ns[order],
             end_of_step=self.end_of_step[order],
-            node_track=self.track[order],
             piece_node=piece_node[by_node],
             piece_begin_ns=piece_begin_ns[by_node],
             piece_end_ns=piece_end_ns[by_node],

@@ -13,7 +13,6 @@ from typing import Any, Final
 from lightning_modelprof.measure.clock import DeviceClock
 from lightning_modelprof.run.phases import PART_INDEX, PARTS, PartTime, ValidationTimes
 
-DATALOADER: Final = PART_INDEX["dataloader"]
 DATALOADER_INIT: Final = PART_INDEX["dataloader_init"]
 OTHER: Final = PART_INDEX["other"]
 

@@ -18,9 +18,7 @@ from lightning_modelprof.analysis.compare import (
 )
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.compare.flame_changes import flame_changes
 from lightning_modelprof.report.compare.tables import (
-    changed_tables,
     figures_table,
     findings_table,
     phases_table,
@@ -79,9 +77,7 @@ def build_comparison(
             phases_table(result),
             settings_table(differences),
             findings_table(before[0].report, after[0].report),
-            changed_tables(before[0].report, after[0].report),
         ),
-        flames=flame_changes(before[0].report, after[0].report),
         notes=_notes(result, before, after),
         sections={
             "comparison": _section(result),

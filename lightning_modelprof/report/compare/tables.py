@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Final
 
 from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
-from lightning_modelprof.report.compare.changed_figures import first_figure, heading_of
-from lightning_modelprof.report.compare.row_changes import row_paths
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
 from lightning_modelprof.run.loops import Loop
@@ -197,54 +194,6 @@ def findings_table(before: Report, after: Report) -> Table:
     )
 
 
-TABLE_CHANGES: Final = TableKind(
-    id="comparison_tables",
-    title="Largest change per table",
-    help=(
-        "The row that changed most in each table, from the first run on each side, with no confidence"
-        " intervals. Use it to see where to look, not as proof."
-    ),
-    columns=(
-        Column("table", ""),
-        Column("gone", "rows removed", Unit.COUNT, help="rows that exist on one side only."),
-        Column("new", "rows added", Unit.COUNT, help="rows that exist on one side only."),
-        Column("row", "row", help="the row with the largest difference in the compared column."),
-        Column("column", "column", help="the compared column."),
-        Column("before", "before", Unit.BY_ROW, help="value before."),
-        Column("after", "after", Unit.BY_ROW, help="value after."),
-    ),
-)
-
-
-def changed_tables(before: Report, after: Report) -> Table:
-    """Which tables changed: of each table that both reports have, the row that changed most."""
-    rows = []
-    others = {table.id: table for table in after.tables}
-    for table in before.tables:
-        other = others.get(table.id)
-        if other is not None and table.rows and other.rows:
-            row = _changed(table, other)
-            if row is not None:
-                rows.append(row)
-    return TABLE_CHANGES.table(
-        rows=tuple(row for row, _ in rows),
-        row_units=tuple(unit for _, unit in rows),
-        notes=(
-            "Based on the first run on each side, with no confidence intervals. Use this table to see where"
-            " to look, not as proof. lightning-modelprof report shows the full tables.",
-        )
-        if rows
-        else (),
-        absent_reason=None if rows else "no table exists on both sides with a change",
-        is_detail=True,
-    )
-
-
-def _without_repeats(name: str) -> str:
-    """The words of a row's name; a module's class may be in several columns in a row."""
-    return " ".join(word for word, _ in groupby(name.split(" ")))
-
-
 def _cells(change: Change) -> tuple[Cell, ...]:
     return change.before, change.after, change.change, change.low, change.high
 
@@ -268,30 +217,3 @@ def _found(report: Report, several: frozenset[str]) -> dict[tuple[str, ...], Fin
 
 def _all_found(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.status is Status.FOUND]
-
-
-def _changed(table: Table, other: Table) -> tuple[tuple[Cell, ...], Unit] | None:
-    """The row of :func:`changed_tables`, and its unit; ``None`` when nothing in the column changed."""
-    position = first_figure(table)
-    if position is None:
-        return None
-    key = table.columns[position].key
-    elsewhere = next((i for i, column in enumerate(other.columns) if column.key == key), None)
-    if elsewhere is None:
-        return None
-    before, after = row_paths(table), row_paths(other)
-    largest: tuple[float, tuple[str, ...]] | None = None
-    for name in before.keys() & after.keys():
-        old, new = table.rows[before[name]][position], other.rows[after[name]][elsewhere]
-        is_comparable = not table.row_units or table.row_units[before[name]] is Unit.DURATION_NS
-        if is_comparable and isinstance(old, int | float) and isinstance(new, int | float) and old != new:
-            largest = max(largest or (0.0, ()), (abs(new - old), name))
-    gone, new_rows = len(before.keys() - after.keys()), len(after.keys() - before.keys())
-    if largest is None:
-        return (
-            ((table.title, gone, new_rows, None, None, None, None), Unit.TEXT) if gone or new_rows else None
-        )
-    name, column = largest[1], table.columns[position]
-    cells = (table.rows[before[name]][position], other.rows[after[name]][elsewhere])
-    unit = table.row_units[before[name]] if column.unit is Unit.BY_ROW else column.unit
-    return (table.title, gone, new_rows, _without_repeats(name[-1]), heading_of(column), *cells), unit

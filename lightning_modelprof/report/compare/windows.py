@@ -6,7 +6,6 @@ import re
 from typing import Any, Final
 
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.compare.flame_changes import flame_changes
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.kinds import TableKind
@@ -40,7 +39,6 @@ def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Re
             findings_table(before, after),
             *rest,
         ),
-        flames=flame_changes(before, after),
         notes=_notes(before, after, known),
         sections={"comparison": _section(names, known)},
     )

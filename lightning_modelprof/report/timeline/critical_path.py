@@ -21,8 +21,6 @@ LANE: Final = "critical path"
 PATH_PREFIX: Final = "critical path: "
 """Of the kinds of its slices; the rest is their cause."""
 
-PATH_WORDS: Final = tuple(PATH_PREFIX + cause for cause in CAUSES)
-
 _WHY: Final[Mapping[Cause, str]] = {
     "data loading": "the next work waited for data",
     "host": "the next work waited for the CPU",

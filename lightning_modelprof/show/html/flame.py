@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.show.grid import shorten
-from lightning_modelprof.units import format_amount, format_cell, signed
+from lightning_modelprof.units import format_amount, format_cell
 
 MAX_BOXES: Final = 2_000
 """Boxes of one graph: a browser stays quick, and narrower ones could not be told apart."""
@@ -36,14 +35,6 @@ _KINDS: Final = {
 """Class of a box, and its word in the legend."""
 
 
-_CHANGES: Final = {"less": "less than before", "more": "more", "same": "unchanged", "new": "new"}
-"""The same where two graphs are compared."""
-
-
-_SAME: Final = 0.005
-"""Share of the largest change below which a box counts as unchanged: its colour could not be seen."""
-
-
 class Box(Record, frozen=True):
     """One box.
 
@@ -55,7 +46,6 @@ class Box(Record, frozen=True):
         at: its file and line; ``""`` if it has none.
         about: the whole name, where it is; in a second line how long it takes and what share that is.
         is_narrow: whether there is no room for the text.
-        heat: how much of its colour it has, 0..1, where graphs are compared.
     """
 
     left: str
@@ -66,7 +56,6 @@ class Box(Record, frozen=True):
     at: str
     about: str
     is_narrow: bool
-    heat: str = ""
 
 
 class FlameView(Record, frozen=True, kw_only=True):
@@ -97,19 +86,12 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
         return None
     whole = sum(frame.total for frame in frames if frame.depth == 0)
     shown, note = _widest(frames, whole)
-    kinds, words = _kinds(flame, shown)
-    largest = max((abs(frame.change or 0.0) for frame in shown), default=0.0) or 1.0
+    kinds, words = _kinds(shown)
     return FlameView(
         id=flame.id,
         title=one_line(flame.title),
         whole=format_amount(whole, flame.unit),
-        boxes=tuple(
-            replace(
-                _box(frame, whole, kind, flame),
-                heat="" if frame.change is None else f"{abs(frame.change) / largest:.3f}",
-            )
-            for frame, kind in zip(shown, kinds, strict=True)
-        ),
+        boxes=tuple(_box(frame, whole, kind, flame.unit) for frame, kind in zip(shown, kinds, strict=True)),
         rows=1 + max(frame.depth for frame in shown),
         kinds=words,
         has_places=any(frame.place for frame in shown),
@@ -134,23 +116,12 @@ def _widest(frames: Sequence[FlameFrame], whole: float) -> tuple[Sequence[FlameF
     )
 
 
-def _kinds(flame: FlameGraph, frames: Sequence[FlameFrame]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+def _kinds(frames: Sequence[FlameFrame]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
     """The class of each box, and the classes with their words for a legend."""
-    if flame.change_unit is not None:
-        largest = max((abs(frame.change or 0.0) for frame in frames), default=0.0)
-        changes = [_change_kind(frame, largest) for frame in frames]
-        shown = set(" ".join(changes).split())
-        return changes, tuple(one for one in _CHANGES.items() if one[0] in shown)
     kinds = [_kind(frame) for frame in frames]
     if not set(kinds) - {"phase", "joined"}:
         return ["phase"] * len(kinds), ()
     return kinds, tuple(one for one in _KINDS.items() if one[0] in kinds)
-
-
-def _change_kind(frame: FlameFrame, largest: float) -> str:
-    change = frame.change or 0.0
-    kind = "same" if abs(change) <= _SAME * largest else "less" if change < 0 else "more"
-    return f"{kind} new" if frame.is_new else kind
 
 
 def _kind(frame: FlameFrame) -> str:
@@ -160,7 +131,7 @@ def _kind(frame: FlameFrame) -> str:
     return "users" if frame.is_users else "installed"
 
 
-def _box(frame: FlameFrame, whole: float, kind: str, flame: FlameGraph) -> Box:
+def _box(frame: FlameFrame, whole: float, kind: str, unit: Unit) -> Box:
     share = frame.total / whole
     return Box(
         left=f"{frame.begin / whole:.9g}",
@@ -169,31 +140,17 @@ def _box(frame: FlameFrame, whole: float, kind: str, flame: FlameGraph) -> Box:
         kind=kind,
         text=shorten(one_line(frame.name), _MAX_NAME),
         at=one_line(frame.place),
-        about=_about(frame, share, flame),
+        about=_about(frame, share, unit),
         is_narrow=share < _NARROW,
     )
 
 
-def _about(frame: FlameFrame, share: float, flame: FlameGraph) -> str:
+def _about(frame: FlameFrame, share: float, unit: Unit) -> str:
     """Such as ``Net.loss, train.py:12 (your code)`` and below it ``12.3 ms, 45.00 %; itself 1.20 ms``."""
-    unit = flame.unit
     place = f", {one_line(frame.detail)}" if frame.detail and frame.detail != frame.name else ""
     kind = "" if frame.is_users is None else f" ({_KINDS[_kind(frame)]})"
     own = "all self time" if frame.own == frame.total else f"self {format_amount(frame.own, unit)}"
     return (
         f"{one_line(frame.name)}{place}{kind}\n{format_amount(frame.total, unit)},"
-        f" {format_amount(share, Unit.RATIO)}; {own}{_change_words(frame, flame)}"
+        f" {format_amount(share, Unit.RATIO)}; {own}"
     )
-
-
-def _change_words(frame: FlameFrame, flame: FlameGraph) -> str:
-    """Such as ``; +3.20 percentage points, new``; ``""`` where nothing is compared."""
-    if frame.change is None or flame.change_unit is None:
-        return ""
-    is_share = flame.change_unit is Unit.RATIO
-    change = (
-        f"{format_cell(frame.change, Unit.RATIO)} percentage points"
-        if is_share
-        else format_amount(frame.change, flame.change_unit)
-    )
-    return f"; {signed(change)} since before{', new' if frame.is_new else ''}"

@@ -12,7 +12,6 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
-_TITLE: Final = "Memory Manipulation Summary"
 _COLUMNS: Final = (
     Column("name", "Name"),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),

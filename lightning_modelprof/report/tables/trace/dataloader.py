@@ -13,7 +13,6 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
-_TITLE: Final = "Dataloader"
 _COLUMNS: Final = (
     Column("name", "Name"),
     Column("calls", "Calls", Unit.COUNT),

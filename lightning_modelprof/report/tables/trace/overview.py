@@ -18,7 +18,6 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import split_ranks
 
-_TITLE: Final = "Overview Summary"
 _COLUMNS: Final = (
     Column("name", "Event Type"),
     Column("calls", "Calls", Unit.COUNT, help="events that start in the steps."),

@@ -18,7 +18,6 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.rows import Ranks, row_order, split_ranks
 
-_TITLE: Final = "UserDefined Summary"
 _COLUMNS: Final = (
     Column("name", "Name"),
     Column("calls", "Calls", Unit.COUNT, adds_up=True),

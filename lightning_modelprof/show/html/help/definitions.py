@@ -83,9 +83,7 @@ def _keys(report: Report, tables: list[Table], with_rows: Set[str]) -> Iterator[
             words = re.sub(r" \([^)]*\)$", "", str(row[0])).split(" ")
             yield from (f"row:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words)))
     yield from (f"chart:{chart.id}" for chart in report.charts)
-    yield from (
-        "flame:changes" if flame.id.endswith("_changes") else f"flame:{flame.id}" for flame in report.flames
-    )
+    yield from (f"flame:{flame.id}" for flame in report.flames)
     yield from (f"rule:{one.kind}" for one in report.findings if one.status is Status.FOUND)
     if report.verdict is not None:
         yield f"verdict:{report.verdict.kind}"

@@ -22,9 +22,7 @@ export function attachHelp(root, definitions, showAll) {
   for (const table of all(root, "section.table[id]")) helpTable(table, figures, card);
   for (const kind of ["chart", "flame"]) {
     for (const figure of all(root, `figure.${kind}[id]`)) {
-      const name = nameIn(figure.id, kind);
-      const key = kind === "flame" && name.endsWith("_changes") ? "changes" : name;
-      helpHeading(figure.querySelector("h3"), figures[`${kind}:${key}`], card);
+      helpHeading(figure.querySelector("h3"), figures[`${kind}:${nameIn(figure.id, kind)}`], card);
     }
   }
   for (const label of all(root, "dl.figures dt")) helpHeading(label, figures[`figure:${helpKey(textOf(label))}`], card);
