@@ -107,11 +107,7 @@ class ProfilingHooks(SessionKeeper):
         # Spelled out, as is done at every step: ledger.needs_batch_start
         if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
             self._guard(ledger.begin_batch)
-        sizes = ledger.sizes
-        if sizes is not None and sizes.samples is not None and sizes(batch) == sizes.last:
-            ledger.samples = sizes.samples
-        else:
-            self._meet_batch(ledger, batch)
+        self._meet_batch(ledger, batch)
         if ledger.repeated is not None:
             ledger.repeated.begin_batch(batch)
             if ledger.repeated.is_over:

@@ -28,14 +28,7 @@ from lightning_modelprof.loop.process_loops import (
 )
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
-from lightning_modelprof.measure.steps.batch_shapes import is_of_tensors
-from lightning_modelprof.measure.steps.batch_sizes import (
-    NothingCounted,
-    SampleCounter,
-    is_combined,
-    make_counter,
-    may_be_rows,
-)
+from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import FIT, Loop
@@ -216,8 +209,7 @@ class SessionKeeper:
         if session is None:  # it has failed, and has been at the meeting all the same
             return None
         if isinstance(self._count, SampleCounter):
-            loop = getattr(trainer, self._loop.trainer_attribute)
-            self._count.may_be_rows, self._count.is_combined = may_be_rows(loop), is_combined(loop)
+            self._count.look_at_loaders(getattr(trainer, self._loop.trainer_attribute))
         why_there = self._why_there if trainer.is_global_zero else ""
         self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.seam)))
         return session.ledger if self._session is session else None
@@ -459,8 +451,6 @@ class SessionKeeper:
         size = sizes(batch)
         if size != sizes.last:
             self._guard(lambda: session.meet_size(size))
-        is_told = self.config.samples_fn is None and is_of_tensors(batch)
-        sizes.samples = ledger.samples if is_told else None
 
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "counting the samples"
