@@ -99,8 +99,8 @@ class ProfilingHooks(SessionKeeper):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch is there: count its samples."""
-        if self._stop is not None:
-            self._stop.look(trainer)
+        if self._stop_at is not None and trainer.fit_loop.total_batch_idx >= self._stop_at:
+            trainer.should_stop = True
         ledger = self._ledger
         if ledger is None:
             return
