@@ -258,7 +258,8 @@ def _children(part: Any) -> Iterable[tuple[Any, Any]]:
         return ()
     if issubclass(kind, (list, tuple)):
         return enumerate(elements_of(part))
-    if issubclass(kind, dict) or derives(kind, UserDict) or class_attribute(kind, "__dataclass_fields__"):
+    is_mapping = issubclass(kind, dict) or derives(kind, UserDict)
+    if is_mapping or type(class_attribute(kind, "__dataclass_fields__")) is dict:
         return [one for one in fields_of(part) if type(one[0]) is str or type(one[0]) is int]
     return ()  # the user's other objects
 
