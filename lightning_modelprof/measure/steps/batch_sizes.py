@@ -92,7 +92,7 @@ class SampleCounter:
 
     def __init__(self) -> None:
         self.note = NOT_COUNTED
-        self._place: _Place | None = None
+        self._place: _SizePlace | None = None
         self._refused: type | None = None  # batches of this type say nothing
         self._may_be_rows = self._is_combined = False
 
@@ -130,7 +130,7 @@ def _makes_batches(loader: Any) -> bool:
     return isinstance(getattr(loader, "batch_size", None), int)
 
 
-class _Place(NamedTuple):
+class _SizePlace(NamedTuple):
     """Where a number of samples is read.
 
     Attributes:
@@ -144,11 +144,11 @@ class _Place(NamedTuple):
     is_sure: bool
 
 
-_Sizes: TypeAlias = dict[int, _Place]
+_Sizes: TypeAlias = dict[int, _SizePlace]
 """The numbers of samples that a part of a batch allows; empty if its own parts disagree."""
 
 
-def _read(batch: Any, place: _Place) -> int:
+def _read(batch: Any, place: _SizePlace) -> int:
     part = batch
     for key in place.path:
         kind = type(part)
@@ -161,7 +161,7 @@ def _read(batch: Any, place: _Place) -> int:
     return shape[0]
 
 
-def _find(batch: Any, *, may_be_row: bool, is_combined: bool) -> _Place | None:
+def _find(batch: Any, *, may_be_row: bool, is_combined: bool) -> _SizePlace | None:
     """Where to read the number of samples, if all parts of the batch allow it and no other."""
     search = _Search(is_combined=is_combined)
     sizes = search.sizes(batch, ())
@@ -177,7 +177,7 @@ def _find(batch: Any, *, may_be_row: bool, is_combined: bool) -> _Place | None:
     return place
 
 
-def _surest(sizes: _Sizes, ranks: list[int]) -> _Place | None:
+def _surest(sizes: _Sizes, ranks: list[int]) -> _SizePlace | None:
     by_length = [place for place in sizes.values() if place.is_length]
     by_dimension = {size for size, place in sizes.items() if not place.is_length}
     may_be_images = len(by_length) == len(by_dimension) == 1 and by_dimension <= _CHANNELS and 3 in ranks
@@ -208,7 +208,7 @@ class _Search:
         shape = shape_of(part)
         if shape:
             self.ranks.append(len(shape))
-            return {shape[0]: _Place(path, is_length=False, is_sure=True)}
+            return {shape[0]: _SizePlace(path, is_length=False, is_sure=True)}
         if shape is not None or len(path) >= _MAX_DEPTH:
             return None
         return self._of_list(part, path) if is_list(part) else self._shared(_children(part), path)
@@ -232,7 +232,7 @@ class _Search:
         some = list(islice(elements_of(part), _MOST_CHILDREN))
         elements = [one for one in some if one is not None]
         length, has_none, before = length_of(part), len(elements) < len(some), len(self.ranks)
-        of_samples = {length: _Place(path, is_length=True, is_sure=True)}
+        of_samples = {length: _SizePlace(path, is_length=True, is_sure=True)}
         if not elements or all(map(_is_plain, elements)):
             return of_samples if self._with_plain and elements and not has_none else None
         shared = self._shared(_children(part), path)
@@ -245,7 +245,7 @@ class _Search:
             return shared
         if ranks == {3} and shared.keys() <= _CHANNELS and (length >= _FEW or length in shared):
             return of_samples  # images
-        return {length: _Place(path, is_length=True, is_sure=length >= _FEW)} | shared
+        return {length: _SizePlace(path, is_length=True, is_sure=length >= _FEW)} | shared
 
 
 def _children(part: Any) -> Iterable[tuple[Any, Any]]:
