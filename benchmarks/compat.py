@@ -35,7 +35,7 @@ CORE = (
     "tests/measure/test_device_phases.py",
     "tests/trace/test_hostile_streams.py",
 )
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "attrs", "rich<15", "setuptools<81")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "rich<15", "setuptools<81")
 SHOWN = ("torch", "lightning", "torchmetrics", "numpy", "msgspec")
 
 

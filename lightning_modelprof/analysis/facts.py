@@ -60,7 +60,7 @@ class Analysis(Record, frozen=True, kw_only=True):
     Attributes:
         benchmark: figures over the clean steps; ``None`` when no step is clean.
         exclusions: which steps are not clean, and why.
-        samples_note: why samples were not counted, or what speaks against their number.
+        samples_note: why samples were not counted; in older runs also what speaks against their number.
         steps: the finished steps; of a long run those that were kept, spread evenly over it.
         num_steps: finished steps, kept or not.
         num_not_stepping: finished steps in which the optimizer did not step.

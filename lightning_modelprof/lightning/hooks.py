@@ -99,19 +99,15 @@ class ProfilingHooks(SessionKeeper):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A batch is there: count its samples."""
-        if self._stop is not None:
-            self._stop.look(trainer)
+        if self._stop_at is not None and trainer.fit_loop.total_batch_idx >= self._stop_at:
+            trainer.should_stop = True
         ledger = self._ledger
         if ledger is None:
             return
         # Spelled out, as is done at every step: ledger.needs_batch_start
         if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
             self._guard(ledger.begin_batch)
-        sizes = ledger.sizes
-        if sizes is not None and sizes.samples is not None and sizes(batch) == sizes.last:
-            ledger.samples = sizes.samples
-        else:
-            self._meet_batch(ledger, batch)
+        self._meet_batch(ledger, batch)
         if ledger.repeated is not None:
             ledger.repeated.begin_batch(batch)
             if ledger.repeated.is_over:

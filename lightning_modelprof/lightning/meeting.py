@@ -102,22 +102,15 @@ class Meeting:
         """Whether there is a store to reach other ranks by."""
         return self._store is not None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every rank is here; may be asked from the end of ``setup`` to the begin of the loop."""
-        if self._world_size == 1:
-            return True
-        places = [*map(_place_of, range(self._world_size))]
-        return self._store is not None and bool(self._store.check(places))
-
     def find_absent(self) -> Collection[int]:
         """The ranks that are not here, on the first rank."""
-        if self._store is not None and not self.is_complete:
-            for rank in range(self._world_size):
+        ranks = range(self._world_size)
+        if self._store is not None and not self._store.check([*map(_place_of, ranks)]):
+            for rank in ranks:
                 if not self._store.check([_place_of(rank)]):
                     self.absent[rank] = NOT_HERE
         elif self._world_size > 1 and self._store is None:
-            others = set(range(self._world_size)) - {self._rank}
+            others = set(ranks) - {self._rank}
             self.absent |= dict.fromkeys(others, "the process group has no store to reach it through")
         return self.absent.keys()
 
@@ -135,21 +128,19 @@ class Meeting:
             return None
         return str(self._store.get(key).decode())
 
-    # Agreement on a plan, in two steps, between which Lightning lets all ranks wait for each other
+    # Agreement on a stop, in two steps, between which Lightning lets all ranks wait for each other
 
-    def propose(self, plan: str) -> None:
-        """This rank would do ``plan``, if all ranks are here."""
-        if self._store is not None and self.is_complete:
-            self._put(self._plan_of(plan, self._rank), b"1")
+    def propose_stop(self, num_steps: int) -> None:
+        """This rank would end training after so many steps, if all ranks do."""
+        if self._store is not None:
+            self._put(self._key(f"stop/{num_steps}/{self._rank}"), b"1")
 
-    def is_agreed(self, plan: str) -> bool:
-        """Whether all ranks have proposed ``plan``; to be asked one hook later."""
-        store = self._store
-        plans = [self._plan_of(plan, rank) for rank in range(self._world_size)]
-        return store is not None and self.is_complete and bool(store.check(plans))
-
-    def _plan_of(self, plan: str, rank: int) -> str:
-        return self._key(f"plan/{plan}/{rank}")
+    def agrees_on_stop(self, num_steps: int) -> bool:
+        """Whether all ranks have proposed it; to be asked one hook later."""
+        if self._store is None:
+            return False
+        keys = [self._key(f"stop/{num_steps}/{rank}") for rank in range(self._world_size)]
+        return bool(self._store.check(keys))
 
     # While the loop runs
 
@@ -313,36 +304,14 @@ class StepAnnouncements:
         return self._guard(lambda: self._meeting.announced(what))
 
 
-class ScheduledStop:
-    """Ends training with the step in which the last window closes.
+def steps_until_stop(config: ProfileConfig, world_size: int) -> int | None:
+    """Steps of a fit with several ranks after which its last window has closed.
 
-    Args:
-        num_steps: of this fit, until it ends.
-
-    Attributes:
-        plan: what all ranks must agree on.
+    ``None`` if that doesn't end the fit, or with one rank, which stops when its window has closed.
     """
-
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
-        self._batch: int | None = None
-        self.plan = f"stop after {num_steps}"
-
-    def begin(self, trainer: Any) -> None:
-        """All ranks have agreed, and training begins; Lightning's number of the last batch is known now."""
-        self._batch = trainer.fit_loop.total_batch_idx + self._num_steps
-
-    def look(self, trainer: Any) -> None:
-        """A batch begins."""
-        if self._batch is not None and trainer.fit_loop.total_batch_idx >= self._batch:
-            trainer.should_stop = True
-
-
-def scheduled_stop(config: ProfileConfig, trainer: Any) -> ScheduledStop | None:
-    """The stop of a fit that is about to begin; ``None`` if windows do not end it, or with one rank."""
-    if not config.stop_after_profile or trainer.world_size == 1:
+    if not config.stop_after_profile or world_size == 1:
         return None
     last = config.schedule.window(config.schedule.repeat - 1)
-    if last is None or not recording_ranks(config, trainer.world_size):
+    if last is None or not recording_ranks(config, world_size):
         return None
-    return ScheduledStop(last.last + 2)
+    return last.last + 2

@@ -11,13 +11,7 @@ from typing import Any, Final, TypeVar
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, told, traceback_text, warn
 from lightning_modelprof.lightning.host import LightningHost
-from lightning_modelprof.lightning.meeting import (
-    TOO_SHORT,
-    Meeting,
-    ScheduledStop,
-    StepAnnouncements,
-    scheduled_stop,
-)
+from lightning_modelprof.lightning.meeting import TOO_SHORT, Meeting, StepAnnouncements, steps_until_stop
 from lightning_modelprof.lightning.phases import AroundClock, check_names
 from lightning_modelprof.loop.process_loops import (
     PROCESS_LOOPS,
@@ -28,14 +22,7 @@ from lightning_modelprof.loop.process_loops import (
 )
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.clock import host_clock
-from lightning_modelprof.measure.steps.batch_shapes import is_of_tensors
-from lightning_modelprof.measure.steps.batch_sizes import (
-    NothingCounted,
-    SampleCounter,
-    is_combined,
-    make_counter,
-    may_be_rows,
-)
+from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import FIT, Loop
@@ -55,7 +42,7 @@ _OF_A_LOOP: Final = (
     "_evaluation",
     "_aborted",
     "_meeting",
-    "_stop",
+    "_stop_at",
     "_short",
     "_twin",
     "_trainer",
@@ -110,7 +97,7 @@ class SessionKeeper:
         self._aborted: LoopSession | None = None  # an error of ours has ended it
         self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
         self._is_cut_off = False  # whether they could not be reached, which is said once
-        self._stop: ScheduledStop | None = None  # with the other ranks, where windows end training
+        self._stop_at: int | None = None  # batch of the fit at which windows end training on all ranks
         self._short: ShortLoop | None = None  # the loop that runs and gets no report
         self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
         self._trainer: Any = None  # that runs the loop
@@ -181,20 +168,18 @@ class SessionKeeper:
         self._among_ranks(meeting.come)
 
     def _propose_stop(self, trainer: Any) -> None:
-        self._stop = None
-        planned, meeting = scheduled_stop(self.config, trainer), self._meeting
-        if planned is not None and meeting is not None:
-            self._among_ranks(lambda: meeting.propose(planned.plan))
-            self._stop = planned
+        num_steps, meeting = steps_until_stop(self.config, trainer.world_size), self._meeting
+        if num_steps is not None and meeting is not None:
+            self._among_ranks(lambda: meeting.propose_stop(num_steps))
 
     def _agree_on_stop(self, trainer: Any) -> None:
         """Keep to the planned end if all ranks do: one that ended alone would leave the others waiting."""
-        planned, meeting, self._stop = self._stop, self._meeting, None
-        if planned is None or meeting is None:
+        num_steps, meeting = steps_until_stop(self.config, trainer.world_size), self._meeting
+        self._stop_at = None
+        if num_steps is None or meeting is None:
             return
-        if self._among_ranks(lambda: meeting.is_agreed(planned.plan)):
-            planned.begin(trainer)
-            self._stop = planned
+        if self._among_ranks(lambda: meeting.agrees_on_stop(num_steps)):
+            self._stop_at = trainer.fit_loop.total_batch_idx + num_steps
         else:
             warn(
                 "stop_after_profile: not every rank has this callback with the same windows, so training"
@@ -216,8 +201,7 @@ class SessionKeeper:
         if session is None:  # it has failed, and has been at the meeting all the same
             return None
         if isinstance(self._count, SampleCounter):
-            loop = getattr(trainer, self._loop.trainer_attribute)
-            self._count.may_be_rows, self._count.is_combined = may_be_rows(loop), is_combined(loop)
+            self._count.look_at_loaders(getattr(trainer, self._loop.trainer_attribute))
         why_there = self._why_there if trainer.is_global_zero else ""
         self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.seam)))
         return session.ledger if self._session is session else None
@@ -401,7 +385,7 @@ class SessionKeeper:
         meeting, self._meeting = self._meeting, None
         twin, self._twin = self._twin, None
         aborted, self._aborted = self._aborted, None
-        self._ledger = self._evaluation = self._stop = None
+        self._ledger = self._evaluation = self._stop_at = None
         self._end_short(failed=True)
         self._hear_again()
         if aborted is not None:
@@ -459,8 +443,6 @@ class SessionKeeper:
         size = sizes(batch)
         if size != sizes.last:
             self._guard(lambda: session.meet_size(size))
-        is_told = self.config.samples_fn is None and is_of_tensors(batch)
-        sizes.samples = ledger.samples if is_told else None
 
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "counting the samples"

@@ -135,7 +135,7 @@ class StepBoundaries:
         self._inspected_ns = 0.0  # how much longer the newest inspected step took
         self._counted_ns = 0.0  # the same with what is done after it, the most so far
         self._num_waiting = 1  # ranks that wait while this one inspects a step by itself
-        # Several ranks end at the same batch instead: see ScheduledStop.
+        # Several ranks end at the same batch instead, on which they agree before training.
         self._stops_trainer = config.stop_after_profile and loop.is_fit and host.world_size == 1
         log_every = config.log_every_n_steps
         log_every = int(host.log_every_n_steps if log_every is None else log_every)

@@ -171,8 +171,8 @@ class RankRecord(Record, frozen=True, kw_only=True):
             if there was none.
         report_wait_ns: for which the training waited for its report after the loop, until this was saved;
             ``None`` before, and in runs of versions that did not count it.
-        samples_note: why the samples of batches were not counted, or what speaks against their number; ``""``
-            where nothing does.
+        samples_note: why the samples of batches were not counted; in runs of older versions also what speaks
+            against their number; ``""`` without.
         notes: what could not be measured, or was measured in another way, and why.
     """
 

@@ -73,7 +73,6 @@ def test_nobody_waits_for_ranks_that_are_not_here(store, monkeypatch, here):
     assert [one.is_first for one in ranks] == [one is ranks[0] for one in ranks]
     assert [one.agree_on_folder(f"of {one._rank}") for one in ranks] == [f"of {here[0]}"] * len(here)
     assert set(ranks[0].find_absent()) == {0, 1, 2} - set(here)
-    assert not any(one.is_complete for one in ranks)
     for one in ranks[1:]:
         one.say(b"of %d" % one._rank)
     assert ranks[0].hear() == {rank: b"of %d" % rank for rank in here[1:]}
@@ -161,17 +160,16 @@ def test_a_loop_inside_a_loop_has_a_meeting_of_its_own(store):
     assert outer[0].hear()[1] == b"outer"
 
 
-def test_a_plan_needs_everybody(store):
+def test_a_stop_needs_everybody(store):
     ranks = come(0, 1, 2)
     for one in ranks:
-        one.propose("stop")
-    assert [one.is_agreed("stop") for one in ranks] == [True] * 3
-    assert [one.is_agreed("another") for one in ranks] == [False] * 3
+        one.propose_stop(6)
+    assert [one.agrees_on_stop(6) for one in ranks] == [True] * 3
+    assert [one.agrees_on_stop(7) for one in ranks] == [False] * 3
     some = come(0, 1)
-    ranks[2].leave()
     for one in some:
-        one.propose("stop")
-    assert [one.is_agreed("stop") for one in some] == [False] * 2
+        one.propose_stop(6)
+    assert [one.agrees_on_stop(6) for one in some] == [False] * 2
 
 
 def test_the_time_out_of_the_process_group_bounds_the_wait(store, monkeypatch):
@@ -185,7 +183,7 @@ def test_one_rank_meets_nobody(monkeypatch):
     monkeypatch.setattr(meeting_module, "_store", lambda: pytest.fail("there is nobody to meet"))
     alone = new_meeting(0, world_size=1)
     alone.come()
-    assert (alone.is_first, alone.is_complete, alone.agree_on_folder("here")) == (True, True, "here")
+    assert (alone.is_first, alone.agree_on_folder("here")) == (True, "here")
     assert (list(alone.find_absent()), alone.hear()) == ([], {})
     alone.leave()
 
@@ -196,6 +194,7 @@ def test_without_a_store_the_first_rank_reports_of_itself(monkeypatch):
     for one in (first, second):
         one.come()
     assert (first.is_first, second.is_first) == (True, False)
+    assert not first.agrees_on_stop(6)
     assert (first.agree_on_folder("here"), second.agree_on_folder("")) == ("here", None)
     first.find_absent()
     assert (first.hear(), first.absent) == ({}, {1: "the process group has no store to reach it through"})
@@ -383,7 +382,7 @@ BROKEN = [
     (1, "come", 16),
     (0, "agree_on_folder", 6),
     (1, "_find_first", 16),
-    (1, "propose", 16),
+    (1, "propose_stop", 16),
     (0, "claim_directory", 6),
     (1, "say", 6),
     (0, "hear", 6),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABCMeta
 from collections import Counter, OrderedDict, UserDict, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -160,11 +161,11 @@ def test_nothing_of_the_users_is_called(name):
     calls.clear()
     found = [(sizes(batch), count(batch)) for _ in range(5)]
     assert not calls
-    assert found == [(1, 6)] * 5
+    assert found == [(1, NOT_MEASURED if name == "another object" else 6)] * 5
     assert sizes.shapes(1)
 
 
-@pytest.mark.parametrize("kind", [Dispatching, tattling(object)])
+@pytest.mark.parametrize("kind", [Dispatching, *map(tattling, (object, Mapping, Sequence))])
 def test_what_cannot_be_read_without_a_call_is_not_read(kind):
     batch = Dispatching(X) if kind is Dispatching else kind()
     calls.clear()

@@ -39,12 +39,6 @@ LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, t
 """Types in which no tensor of a batch is looked for."""
 
 
-class Attribute(str):
-    """A step of a path that is the name of an attribute, and no key."""
-
-    __slots__ = ()
-
-
 def is_leaf(part: Any) -> bool:
     """Whether no tensor is looked for in it."""
     return issubclass(type(part), LEAVES)
@@ -70,7 +64,7 @@ def shape_of(part: Any) -> Shape | None:
     kind = type(part)
     if issubclass(kind, np.ndarray):
         return tuple(_ARRAY.shape.__get__(part))
-    if not issubclass(kind, torch.Tensor) or _dispatches(kind):
+    if kind is not torch.Tensor and (not issubclass(kind, torch.Tensor) or _dispatches(kind)):
         return None
     with undisturbed():
         if kind is not torch.Tensor and "_ragged_idx" in (inner := variables_of(part)):
@@ -124,7 +118,7 @@ def fields_of(part: Any) -> Iterable[tuple[Any, Any]]:
         return dict.items(part)
     if issubclass(kind, (list, tuple)):
         names = class_attribute(kind, "_fields")
-        return zip(map(Attribute, names), elements_of(part), strict=False) if type(names) is tuple else ()
+        return zip(names, elements_of(part), strict=False) if type(names) is tuple else ()
     if issubclass(kind, (*LEAVES, torch.Tensor, np.ndarray)):
         return ()
     variables = variables_of(part)
@@ -133,42 +127,13 @@ def fields_of(part: Any) -> Iterable[tuple[Any, Any]]:
         return dict.items(data) if issubclass(type(data), dict) else ()
     found = [
         *_in_slots(part),
-        *((Attribute(name), value) for name, value in dict.items(variables) if type(name) is str),
+        *((name, value) for name, value in dict.items(variables) if type(name) is str),
     ]
     names = class_attribute(kind, "__dataclass_fields__")
     return [one for one in found if one[0] in names] if type(names) is dict else found
 
 
-def at_path(part: Any, path: Iterable[Any]) -> Any:
-    """What is found in a batch by following keys, positions and attributes.
-
-    Raises:
-        LookupError: when it isn't there.
-    """
-    for key in path:
-        kind = type(part)
-        part = part[key] if kind is list or kind is tuple or kind is dict else _child(part, key)
-    return part
-
-
-def _child(part: Any, key: Any) -> Any:
-    kind = type(part)
-    if type(key) is not Attribute:
-        if issubclass(kind, (list, tuple)):
-            return element_of(part, key)
-        mapping = part if issubclass(kind, dict) else variables_of(part).get("data", {})
-        found = dict.get(mapping, key, _MISSING)
-    else:
-        found = next((value for name, value in fields_of(part) if name == key), _MISSING)
-    if found is _MISSING:
-        raise LookupError(key)
-    return found
-
-
-_MISSING: Final = object()
-
-
-def _in_slots(part: Any) -> Iterator[tuple[Attribute, Any]]:
+def _in_slots(part: Any) -> Iterator[tuple[str, Any]]:
     for kind in mro_of(type(part)):
         namespace = namespace_of(kind)
         names = namespace.get("__slots__", ())
@@ -176,7 +141,7 @@ def _in_slots(part: Any) -> Iterator[tuple[Attribute, Any]]:
             slot = namespace.get(name) if type(name) is str else None
             if type(slot) is MemberDescriptorType:
                 try:
-                    yield Attribute(name), slot.__get__(part)
+                    yield name, slot.__get__(part)
                 except AttributeError:  # empty
                     continue
 

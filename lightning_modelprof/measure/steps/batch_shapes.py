@@ -64,13 +64,11 @@ class BatchShapes:
 
     Attributes:
         last: size of the newest batch; ``-1`` makes the next one be looked at whatever its size.
-        samples: what a batch of that size holds; ``None`` where shapes do not tell, and each is counted.
         odd_class: a class of tensors in the batches that has torch's constructor make them; ``None`` without.
     """
 
     def __init__(self) -> None:
         self.last = -1
-        self.samples: int | None = None
         self.odd_class: type | None = None
         self._known: dict[Hashable, int] = {}  # what a batch says at once → its size
         self._shapes: dict[Shapes, int] = {}
@@ -191,13 +189,6 @@ class BatchShapes:
             [_round(value) if varies else value for value, varies in zip(_flat(shapes), varying, strict=True)]
         )
         return tuple(tuple(islice(rounded, rank)) for rank in ranks)
-
-
-def is_of_tensors(batch: Any) -> bool:
-    """Whether it is a tensor, or a container of nothing else: all that differs then is told by shapes."""
-    kind = type(batch)
-    parts = batch.values() if kind is dict else batch if kind is list or kind is tuple else (batch,)
-    return all(type(part) is _TENSOR for part in parts)
 
 
 def shapes_of(batch: Any) -> Shapes:

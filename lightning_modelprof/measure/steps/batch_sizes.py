@@ -1,12 +1,12 @@
-"""How many samples a batch holds, read from the batch itself without touching its values."""
+"""How many samples a batch holds: the first batch tells where to read it, later ones are read there."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import UserDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import index
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,26 +14,30 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_modelprof.measure.steps.batch_parts import (
-    Attribute,
-    at_path,
+    LEAVES,
     dtype_of,
     elements_of,
     fields_of,
     is_list,
-    is_nested,
-    is_tensor,
     length_of,
     shape_of,
-    tensor_shape,
 )
-from lightning_modelprof.measure.stored import class_name, undisturbed, variables_of
-from lightning_modelprof.record import Record
+from lightning_modelprof.measure.stored import class_attribute, derives
 from lightning_modelprof.run.steps import NOT_MEASURED
 
-_MOST_NAMED: Final = 3
+MAX_COUNT: Final = 2**63 - 1
+"""The largest number that a column of counts holds."""
 
+NOT_COUNTED: Final = "the number of samples per batch couldn't be counted (pass samples_fn)"
 
-_HELP: Final = "pass samples_fn to count samples yourself"
+_FEW: Final = 4
+"""A shorter list of tensors of one kind holds fields, as the ``[x, y]`` of a DataLoader, if it may."""
+
+_MAX_DEPTH: Final = 4
+_MOST_CHILDREN: Final = 16
+"""Of one list or mapping that are looked at."""
+
+_CHANNELS: Final = frozenset((1, 3, 4))
 
 
 def check_count(count: Any) -> int:
@@ -76,112 +80,48 @@ class NothingCounted:
         return NOT_MEASURED
 
 
-class Counted(NamedTuple):
-    """What a batch says about its samples.
-
-    Attributes:
-        reading: what to go by from now on; ``None`` if it cannot be told.
-        possible: all numbers that no part of the batch speaks against.
-        note: why it cannot be told, or what else may be meant; ``""`` where nothing is in doubt.
-    """
-
-    reading: Reading | None
-    possible: frozenset[int]
-    note: str
-
-
 class SampleCounter:
-    """Counts the samples of batches: the one number that all parts of a batch allow.
+    """Counts samples where the first batch told to read them.
 
-    A tensor allows its first dimension; a list of samples that were not stacked its length; a list of tensors
-    that share their first dimension, such as the ``[x, y]`` of a ``DataLoader``, that one too. Where most
-    parts allow one number it counts, and the note says which part does not; otherwise nothing is counted.
-
-    Where the number was found is remembered, so that later batches cost one look-up. The 2nd, 4th, 8th, ...
-    are searched in full, and so is one of another shape.
+    A tensor counts by its first dimension, a list of samples that weren't stacked by its length. All parts of
+    the first batch must agree. A later batch is read in full only if it has nothing in that place.
 
     Attributes:
-        note: why samples are not counted, or what speaks against the count; ``""`` otherwise.
-        may_be_rows: whether the dataloader may hand out single samples (see :func:`may_be_rows`).
-        is_combined: whether a batch holds one of each of several dataloaders (see :func:`is_combined`).
+        note: why samples aren't counted; ``""`` once they are.
     """
 
     def __init__(self) -> None:
-        self.note = ""
-        self.may_be_rows = self.is_combined = False
-        self._reading: Reading | None = None
-        self._kind: type | None = None  # of the part that is looked at
-        self._refused: type | None = None  # batches of this type were in doubt
-        self._seen = 0
-        self._next_search = 1
+        self.note = NOT_COUNTED
+        self._place: _SizePlace | None = None
+        self._refused: type | None = None  # batches of this type say nothing
+        self._may_be_rows = self._is_combined = False
 
     def __call__(self, batch: Any) -> int:
-        """The number of samples, ``NOT_MEASURED`` if it cannot be told."""
-        self._seen = seen = self._seen + 1
+        """The number of samples, ``NOT_MEASURED`` if it can't be told."""
+        if self._place is not None:
+            try:
+                return _read(batch, self._place)
+            except (LookupError, TypeError):  # another kind of batch
+                self._place = None
         if type(batch) is self._refused:
             return NOT_MEASURED
-        if self._reading is None:
-            return self._search(batch)
-        try:
-            part = at_path(batch, self._reading.path)
-        except (LookupError, TypeError):
-            return self._search(batch)
-        if type(part) is not self._kind:
-            return self._search(batch)
-        size = length_of(part) if self._reading.is_length else _rows_or_size(part)
-        if size is None and is_tensor(part):
-            return self._search(batch)
-        count = NOT_MEASURED if size is None else size
-        if seen < self._next_search:
-            return count
-        return self._check(batch, count)
-
-    def _check(self, batch: Any, count: int) -> int:
-        """Whether a batch, now and then, still speaks for what is remembered."""
-        self._next_search = 2 * self._seen
-        counted = self._count(batch)
-        if count in counted.possible:
-            if len(counted.possible) == 1:
-                self.note = self.note or counted.note
-            return count
-        other = f"a later batch contradicts the first one, by which it has {count:,} samples"
-        self._reading, self._refused = None, type(batch)
-        self.note = counted.note if counted.reading is None and counted.note else f"{other}; {_HELP}"
-        return NOT_MEASURED
-
-    def _search(self, batch: Any) -> int:
-        self._next_search = 2 * self._seen
-        return self._take(batch, self._count(batch))
-
-    def _count(self, batch: Any) -> Counted:
-        return count_samples(batch, may_be_row=self.may_be_rows, is_combined=self.is_combined)
-
-    def _take(self, batch: Any, counted: Counted) -> int:
-        self.note = counted.note or self.note
-        self._reading = reading = counted.reading
-        if reading is None:
-            if counted.note:
-                self._refused = type(batch)
+        self._place = place = _find(batch, may_be_row=self._may_be_rows, is_combined=self._is_combined)
+        if place is None:
+            self._refused = type(batch)
             return NOT_MEASURED
-        self._kind = type(at_path(batch, reading.path))
-        return reading.count
+        self.note = ""
+        return _read(batch, place)
 
+    def look_at_loaders(self, loop: Any) -> None:
+        """Learn what a batch alone doesn't tell, from the dataloaders of one of Lightning's loops.
 
-def may_be_rows(loop: Any) -> bool:
-    """Whether nothing says that the dataloaders of one of Lightning's loops make batches.
-
-    So it is of a ``DataLoader`` with ``batch_size=None``, unless its sampler chooses whole batches, and of
-    any other iterable without a ``batch_size``: they hand out what they are given, samples or batches.
-    """
-    combined = getattr(loop, "_combined_loader", None)
-    loaders = [] if combined is None else list(combined.flattened)
-    return bool(loaders) and not any(map(_makes_batches, loaders))
-
-
-def is_combined(loop: Any) -> bool:
-    """Whether one of Lightning's loops takes a batch from each of several dataloaders in every step."""
-    combined = getattr(loop, "_combined_loader", None)
-    return combined is not None and len(combined.flattened) > 1 and combined._mode != "sequential"
+        One that doesn't make batches (``batch_size=None``) may hand out single samples. Of several that are
+        combined each gives one part of the batch.
+        """
+        combined: Any = getattr(loop, "_combined_loader", None)
+        loaders = [] if combined is None else list(combined.flattened)
+        self._may_be_rows = bool(loaders) and not any(map(_makes_batches, loaders))
+        self._is_combined = len(loaders) > 1 and combined._mode != "sequential"
 
 
 def _makes_batches(loader: Any) -> bool:
@@ -190,359 +130,157 @@ def _makes_batches(loader: Any) -> bool:
     return isinstance(getattr(loader, "batch_size", None), int)
 
 
-def count_samples(batch: Any, *, may_be_row: bool = False, is_combined: bool = False) -> Counted:
-    """What one batch alone says about its samples.
-
-    Args:
-        batch: from a dataloader.
-        may_be_row: whether it may be a single sample. Then vectors alone do not tell, as they may hold
-            features, nor does one tensor beside a number, which may be its label.
-        is_combined: whether it is made of batches of several dataloaders. Then a list of one tensor is the
-            whole batch of one of them, and not one sample.
-    """
-    parts = parts_of(batch)
-    if is_combined:
-        parts = [inner for part in parts for inner in (part.inner if _is_list_of_one(part) else (part,))]
-    voters = [part for part in parts if not part.is_weak] or parts
-    if not voters:
-        return Counted(None, frozenset(), "")
-    if may_be_row and (all(one.is_vector for one in voters) or (len(voters) == 1 and holds_number(batch))):
-        return _row_or_batch(voters[0])
-    shared = frozenset.intersection(*(part.counts for part in voters))
-    if not shared:
-        return _by_most(parts, voters)
-    for part in parts:  # where there are several, numbers and texts may tell which
-        shared = shared & part.counts or shared
-    alone = voters[0]
-    if len(voters) == 1 and alone.is_torn and len(shared) == 1 and min(shared) < FEW:
-        # Two batches of two loaders, or two samples? Nothing else in the batch tells.
-        inner = list(alone.inner)
-        return _by_most(inner, inner) if min(shared) == 1 else _disagreeing(inner)
-    reading = _which(voters, shared)
-    if reading is None:
-        return _in_doubt(alone)
-    count = reading.count
-    note = _against([part for part in parts if count not in part.counts], count)
-    if not note and count > 1 and len(shared) > 1 and len(voters) == 1 and alone.is_image:
-        note = _otherwise(alone, reading, max(shared - {count}))
-    return Counted(reading, shared, note)
-
-
-def _is_list_of_one(part: Part) -> bool:
-    return bool(part.inner) and part.readings[0].is_length and part.readings[0].count == 1
-
-
-def _which(voters: list[Part], shared: frozenset[int]) -> Reading | None:
-    """How to count on: by a part that can be read in one way only, if there is one."""
-    sure = [part for part in voters if len(part.readings) == 1]
-    if sure:
-        return sure[0].readings[0]
-    by_length, *by_size = (one for one in voters[0].readings if one.count in shared)
-    if not by_size or not by_length.is_length:
-        return by_length
-    are_images = [part.is_image for part in voters]
-    if (all(are_images) and by_length.count >= FEW) or (any(are_images) and len(voters) > 1):
-        return by_length
-    if by_length.count < FEW:
-        return by_size[0]
-    return by_length if len(voters) > 1 and len(shared) == 1 else None
-
-
-def _by_most(parts: list[Part], voters: list[Part]) -> Counted:
-    """What more than half of the parts allow, if they do."""
-    votes = Counter(count for part in voters for count in part.counts)
-    (count, most), *others = votes.most_common(2)
-    if 2 * most <= len(voters) or (others and others[0][1] == most):
-        return _disagreeing(voters)
-    reading = next(one for part in voters for one in part.readings if one.count == count)
-    against = _against([part for part in parts if count not in part.counts], count)
-    return Counted(reading, frozenset((count,)), against)
-
-
-def _disagreeing(voters: list[Part]) -> Counted:
-    first: dict[frozenset[int], Part] = {}  # of each size, to show the disagreement
-    for part in voters:
-        first.setdefault(part.counts, part)
-    shown = list(first.values())[:_MOST_NAMED]
-    named = ", ".join(f"{name_of(one.path)} is {one.text}" for one in shown)
-    return Counted(None, frozenset(), f"the parts of a batch disagree ({named}); {_HELP}")
-
-
-def _against(parts: list[Part], count: int) -> str:
-    """Which parts do not have the number that counts; a few numbers may be anything."""
-    telling = [one for one in parts if not (one.is_weak and max(one.counts) < FEW)][:_MOST_NAMED]
-    named = ", ".join(f"{name_of(one.path)} is {one.text}" for one in telling)
-    return f"a batch counts as {count:,} samples, but {named}; if that's wrong, {_HELP}" if named else ""
-
-
-def _otherwise(part: Part, reading: Reading, other: int) -> str:
-    first, length = "the first dimension of the tensors in", "the length of"
-    return (
-        f"a batch counts as {reading.count:,} samples, but as {other:,} by"
-        f" {first if reading.is_length else length} {name_of(part.path)} ({part.text}); if that's wrong,"
-        f" {_HELP}"
-    )
-
-
-def _row_or_batch(part: Part) -> Counted:
-    reason = (
-        f"the dataloader doesn't batch, so {name_of(part.path)} ({part.text}) may be one sample or"
-        f" {max(part.counts):,}; {_HELP}"
-    )
-    return Counted(None, frozenset(), reason)
-
-
-def _in_doubt(part: Part) -> Counted:
-    stacked = part.readings[-1].count
-    reason = (
-        f"each element of {name_of(part.path)} ({part.text}) may be one sample or a stack of {stacked:,};"
-        f" {_HELP}"
-    )
-    return Counted(None, frozenset(), reason)
-
-
-MAX_COUNT: Final = 2**63 - 1
-"""The largest number that a column of counts holds."""
-
-
-FEW: Final = 4
-"""Lists of fewer elements are taken for fields, as the ``[x, y]`` of a DataLoader, if they may be."""
-
-
-_MAX_DEPTH: Final = 8
-
-
-_MOST_ELEMENTS: Final = 32
-"""Of one list or mapping that are looked at."""
-
-
-_MOST_PARTS: Final = 1_000
-"""Of one batch that are looked at."""
-
-
-_CHANNELS: Final = (1, 3, 4)
-
-
-_TEXTS: Final = (str, bytes, type(None))
-
-
-_PLAIN: Final = (*_TEXTS, int, float, complex)
-
-
-_KEYS: Final = (str, int, Attribute)
-"""Types of keys that are looked up again in later batches: others may run code of the user's."""
-
-
-_OWN_COUNTS: Final = ("num_graphs", "_num_graphs", "batch_size", "_batch_size")
-"""Variables in which objects keep how many samples they hold."""
-
-
-class Reading(Record, frozen=True):
-    """One way to count the samples of a batch.
+class _SizePlace(NamedTuple):
+    """Where a number of samples is read.
 
     Attributes:
-        count: what it gives for this batch.
-        path: keys, positions and attributes that lead from the batch to where to look.
-        is_length: whether the length of the list there counts; otherwise its size (see ``size_of``).
-    """
-
-    count: int
-    path: tuple[Any, ...]
-    is_length: bool
-
-
-class Part(Record, frozen=True):
-    """What tells how many samples there are: a tensor, an object that knows its size, or a list of samples.
-
-    Attributes:
-        path: where it is in the batch.
-        text: what it is, for messages.
-        readings: one, or two of a list: its length, and what all its elements share.
-        is_weak: a list of numbers or text. It may be one for each sample; it may as well be a size or names.
-        is_torn: the elements of this list share no size.
-        is_image: every tensor in this list may be an image: three dimensions, the first of 1, 3 or 4.
-        is_vector: a tensor of one dimension.
-        inner: the parts of the elements of this list.
+        path: keys, positions and names that lead there from the batch.
+        is_length: whether it's the length of a list; otherwise it's the first dimension of a tensor.
+        is_sure: whether nothing else is as likely; a short list may hold samples or fields.
     """
 
     path: tuple[Any, ...]
-    text: str
-    readings: tuple[Reading, ...]
-    is_weak: bool = False
-    is_torn: bool = False
-    is_image: bool = False
-    is_vector: bool = False
-    inner: tuple[Part, ...] = ()
-
-    @property
-    def counts(self) -> frozenset[int]:
-        """The numbers of samples that it may mean."""
-        return frozenset(reading.count for reading in self.readings)
+    is_length: bool
+    is_sure: bool
 
 
-def parts_of(batch: Any) -> list[Part]:
-    """All parts of a batch that tell how many samples it has."""
-    return _Search().parts(batch, ())
+_Sizes: TypeAlias = dict[int, _SizePlace]
+"""The numbers of samples that a part of a batch allows; empty if its own parts disagree."""
 
 
-def size_of(part: Any) -> int | None:
-    """Samples in one part by its own account: the first dimension of a tensor, or what an object keeps.
-
-    That is a number in its variable ``num_graphs`` or ``batch_size``, or the sequences of a
-    ``PackedSequence``.
-    """
-    kind = type(part)
-    if issubclass(kind, (torch.Tensor, np.ndarray)):
-        shape = shape_of(part)
-        return shape[0] if shape else None
-    if issubclass(kind, PackedSequence):
-        return _num_sequences(part)
-    if issubclass(kind, (*_PLAIN, list, tuple, dict, type)):
-        return None
-    variables = variables_of(part)
-    for name in _OWN_COUNTS:
-        size = variables.get(name)
-        size = size[0] if type(size) is torch.Size and size else size
-        if type(size) is int and 0 <= size <= MAX_COUNT:
-            return size
-    return None
+def _read(batch: Any, place: _SizePlace) -> int:
+    part = batch
+    for key in place.path:
+        kind = type(part)
+        part = part[key] if kind is list or kind is tuple or kind is dict else dict(_children(part))[key]
+    if place.is_length and is_list(part):
+        return length_of(part)
+    shape = None if place.is_length else shape_of(part)
+    if not shape:
+        raise LookupError
+    return shape[0]
 
 
-def _rows_or_size(part: Any) -> int | None:
-    """As :func:`size_of`, fast for the usual tensor."""
-    if type(part) is torch.Tensor:
-        with undisturbed():
-            if not is_nested(part):
-                shape = tensor_shape(part)
-                return shape[0] if shape else None
-    return size_of(part)
+def _find(batch: Any, *, may_be_row: bool, is_combined: bool) -> _SizePlace | None:
+    """Where to read the number of samples, if all parts of the batch allow it and no other."""
+    search = _Search(is_combined=is_combined)
+    sizes = search.sizes(batch, ())
+    if sizes is None or len(sizes) > 1:  # lists of numbers and text may tell, too
+        narrowed = _Search(is_combined=is_combined, with_plain=True).sizes(batch, ())
+        sizes = narrowed or sizes
+    place = _surest(sizes or {}, search.ranks)
+    is_label_beside = len(search.ranks) == 1 and _holds_number(batch)
+    if place is None or (
+        may_be_row and not place.is_length and (set(search.ranks) == {1} or is_label_beside)
+    ):
+        return None  # a vector of features, or an image with its label
+    return place
 
 
-def _num_sequences(packed: Any) -> int | None:
-    _, batch_sizes, order, _ = elements_of(packed)
-    if order is not None:
-        return size_of(order)
-    if type(batch_sizes) is not torch.Tensor:
-        return None
-    with undisturbed():  # torch keeps these on the CPU
-        return int(batch_sizes.numpy()[0])
-
-
-def name_of(path: tuple[Any, ...]) -> str:
-    """A place in a batch as Python writes it."""
-    return "batch" + "".join(f".{key}" if type(key) is Attribute else f"[{key!r:.40}]" for key in path)
+def _surest(sizes: _Sizes, ranks: list[int]) -> _SizePlace | None:
+    by_length = [place for place in sizes.values() if place.is_length]
+    by_dimension = {size for size, place in sizes.items() if not place.is_length}
+    may_be_images = len(by_length) == len(by_dimension) == 1 and by_dimension <= _CHANNELS and 3 in ranks
+    if may_be_images and by_length[0].path:
+        return by_length[0]  # fields that are lists of images, and of their targets
+    sure = [place for place in sizes.values() if place.is_sure]
+    return sure[0] if len(sure) == 1 else None
 
 
 class _Search:
-    """One walk through one batch."""
+    """One walk through one batch.
 
-    def __init__(self) -> None:
-        self._left = _MOST_PARTS
+    Args:
+        is_combined: whether the batch is made of batches of several dataloaders: a list of one tensor is then
+            one of these, and not a sample.
+        with_plain: whether a list of numbers or text is one for each sample; it may be an image's size.
 
-    def parts(self, part: Any, path: tuple[Any, ...]) -> list[Part]:
-        if issubclass(type(part), _PLAIN):
-            return []
-        self._left -= 1
-        if self._left < 0 or len(path) > _MAX_DEPTH:
-            return []
-        size = size_of(part)
-        if size is not None:
-            return [_sized(part, size, path)]
-        return self._of_list(part, path) if is_list(part) else self._inner(_children(part), path)
+    Attributes:
+        ranks: numbers of dimensions of the tensors that were found.
+    """
 
-    def _inner(self, children: Iterable[tuple[Any, Any]], path: tuple[Any, ...]) -> list[Part]:
-        """Of each child; none takes the share of those that follow, however deep it is."""
-        found: list[Part] = []
-        there = list(children)
-        for behind, (key, child) in zip(range(len(there) - 1, -1, -1), there, strict=True):
-            kept = self._left * behind // (behind + 1)
-            self._left -= kept
-            found += self.parts(child, (*path, key))
-            self._left = max(0, self._left) + kept
-        return found
+    def __init__(self, *, is_combined: bool, with_plain: bool = False) -> None:
+        self._is_combined, self._with_plain = is_combined, with_plain
+        self.ranks: list[int] = []
 
-    def _of_list(self, part: Any, path: tuple[Any, ...]) -> list[Part]:
-        elements = list(islice(elements_of(part), _MOST_ELEMENTS))
-        length = Reading(length_of(part), path, is_length=True)
-        text = f"a list of {length.count:,}"
-        inner = self._inner(enumerate(elements), path)
-        if not _are_alike(elements):
-            return inner
-        if not inner:
-            return [Part(path, text, (length,), is_weak=True)]
-        tensors = [one for one in inner if not one.is_weak] or inner
-        shared = frozenset.intersection(*(one.counts for one in tensors))
-        is_torn = not shared
-        if not path and not is_torn and len(inner) < len(elements):
-            return inner  # an optional field is not there
-        if any(map(holds_number, elements)):
-            shared, is_torn = frozenset(), False  # stacking would have made a tensor of it: these are samples
-        elif is_list(next(one for one in elements if one is not None)):
-            has_lists = any(reading.is_length for one in inner for reading in one.readings)
-            has_lists = has_lists and not (path and all(one.is_weak for one in inner))  # as token ids
-            if (has_lists and not is_torn) or (length.count < FEW and not (is_torn and path)):
-                return inner  # fields, such as images and targets, or batches of several loaders
-        readings = (length, *(one for one in tensors[0].readings if one.count in shared))
-        return [
-            Part(
-                path,
-                text,
-                readings,
-                is_weak=all(one.is_weak for one in inner),
-                is_torn=is_torn,
-                is_image=all(one.is_image for one in tensors),
-                inner=tuple(inner),
-            )
-        ]
+    def sizes(self, part: Any, path: tuple[Any, ...]) -> _Sizes | None:
+        """The numbers of samples that a part allows; ``None`` if it tells nothing."""
+        shape = shape_of(part)
+        if shape:
+            self.ranks.append(len(shape))
+            return {shape[0]: _SizePlace(path, is_length=False, is_sure=True)}
+        if shape is not None or len(path) >= _MAX_DEPTH:
+            return None
+        return self._of_list(part, path) if is_list(part) else self._shared(_children(part), path)
+
+    def _shared(self, children: Iterable[tuple[Any, Any]], path: tuple[Any, ...]) -> _Sizes | None:
+        each = (self.sizes(child, (*path, key)) for key, child in islice(children, _MOST_CHILDREN))
+        known = [sizes for sizes in each if sizes is not None]
+        if not known:
+            return None
+        shared = {
+            size: place
+            for size, place in min(known, key=len).items()
+            if all(size in sizes for sizes in known)
+        }
+        if len(shared) == 1 < len(known):
+            return {size: place._replace(is_sure=True) for size, place in shared.items()}
+        return shared
+
+    def _of_list(self, part: Any, path: tuple[Any, ...]) -> _Sizes | None:
+        """By the length of a list of samples, by what its fields share, or by either."""
+        some = list(islice(elements_of(part), _MOST_CHILDREN))
+        elements = [one for one in some if one is not None]
+        length, has_none, before = length_of(part), len(elements) < len(some), len(self.ranks)
+        of_samples = {length: _SizePlace(path, is_length=True, is_sure=True)}
+        if not elements or all(map(_is_plain, elements)):
+            return of_samples if self._with_plain and elements and not has_none else None
+        shared = self._shared(_children(part), path)
+        if shared is None or not _are_alike(elements) or (shared and has_none):
+            return shared
+        if any(map(_holds_number, elements)):
+            return of_samples  # stacking would have made a tensor of it
+        ranks = set(self.ranks[before:])
+        if (length == 1 and self._is_combined) or (ranks and any(one.is_length for one in shared.values())):
+            return shared
+        if ranks == {3} and shared.keys() <= _CHANNELS and (length >= _FEW or length in shared):
+            return of_samples  # images
+        return {length: _SizePlace(path, is_length=True, is_sure=length >= _FEW)} | shared
 
 
-def _sized(part: Any, size: int, path: tuple[Any, ...]) -> Part:
-    shape = shape_of(part) or ()
-    return Part(
-        path,
-        str(shape) if shape else f"a {class_name(type(part))}",
-        (Reading(size, path, is_length=False),),
-        is_image=len(shape) == 3 and size in _CHANNELS,
-        is_vector=len(shape) == 1,
-    )
+def _children(part: Any) -> Iterable[tuple[Any, Any]]:
+    """Of a list, a mapping, a dataclass or a named tuple, with their positions, keys or names.
 
-
-def _children(part: Any) -> list[tuple[Any, Any]]:
-    """The named parts of a mapping, a dataclass, a named tuple or another object."""
-    some = islice(fields_of(part), _MOST_ELEMENTS)
-    return [one for one in some if any(type(one[0]) is kind for kind in _KEYS)]
-
-
-def _is_scalar(part: Any) -> bool:
+    Other keys than text and whole numbers might run code of the user's where they are looked up.
+    """
     kind = type(part)
-    return issubclass(kind, (*_PLAIN, np.generic)) or (issubclass(kind, torch.Tensor) and not shape_of(part))
+    if issubclass(kind, PackedSequence):
+        return ()
+    if issubclass(kind, (list, tuple)):
+        return enumerate(elements_of(part))
+    is_mapping = issubclass(kind, dict) or derives(kind, UserDict)
+    if is_mapping or type(class_attribute(kind, "__dataclass_fields__")) is dict:
+        return [one for one in fields_of(part) if type(one[0]) is str or type(one[0]) is int]
+    return ()  # the user's other objects
 
 
-def holds_number(part: Any) -> bool:
-    """Whether there is a number right in a mapping, an object, or a list that has more than numbers."""
-    if _is_scalar(part) or size_of(part) is not None:
-        return False
-    children = (
-        list(islice(elements_of(part), _MOST_ELEMENTS))
-        if is_list(part)
-        else [one for _, one in _children(part)]
-    )
-    numbers = [_is_scalar(one) and not issubclass(type(one), _TEXTS) for one in children]
+def _is_plain(part: Any) -> bool:
+    return issubclass(type(part), (*LEAVES, np.generic)) or shape_of(part) == ()
+
+
+def _holds_number(part: Any) -> bool:
+    """Whether a sample or a batch has a number beside what isn't one."""
+    children = [child for _, child in islice(_children(part), _MOST_CHILDREN)]
+    numbers = [_is_plain(one) and not issubclass(type(one), (str, bytes, type(None))) for one in children]
     return any(numbers) and not all(numbers)
 
 
 def _are_alike(elements: list[Any]) -> bool:
-    """Whether a list may be one of samples that were not stacked; ``None`` may stand for a missing one."""
-    there = [element for element in elements if element is not None]
-    if not there or (len(there) == 1 and len(elements) > 1):
-        return False
-    first = there[0]
-    if any(map(_is_scalar, there)):
-        return all(map(_is_scalar, there))
-    if dtype_of(first) is not None:
+    """Whether elements of a list may be samples: tensors of one kind, or containers of one type."""
+    first = elements[0]
+    if (shape := shape_of(first)) is not None:
         # Not the classes: a wrapper of a tensor may stand beside a plain one.
-        return len({(len(shape_of(one) or ()), dtype_of(one)) for one in there}) == 1
-    if any(type(one) is not type(first) for one in there):
-        return False
-    names = [{key for key, _ in _children(one)} for one in there]
-    return is_list(first) or all(not own or own & names[0] for own in names)
+        return all(
+            dtype_of(one) is dtype_of(first) and len(shape_of(one) or ()) == len(shape) for one in elements
+        )
+    return all(type(one) is type(first) for one in elements)
