@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.errors import ArchiveError, without_surrogates
 from lightning_modelprof.record import LARGEST
 from lightning_modelprof.run.finding import RUN_FILE, find_run, no_run
+from lightning_modelprof.run.older import upgrade
 from lightning_modelprof.run.opening import read_archive, write_atomically
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RUN_SCHEMA_VERSION, RankRecord, Run, Window
@@ -141,6 +142,8 @@ def load_run(path: str | Path) -> Run:
                 f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}, from a newer"
                 " lightning-modelprof. Upgrade lightning-modelprof to read it."
             )
+        if version < RUN_SCHEMA_VERSION:
+            raw = msgspec.json.encode(upgrade(msgspec.json.decode(raw)))
         run = decode_record(raw, Run)
         check_run(run)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
