@@ -333,9 +333,9 @@ def _setup(analysis: Analysis) -> Iterator[tuple[str, Any]]:
         for index, member in enumerate(members):
             label = kind if len(members) == 1 else f"{kind} {index}"
             for key, value in member.items():
-                yield f"{label}: {key}", value["name"] if isinstance(value, dict) else value
+                yield f"{label}: {key}", value["function"] if isinstance(value, dict) else value
     yield "callbacks", ", ".join(callback["callback"] for callback in setup["callbacks"]) or "none"
-    yield "loggers", ", ".join(logger["name"] for logger in setup["loggers"]) or "none"
+    yield "loggers", ", ".join(logger["function"] for logger in setup["loggers"]) or "none"
     for name in _SETUP_NUMBERS:
         yield name, setup[name]
     yield "torch.compile", "no" if setup["compiled"] is None else "yes"

@@ -313,7 +313,9 @@ class LiveTrainer(Live):
         """The LightningModule's own methods."""
         methods = own_methods(self._module, ("LightningModule",))
         data = getattr(self._trainer, "datamodule", None)
-        hooks = {name: place for name, place in methods.items() if not place.name.startswith("FSDPModule.")}
+        hooks = {
+            name: place for name, place in methods.items() if not place.function.startswith("FSDPModule.")
+        }
         return {
             "manual_optimization": not self._module.automatic_optimization,
             "module": place_of(written_class(self._module)),

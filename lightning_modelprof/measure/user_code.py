@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.place import Place
 
 _LIBRARIES: Final = (
     "torch",
@@ -211,7 +211,7 @@ def working_folder() -> str:
         return ""
 
 
-def place_of(thing: Any) -> CodePlace | None:
+def place_of(thing: Any) -> Place | None:
     """The place of a function, method, ``functools.partial``, class or module's forward.
 
     What decorators wrap is unwrapped as far as they say so (``functools.wraps``).
@@ -238,8 +238,8 @@ def place_of(thing: Any) -> CodePlace | None:
     else:
         file = line = None
     file = None if file is None else absolute_file(file)
-    return CodePlace(
-        name=name,
+    return Place(
+        function=name,
         file=file,
         line=line,
         is_library=is_library(file),
@@ -247,14 +247,14 @@ def place_of(thing: Any) -> CodePlace | None:
     )
 
 
-def own_methods(owner: Any, base_names: tuple[str, ...]) -> dict[str, CodePlace]:
+def own_methods(owner: Any, base_names: tuple[str, ...]) -> dict[str, Place]:
     """The public methods that an object's class, or the object, has beyond the named base classes.
 
     Args:
         owner: a callback or a LightningModule.
         base_names: names of classes whose methods are Lightning's; by name, as there are two Lightnings.
     """
-    found: dict[str, CodePlace] = {}
+    found: dict[str, Place] = {}
     namespaces = [vars(owner)]
     for kind in type(owner).__mro__:
         if kind.__name__ in base_names:

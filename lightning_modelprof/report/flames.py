@@ -133,8 +133,8 @@ def _add(
 
 def _name(node: CallNode) -> str:
     if node.file is None:
-        return PHASES[PHASE_INDEX[node.name]].label if node.name in PHASE_INDEX else node.name
-    return node.name.rpartition(_LOCALS)[2] or node.name
+        return PHASES[PHASE_INDEX[node.function]].label if node.function in PHASE_INDEX else node.function
+    return node.function.rpartition(_LOCALS)[2] or node.function
 
 
 def _detail(node: CallNode) -> str:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Final, Literal
 
 from lightning_modelprof.errors import nearest, quoted
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # outputs take them from here
@@ -156,31 +157,6 @@ class Evidence(Record, frozen=True, kw_only=True):
     unit: Unit
 
 
-class Location(Record, frozen=True, kw_only=True):
-    """Where in the user's code, or in that of a library, as far as it is known.
-
-    Attributes:
-        file: path as Python knows it; ``None`` if only the rest is known.
-        line: from 1.
-        function: name of the function, or of the callback's hook.
-        module: path of the module in the model.
-        is_exact: whether ``line`` is the statement that takes the time; otherwise the function begins there.
-        inner: the line that most of this line's time is spent at, in a function of the user's that it
-            calls, however deep; ``None`` if it is this line, or not known.
-        package: whose code it is; ``""`` for the user's.
-        call: the user's own line that led to this code of a library's; ``None`` if there is none.
-    """
-
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-    module: str | None = None
-    is_exact: bool = False
-    inner: Location | None = None
-    package: str = ""
-    call: Location | None = None
-
-
 class Slices(Record, frozen=True, kw_only=True):
     """Slices of the timeline: those of exactly this name, of this kind, or of both.
 
@@ -268,7 +244,7 @@ class Finding(Record, frozen=True, kw_only=True):
     share_of: Literal["step", "loop"] = "step"
     whole_ns: float | None = None
     phases: tuple[str, ...] = ()
-    locations: tuple[Location, ...] = ()
+    locations: tuple[Place, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     slices: tuple[Slices, ...] = ()
     wants: tuple[tuple[str, Any], ...] = ()
@@ -294,12 +270,26 @@ class Finding(Record, frozen=True, kw_only=True):
             "share": self.share,
             "share_of": self.share_of,
             "phases": list(self.phases),
-            "locations": [asdict(location) for location in self.locations],
+            "locations": [_as_in_version_1(place) for place in self.locations],
             "evidence": [
                 {"label": one.label, "value": one.value, "unit": one.unit.value} for one in self.evidence
             ],
             "change": None if self.change is None else asdict(self.change),
         }
+
+
+def _as_in_version_1(place: Place) -> dict[str, Any]:
+    """The fields that report.json has of a place since its first version, ``null`` where one isn't known."""
+    return {
+        "file": place.file,
+        "line": place.line,
+        "function": place.function or None,
+        "module": place.module or None,
+        "is_exact": place.is_exact,
+        "inner": None if place.inner is None else _as_in_version_1(place.inner),
+        "package": place.package,
+        "call": None if place.call is None else _as_in_version_1(place.call),
+    }
 
 
 NOT_DONE: Final = "Not done"
@@ -435,7 +425,7 @@ class StepPart(Record, frozen=True, kw_only=True):
     label: str
     ns: float
     is_idle: bool = False
-    location: Location | None = None
+    location: Place | None = None
 
 
 class StepCard(Record, frozen=True, kw_only=True):

@@ -12,8 +12,9 @@ from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.host_waits import HostWaits
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.device_shares import device_shares, gpu_idle, lost_work, recorded_step_ns
-from lightning_modelprof.report.model import Finding, Location, Status, StepCard, StepPart, Unit
+from lightning_modelprof.report.model import Finding, Status, StepCard, StepPart, Unit
 from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
 from lightning_modelprof.report.rules.host_waits import WaitRule
 from lightning_modelprof.run.loops import loop_of
@@ -154,7 +155,7 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
         return ()
     parts: list[StepPart] = []
 
-    def add(key: str, label: str, share: float, location: Location | None = None) -> None:
+    def add(key: str, label: str, share: float, location: Place | None = None) -> None:
         if share > 0:
             is_idle = key.startswith("idle")
             parts.append(
@@ -183,12 +184,12 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
 
 def _idle_by_waits(
     waits: HostWaits | Absent, wall_ns: float, found: Sequence[Finding]
-) -> list[tuple[str, float, Location | None]]:
+) -> list[tuple[str, float, Place | None]]:
     """The idle time that waits of the host cause, that of each finding about them apart."""
     if isinstance(waits, Absent) or not waits.steps_ns:
         return []
     left = waits.stake_ns / waits.steps_ns
-    result: list[tuple[str, float, Location | None]] = []
+    result: list[tuple[str, float, Place | None]] = []
     for one in found:
         if one.kind in _kinds(WaitRule):
             share = min(left, (one.saving_ns_per_step or 0.0) / wall_ns)
@@ -198,7 +199,7 @@ def _idle_by_waits(
     return [*result, ("idle after a CPU wait", left, None)]
 
 
-def _place_of(found: Sequence[Finding], kind: str) -> Location | None:
+def _place_of(found: Sequence[Finding], kind: str) -> Place | None:
     return next((one.locations[0] for one in found if one.kind == kind and one.locations), None)
 
 

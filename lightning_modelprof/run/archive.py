@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.errors import ArchiveError, without_surrogates
 from lightning_modelprof.record import LARGEST, Count, Whole
 from lightning_modelprof.run.finding import RUN_FILE, find_run, no_run
+from lightning_modelprof.run.older import upgrade
 from lightning_modelprof.run.opening import is_inside, read_archive, write_atomically
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RUN_SCHEMA_VERSION, Run
@@ -138,8 +139,10 @@ def load_run(path: str | Path) -> Run:
                 f"{file}: expected schema_version {RUN_SCHEMA_VERSION} or lower, got {version}, from a newer"
                 " lightning-modelprof. Upgrade lightning-modelprof to read it."
             )
+        if version < RUN_SCHEMA_VERSION:
+            raw = msgspec.json.encode(upgrade(msgspec.json.decode(raw)))
         return _decode_run(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ArchiveError(
             f"{file} isn't a saved run, or is damaged: {error}. Give the directory that contains {RUN_FILE}."
         ) from error

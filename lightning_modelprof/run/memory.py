@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Record, Whole
-from lightning_modelprof.run.setup import CodePlace
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
 """What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
@@ -90,7 +90,7 @@ class Holder(Record, frozen=True, kw_only=True):
     num_bytes: Whole
 
 
-class OutOfMemory(Record, frozen=True, kw_only=True):
+class OutOfMemory(Place, frozen=True, kw_only=True):
     """Memory of the device, or of the host, ran out.
 
     Attributes:
@@ -105,7 +105,7 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         by_category: what is known to be held; the rest of what is allocated is activations, the batch and
             whatever else.
         holders: largest first.
-        file, line, function: the innermost line of the user's that asked; ``None`` and ``""`` if unknown.
+        file, line, function: the innermost line of the user's that asked.
     """
 
     step: Count
@@ -118,9 +118,6 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
     reserved_bytes: Whole | None
     by_category: dict[str, Whole]
     holders: tuple[Holder, ...]
-    file: str | None = None
-    line: Count | None = None
-    function: str = ""
 
 
 class GrowingAttribute(Record, frozen=True, kw_only=True):
@@ -142,7 +139,7 @@ class GrowingAttribute(Record, frozen=True, kw_only=True):
     last_step: Count
     first_size: Count
     last_size: Count
-    lines: tuple[CodePlace, ...] = ()
+    lines: tuple[Place, ...] = ()
     element_bytes: Whole | None = None
 
 

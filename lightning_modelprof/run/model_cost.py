@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Real, Record, Whole
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
-from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import StepSites
 
 FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
@@ -80,7 +80,7 @@ class ModuleRecord(Record, frozen=True, kw_only=True):
     type_name: str
     parameters: Whole | None
     trainable: Whole | None
-    forward: CodePlace | None = None
+    forward: Place | None = None
     arguments: tuple[str, ...] = ()
 
 
@@ -249,7 +249,7 @@ class RepeatedCall(Record, frozen=True, kw_only=True):
     path: str
     calls: Count
     repeated: Count
-    lines: tuple[CodePlace, ...] = ()
+    lines: tuple[Place, ...] = ()
     updates_statistics: bool = False
 
 
@@ -285,7 +285,7 @@ class UnusedGradients(Record, frozen=True, kw_only=True):
     passes: Count
     beyond: Count
     within: Count
-    lines: tuple[CodePlace, ...] = ()
+    lines: tuple[Place, ...] = ()
 
 
 MIXES_NOTHING: Final = ""
@@ -326,7 +326,7 @@ class UnusedOutput(Record, frozen=True, kw_only=True):
     unused: Count
     samples: Count
     unused_samples: Count
-    lines: tuple[CodePlace, ...] = ()
+    lines: tuple[Place, ...] = ()
     places: Count = 0
     unused_places: Count = 0
     mixes: str | None = None

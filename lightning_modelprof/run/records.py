@@ -21,7 +21,7 @@ from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SlowSteps, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers
 
-RUN_SCHEMA_VERSION: Final = 2
+RUN_SCHEMA_VERSION: Final = 3
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
 
 SANITY_CHECK: Final = "sanity_check"

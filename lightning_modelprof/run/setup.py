@@ -5,25 +5,8 @@ No times are in here. ``None`` is *could not be read*; the rules that need it th
 
 from __future__ import annotations
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Ranks, Real, Record, Whole, field
-
-
-class CodePlace(Record, frozen=True, kw_only=True):
-    """Where a function or a class is written.
-
-    Attributes:
-        name: qualified name, such as ``Reader.__getitem__``.
-        file: path as Python knows it; ``None`` for what is not written in Python.
-        line: of its ``def`` or ``class``, of the first decorator if it has one; ``None`` as above.
-        is_library: whether it lies where packages are installed, so that it is not the user's to change.
-        package: the package that it is of; ``""`` for the user's code, torch's, Lightning's and the like.
-    """
-
-    name: str
-    file: str | None = None
-    line: Count | None = None
-    is_library: bool = False
-    package: str = ""
 
 
 class Library(Record, frozen=True, kw_only=True):
@@ -62,10 +45,10 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
     pin_memory: bool | None = None
     start_method: str | None = None
     batch_size: Whole | None = None
-    dataset: CodePlace | None = None
-    collate: CodePlace | None = None
-    worker_init: CodePlace | None = None
-    made_by: CodePlace | None = None
+    dataset: Place | None = None
+    collate: Place | None = None
+    worker_init: Place | None = None
+    made_by: Place | None = None
 
 
 class OptimizerSetup(Record, frozen=True, kw_only=True):
@@ -102,7 +85,7 @@ class CallbackSetup(Record, frozen=True, kw_only=True):
 
     callback: str
     kind: str
-    hooks: dict[str, CodePlace] = field(default_factory=dict)
+    hooks: dict[str, Place] = field(default_factory=dict)
 
 
 class DeviceSetup(Record, frozen=True, kw_only=True):
@@ -140,7 +123,7 @@ class ConvolutionBias(Record, frozen=True, kw_only=True):
     convolution: str
     normalisation: str
     is_sequential: bool
-    owner: CodePlace | None = None
+    owner: Place | None = None
 
 
 class Compilation(Record, frozen=True, kw_only=True):
@@ -153,10 +136,10 @@ class Compilation(Record, frozen=True, kw_only=True):
         caller: the user's statement that ran it; ``None`` if torch does not say.
     """
 
-    function: CodePlace
+    function: Place
     attempt: Count
     seconds: Real | None = None
-    caller: CodePlace | None = None
+    caller: Place | None = None
 
 
 class CompileSetup(Record, frozen=True, kw_only=True):
@@ -173,7 +156,7 @@ class CompileSetup(Record, frozen=True, kw_only=True):
     failed_guards: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class Statement(Record, frozen=True, kw_only=True):
+class Statement(Place, frozen=True, kw_only=True):
     """A statement in the user's code that a finding may want changed, as it was when the loop started.
 
     Attributes:
@@ -247,19 +230,19 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
     local_world_size: Ranks = 1
     optimizers: tuple[OptimizerSetup, ...] = ()
     manual_optimization: bool = False
-    module: CodePlace | None = None
+    module: Place | None = None
     libraries: tuple[Library, ...] = ()
-    package_call: CodePlace | None = None
-    user_call: CodePlace | None = None
-    module_hooks: dict[str, CodePlace] = field(default_factory=dict)
-    data_hooks: dict[str, CodePlace] = field(default_factory=dict)
+    package_call: Place | None = None
+    user_call: Place | None = None
+    module_hooks: dict[str, Place] = field(default_factory=dict)
+    data_hooks: dict[str, Place] = field(default_factory=dict)
     keeps_gradients: bool | None = None
     num_trainable_tensors: Whole | None = None
     callbacks: tuple[CallbackSetup, ...] = ()
     checkpoints: tuple[CheckpointSetup, ...] = ()
-    checkpoint_io: CodePlace | None = None
+    checkpoint_io: Place | None = None
     log_every_n_steps: Whole | None = None
-    loggers: tuple[CodePlace, ...] = ()
+    loggers: tuple[Place, ...] = ()
     val_check_interval: Real | None = None
     check_every_n_epochs: Whole | None = None
     num_val_batches: Whole | None = None
@@ -272,7 +255,7 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
     layers: tuple[LayerShape, ...] = ()
     convolution_biases: tuple[ConvolutionBias, ...] = ()
     compiled: CompileSetup | None = None
-    calls: dict[str, tuple[CodePlace, ...]] = field(default_factory=dict)
+    calls: dict[str, tuple[Place, ...]] = field(default_factory=dict)
     statements: tuple[Statement, ...] = ()
     configured_by: str = ""
     untrained: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Record, Whole
 
 SYNCHRONISATION: Final = "synchronisation"
@@ -32,32 +33,16 @@ PRINT: Final = "print"
 """Operator of a site where a tensor is made into text; torch hides the operators of that."""
 
 
-class CodeLocation(Record, frozen=True, kw_only=True):
-    """Where a function is defined.
-
-    Attributes:
-        file: path as Python knows it.
-        line: first line of the function, from 1: that of its first decorator, if it has one.
-        function: its name.
-    """
-
-    file: str
-    line: Count
-    function: str
-
-
-class SourceSite(Record, frozen=True, kw_only=True):
+class SourceSite(Place, frozen=True, kw_only=True):
     """One place in the source that synchronises or copies.
 
     Attributes:
         kind: one of those above.
         file, line: the innermost line of the user's on the stack. In backward, where torch runs alone, it is
             the line of the forward whose gradient is computed. ``None`` when there is no such line.
-        function: name of the function that the line is in; ``""`` without one.
         function_line: first line of that function: what torch's Python tracer knows it by.
         callers: functions of libraries between that line and the operator, innermost first; empty when the
             line itself ran the operator.
-        module: path of the innermost module that ran it; ``""`` for what ran outside of all children.
         phase: one of ``FLOP_PHASES``, ``BATCH_START`` or ``BATCH_END``.
         operator: name without overload, as in ``aten::_local_scalar_dense``, or ``PRINT``.
         device: type of the device that has the tensor, such as ``cuda``; of a copy, the one that is not the
@@ -70,12 +55,8 @@ class SourceSite(Record, frozen=True, kw_only=True):
     """
 
     kind: str
-    file: str | None
-    line: Count | None
-    function: str
     function_line: Count | None
     callers: tuple[str, ...]
-    module: str
     phase: str
     operator: str
     device: str
@@ -97,13 +78,12 @@ class SourceSite(Record, frozen=True, kw_only=True):
         return next(others, self.callers[0] if self.callers else "")
 
 
-class LineCount(Record, frozen=True, kw_only=True):
+class LineCount(Place, frozen=True, kw_only=True):
     """The operators that one line of the user's ran in one phase and module.
 
     Attributes:
-        file, line, function, function_line: as in :class:`SourceSite`; operators without a line of the user's
+        file, line, function_line, phase: as in :class:`SourceSite`; operators without a line of the user's
             (the optimizer's own, say) are together under ``None``.
-        module, phase: as in :class:`SourceSite`.
         calls: operators that were dispatched, views too.
         views: those of them that only look at a tensor in another way, and start no kernel.
         operators: how many different ones.
@@ -123,11 +103,7 @@ class LineCount(Record, frozen=True, kw_only=True):
         double_ns: the part of ``took_ns`` that is theirs.
     """
 
-    file: str | None
-    line: Count | None
-    function: str
     function_line: Count | None
-    module: str
     phase: str
     calls: Count
     views: Count

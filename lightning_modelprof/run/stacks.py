@@ -5,41 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Record, Whole
 from lightning_modelprof.run.sites import LOGGER, logging_kind
 
 
-class StackFrame(Record, frozen=True, kw_only=True):
+class StackFrame(Place, frozen=True, kw_only=True):
     """One function call on a stack, at one line.
 
     Attributes:
-        file: path as Python knows it.
-        line: that was running, from 1.
-        function: qualified name, such as ``Net.training_step``; on Python 3.10 without the class.
-        function_line: first line of the function: that of its first decorator, if it has one.
-        module: name of the Python module, such as ``torch.nn.modules.module``.
+        line: that was running.
+        function: on Python 3.10 without the class.
+        function_line: first line of the function.
+        python_module: such as ``torch.nn.modules.module``.
         is_users: whether it is the user's code, not a library's.
         is_loggers: whether it is a method of a class of Lightning's loggers, whoever wrote that class.
-        package: the installed package that it is of; ``""`` for torch's, Lightning's, NumPy's and Python's
-            own code and for what is not installed. That of the LightningModule's class counts as the user's,
-            too.
+        package: ``""`` also for NumPy's and Python's own code. That of the LightningModule's class counts as
+            the user's, too.
     """
 
     file: str
     line: Count
-    function: str
     function_line: Count
-    module: str
+    python_module: str
     is_users: bool
     is_loggers: bool = False
-    package: str = ""
 
     @property
     def logging_kind(self) -> str:
         """As of :func:`~lightning_modelprof.run.sites.logging_kind`; ``""`` if it does not log."""
         if self.is_loggers:
             return LOGGER
-        return "" if self.is_users else logging_kind(self.module, self.function)
+        return "" if self.is_users else logging_kind(self.python_module, self.function)
 
 
 class SampledStack(Record, frozen=True, kw_only=True):
@@ -62,11 +59,10 @@ class SampledStack(Record, frozen=True, kw_only=True):
     part: str = ""
 
 
-class LogCall(Record, frozen=True, kw_only=True):
+class LogCall(Place, frozen=True, kw_only=True):
     """What the source says of a line that logs, or that calls a metric.
 
     Attributes:
-        file, line: where.
         names: keys that are logged, or else the metric that is called; what is no literal, as it is written.
         is_repeated: whether the call is in a loop.
         options: those of ``prog_bar`` and ``sync_dist`` that are given as true.
@@ -170,7 +166,9 @@ def merge_stacks(
     hooks: set[int] = set()
     for part in parts:
         places = [
-            -1 if without and frame.module.startswith(without) else numbers.setdefault(frame, len(numbers))
+            -1
+            if without and frame.python_module.startswith(without)
+            else numbers.setdefault(frame, len(numbers))
             for frame in part.frames
         ]
         hooks |= {places[number] for number in part.hook_calls}

@@ -5,11 +5,12 @@ All times are of one clock, ``time.perf_counter_ns``: on Linux it is the same in
 
 from __future__ import annotations
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Record, Whole
 from lightning_modelprof.run.stacks import StackSamples
 
 
-class CallTimes(Record, frozen=True, kw_only=True):
+class CallTimes(Place, frozen=True, kw_only=True):
     """One call in the workers of a loader, all workers together: a transform, a sample, the collate function.
 
     Attributes:
@@ -25,9 +26,7 @@ class CallTimes(Record, frozen=True, kw_only=True):
         error_ns: half of what ``total_ns`` may be off by, where that is from samples: all in the list are
             within twice their errors in 19 of 20 runs; ``None`` where a clock was read.
         cpu_ns: CPU time of the worker's thread in it; ``None`` where it was not read, as of transforms.
-        file, line: where its code is; ``""`` and 0 where it has no Python code.
         is_users: whether that is the user's own code.
-        package: of a library; ``""`` otherwise.
     """
 
     name: str
@@ -38,10 +37,7 @@ class CallTimes(Record, frozen=True, kw_only=True):
     inner_ns: Count = 0
     error_ns: Count | None = None
     cpu_ns: Count | None = None
-    file: str = ""
-    line: Count = 0
     is_users: bool = False
-    package: str = ""
 
     @property
     def own_ns(self) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
     OTHER_TRACES,
     Evidence,
     Finding,
-    Location,
     Report,
     Severity,
     Status,
@@ -37,9 +35,6 @@ _MAX_PLACES = 3
 
 _NAMED = 0.90
 """Share of the wall time in named phases that goes without saying."""
-
-_CELL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
-"""What IPython's kernel calls the code of a cell."""
 
 _WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "HINT"}
 
@@ -213,56 +208,11 @@ def _text(finding: Finding) -> FindingText:
     return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
 
 
-class Place(Record, frozen=True):
-    """A location in words: ``file`` is as editors understand it, ``where`` says what is there."""
-
-    file: str
-    where: str
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (self.file, self.where)))
-
-
-def place_of(location: Location) -> Place:
-    """Such as ``train.py:40`` and ``in Net.training_step``.
-
-    Where only the function is known, the line is that of its ``def``.
-    """
-    file = one_line(_short_file(location.file or ""))
-    has_line = bool(file) and location.line is not None
-    if has_line:
-        file += f":{location.line}"
-    words = []
-    if location.function:
-        name = one_line(location.function)
-        words.append(f"in {name}")
-    if location.module:
-        words.append(f"module {one_line(location.module)}")
-    if location.package:
-        words.append(f"of {one_line(location.package)}")
-    return Place(file, ", ".join(words))
-
-
-def _short_file(file: str) -> str:
-    """The number of a notebook's cell; of a library what follows the folder in which it is installed."""
-    if _CELL.search(file):
-        ipython: Any = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
-        named = getattr(getattr(shell, "compile", None), "format_code_name", None)
-        cell = named(file) if named is not None else None
-        return str(cell[1]) if cell else "a notebook cell"
-    for folder in ("site-packages/", "dist-packages/"):
-        _, found, path = file.rpartition(folder)
-        if found:
-            return path
-    return file
-
-
-def _place(location: Location) -> str:
+def _place(location: Place) -> str:
     """The place, and with it the line inside of it that takes most of its time."""
-    text = str(place_of(location))
-    if location.inner is not None and (inner := str(place_of(location.inner))):
+    text = str(location)
+    if location.inner is not None and (inner := str(location.inner)):
         text += f" → {inner} (where most of the time goes)"
-    if location.call is not None and (call := str(place_of(location.call))):
+    if location.call is not None and (call := str(location.call)):
         text += f", called from {call}"
     return text

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Finding, Report, Severity, Status
-from lightning_modelprof.show.findings import place_of, saving_text, speed_line, verdict_word
+from lightning_modelprof.show.findings import saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.step_card import step_card_svg
@@ -115,8 +115,8 @@ def _finding(finding: Finding) -> str:
     symbol, tone = _TONES[finding.severity]
     gain = saving_text(finding)
     stake = f"&ensp;<b>{gain}</b>" if gain else ""
-    places = [str(place_of(location)) for location in finding.locations[:1]]
-    places += [f"→ {place_of(location.inner)}" for location in finding.locations[:1] if location.inner]
+    places = [str(location) for location in finding.locations[:1]]
+    places += [f"→ {location.inner}" for location in finding.locations[:1] if location.inner]
     place = f'<div><code style="font-size:12px">{_text(" ".join(places))}</code></div>' if places else ""
     action = finding.action or finding.summary
     return (

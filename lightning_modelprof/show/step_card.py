@@ -8,7 +8,6 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.report.model import Report, StepCard, StepPart
-from lightning_modelprof.show.findings import place_of
 from lightning_modelprof.show.grid import display_width, shorten
 from lightning_modelprof.show.html.colors import color_class, color_classes, color_of
 from lightning_modelprof.show.step_numbers import REST, StepNumbers, merge_small
@@ -171,7 +170,7 @@ class _Drawing:
             edge = f' stroke="{color}" stroke-opacity=".6" stroke-width=".8"' if part.is_idle else ""
             hint = f"{part.label} {ms} ms"
             if part.location is not None:
-                hint += f", {place_of(part.location)}"
+                hint += f", {part.location}"
             self._pieces.append(
                 f'<rect x="{x:.2f}" y="{self._y:.0f}" width="{max(width - 1, 0.5):.2f}" height="{_BAR}"'
                 f' fill="{fill}"{edge}><title>{_escape(hint)}</title></rect>'
@@ -240,7 +239,7 @@ class _Drawing:
             if part.is_idle and part.ns >= least_ns
         ]
         for part, ms in sorted(idle, key=lambda one: -one[0].ns):
-            place = "" if part.location is None else f": {place_of(part.location)}"
+            place = "" if part.location is None else f": {part.location}"
             text = f"{part.label} {ms} ms{place}"
             yield part, shorten(one_line(text), int((self._width - self._left - 16) / _CHAR))
 

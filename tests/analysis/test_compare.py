@@ -34,11 +34,12 @@ from lightning_modelprof.analysis.statistics import (
 from lightning_modelprof.cli import compare as compare_command
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_profile import step_columns, timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
-from lightning_modelprof.report.model import Evidence, Finding, Location, Report, Severity, Status, Unit
+from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -590,7 +591,7 @@ def finding(kind, *, function=None, status=Status.FOUND, line=1):
         summary="so it is",
         severity=Severity.WARNING if status is Status.FOUND else None,
         saving_ns_per_step=2.0 * MS,
-        locations=(Location(file="a.py", line=line, function=function),),
+        locations=(Place(file="a.py", line=line, function=function),),
         evidence=(Evidence(label="x", value=1, unit=Unit.COUNT),),
     )
 

@@ -147,7 +147,7 @@ def test_choosing_indices_is_not_the_workers_business():
         line=9,
         function="_BaseDataLoaderIter._next_index",
         function_line=8,
-        module="torch.utils.data.dataloader",
+        python_module="torch.utils.data.dataloader",
         is_users=False,
     )
     stack = SampledStack(phase="dataloader", frames=(0,), samples=50, time_ns=900 * MS)

@@ -8,9 +8,10 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import sampler_advice
-from lightning_modelprof.report.model import Finding, Location, Status
+from lightning_modelprof.report.model import Finding, Status
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 
 FIRST_LINES = {"step": 10, "loss": 20, "row": 30, "again": 40, "<listcomp>": 12}
@@ -25,7 +26,7 @@ def frame(text):
         line=int(line),
         function=function,
         function_line=FIRST_LINES.get(function, 1),
-        module=module or "train",
+        python_module=module or "train",
         is_users=not module,
     )
 
@@ -177,7 +178,7 @@ def test_a_line_that_only_calls_is_told_from_one_that_works():
 
 def test_a_finding_names_the_line_that_takes_the_time_first():
     """The data set was not sampled, ``collate_fn`` was: its statement comes first."""
-    dataset, collate = (Location(file="train.py", line=line) for line in (99, FIRST_LINES["step"]))
+    dataset, collate = (Place(file="train.py", line=line) for line in (99, FIRST_LINES["step"]))
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset, collate))
     found = at_exact_lines(finding, hot_of(("dataloader", "step:12", 5, 500)), outside_modules=False)
     assert [(one.line, one.is_exact) for one in found.locations] == [(12, True), (99, False)]
@@ -218,7 +219,7 @@ def test_below_a_library_s_function_the_user_s_line_is_the_place():
         ("callbacks", "lightning.monitor:3 lightning.log:9 loss:22", 6, 60),
         ("callbacks", "lightning.stats:3 torch.stats:4", 6, 60),
     )
-    monitor, stats = Location(function="monitor"), Location(function="stats")
+    monitor, stats = Place(function="monitor"), Place(function="stats")
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(monitor, stats))
     line, name = at_exact_lines(finding, hot, outside_modules=False).locations
     assert (line.file, line.line, line.is_exact) == ("train.py", 22, True)
@@ -231,7 +232,7 @@ def test_of_a_phase_only_what_takes_the_time_is_named():
         ("dataloader", "torch.utils.data.dataloader._next_index:5 again:42", 9, 90),
         ("dataloader", "torch.fetch:5 loss:22", 1, 10),
     )
-    dataset = Location(file="train.py", line=FIRST_LINES["loss"], function="Rows.__getitem__")
+    dataset = Place(file="train.py", line=FIRST_LINES["loss"], function="Rows.__getitem__")
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset,))
     [place] = at_exact_lines(finding, hot, outside_modules=False, phases=["dataloader"]).locations
     assert (place.line, place.is_exact) == (42, True)

@@ -26,12 +26,13 @@ from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.measure.sampling.log_calls import log_call
 from lightning_modelprof.measure.sampling.stack_look import StackLook
 from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import diagnose
-from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.callbacks import SlowLoggingCalls
 from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel, SlowLineInModule
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.setup import CallbackSetup, CodePlace
+from lightning_modelprof.run.setup import CallbackSetup
 from lightning_modelprof.run.sites import LOG, LOGGER, logging_kind
 from lightning_modelprof.run.stacks import LogCall
 from tests.analysis.test_source_lines import CALL, LAYER, NET, STEP_33, STEP_35, frame, samples_of, with_loop
@@ -147,7 +148,7 @@ def test_many_calls_are_found():
     )
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
-    assert found.locations == (Location(file=NET, line=33, function="Net.training_step", is_exact=True),)
+    assert found.locations == (Place(file=NET, line=33, function="Net.training_step", is_exact=True),)
     assert "line 33 with loss, acc (40%)" in found.summary
     for told in ("every 50 steps", "log_dict", "on_step=False", "prog_bar=True", "sync_dist=True"):
         assert told in found.action
@@ -262,7 +263,7 @@ def test_a_logger_that_is_called_itself_is_called_less_often():
 def test_a_callback_asks_the_trainer_for_the_step():
     """It has no ``global_step`` of its own: what is pasted would raise AttributeError."""
     call = LogCall(file=NET, line=33, names=("self.logger.experiment.add_scalar",))
-    hook = CodePlace(file=NET, line=30, name=STEP_33.function)
+    hook = Place(file=NET, line=30, function=STEP_33.function)
     callback = CallbackSetup(callback="Writes", kind="Writes", hooks={"on_train_batch_end": hook})
     for callbacks, step in (((callback,), "trainer.global_step"), ((), "self.global_step")):
         analysis = logged(
@@ -526,7 +527,7 @@ def test_a_real_fit_is_seen_below_its_metrics(tmp_path):
     [line] = found.lines
     assert found.share == 1
     assert (line.kind, line.function.rpartition(".")[2]) == (UPDATE, "training_step")
-    assert line.call.names == ("self.errors.update",)
+    assert line.logs.names == ("self.errors.update",)
 
 
 class MetricForLoss(Watched):
@@ -548,7 +549,7 @@ def test_a_real_fit_whose_loss_is_a_metric(tmp_path):
     kept = {call.names: call.is_kept for call in samples.log_calls}
     assert kept == {("self.errors.update",): False, ("self.errors['error']",): True}
     [line] = logging_calls(hot_lines(samples)).lines
-    assert line.call.names == ("self.errors.update",)
+    assert line.logs.names == ("self.errors.update",)
 
 
 class LooksWhenItLogs(Logger):
@@ -595,7 +596,7 @@ def test_an_own_logger_is_known_by_its_base_class(tmp_path):
     samples = logger.look.samples()
     found = logging_calls(hot_lines(samples))
     assert [(one.kind, one.samples) for one in found.lines] == [(LOGGER, 10), (LOGGER, 10)]
-    assert {one.call.names for one in found.lines} == {
+    assert {one.logs.names for one in found.lines} == {
         ("self.logger.log_metrics",),
         ("self.logger.experiment.finalize",),
     }

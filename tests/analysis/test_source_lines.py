@@ -10,9 +10,10 @@ import pytest
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.analysis.source.source_lines import source_lines
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import module_pace
 from lightning_modelprof.report.build import diagnose
-from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.lines import (
@@ -23,7 +24,6 @@ from lightning_modelprof.report.rules.lines import (
 )
 from lightning_modelprof.report.tables.run.source_lines import source_lines_table
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
-from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
@@ -40,7 +40,7 @@ def frame(file, line, function, function_line, *, module="me", is_users=True):
         line=line,
         function=function,
         function_line=function_line,
-        module=module,
+        python_module=module,
         is_users=is_users,
     )
 
@@ -209,7 +209,7 @@ def finding_of(analysis, kind="slow_forward_outside_model"):
 
 def test_without_samples_it_is_the_function():
     found = finding_of(slow_step())
-    assert found.locations == (Location(file=NET, line=30, function="Net.training_step"),)
+    assert found.locations == (Place(file=NET, line=30, function="Net.training_step"),)
 
 
 def test_the_statement_and_the_line_that_it_leads_to():
@@ -412,7 +412,7 @@ def test_a_loop_in_a_function_is_named_where_no_line_of_it_takes_most():
 def with_criterion(forward_ms=6, *, parameters=0, flops=0, is_users=True):
     """A model with one layer of 4 ms and a module ``criterion``, in a step of 20 ms."""
     cost = cost_of(("", 0, 0, 0), ("layer", 10, 4, 4), ("criterion", 0, forward_ms, 1))
-    place = CodePlace(name="MyLoss.forward", file=LOSS, line=5)
+    place = Place(function="MyLoss.forward", file=LOSS, line=5)
     modules = tuple(
         replace(one, parameters=parameters, trainable=parameters, forward=place if is_users else None)
         if one.path == "criterion"
@@ -435,7 +435,7 @@ def test_a_slow_loss_module_is_found():
     assert found.status is Status.FOUND
     assert found.severity is Severity.CRITICAL  # 6 of 20 ms
     assert found.saving_ns_per_step == 6 * MS
-    assert found.locations == (Location(file=LOSS, line=5, function="MyLoss.forward", module="criterion"),)
+    assert found.locations == (Place(file=LOSS, line=5, function="MyLoss.forward", module="criterion"),)
 
 
 def test_a_module_s_long_operators_are_torch_s_work():
@@ -515,7 +515,7 @@ def test_without_times_or_counts_nothing_is_said():
 def with_loop(calls=300, *, samples=40, module="cell", sites=(), module_line=11, parameters=10):
     """A step of 20 ms; ``samples`` of 100 are at line 13 of the forward of ``cell``, which begins at 11."""
     cost = cost_of(("", 0, 0, 0), ("cell", parameters, 8, 4))
-    place = CodePlace(name="Cell.forward", file=NET, line=module_line)
+    place = Place(function="Cell.forward", file=NET, line=module_line)
     modules = tuple(replace(one, forward=place) if one.path == "cell" else one for one in cost.modules)
     line = line_of(NET, 13, "forward", 11, calls=calls, views=0, module=module)
     cost = replace(cost, modules=modules, sites=sites_of([line], sites))
@@ -533,7 +533,7 @@ def test_a_loop_in_a_layer_is_found():
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert found.locations == (
-        Location(file=NET, line=13, function="Cell.forward", module="cell", is_exact=True),
+        Place(file=NET, line=13, function="Cell.forward", module="cell", is_exact=True),
     )
     assert "runs 300 operators" in found.summary
 
@@ -596,7 +596,7 @@ def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_
     cost = cost if not path else replace(cost, modules=(cost_of(("", 0, 0, 0)).modules[0], *cost.modules))
     owner, child = cost.times.times
     times = replace(cost.times, times=(owner, replace(child, calls=calls)))
-    place = CodePlace(name="Cell.forward", file=NET, line=11)
+    place = Place(function="Cell.forward", file=NET, line=11)
     modules = tuple(replace(one, forward=place) if one.path == path else one for one in cost.modules)
     first = 11 if step_line is None else step_line
     lines = [
@@ -610,7 +610,7 @@ def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_
     )
     cost = replace(cost, modules=modules, times=times, sites=sites_of(lines, ()))
     setup = SETUP if step_line is None else replace(
-        SETUP, module_hooks={"training_step": CodePlace(name="Net.training_step", file=NET, line=step_line)}
+        SETUP, module_hooks={"training_step": Place(function="Net.training_step", file=NET, line=step_line)}
     )  # fmt: skip
     analysis = analysis_of(steps_of(forward=forward, backward=8), cost=cost, stacks=stacks, setup=setup)
     return only(SlowLineInModule().evaluate(analysis))

@@ -24,14 +24,15 @@ SOURCE = Path(lightning_modelprof.__file__).parent
 LAWS = {
     "errors": (),
     "record": (),
+    "place": ("errors", "record"),
     "signals": (),
     "threads": (),
     "units": ("errors",),
     "processes": (),
-    "run": ("run", "units", "errors", "record"),
-    "trace": ("trace", "run", "units", "errors", "record"),
-    "analysis": ("analysis", "trace", "run", "units", "errors", "record"),
-    "report": ("report", "analysis", "trace", "run", "units", "errors", "record"),
+    "run": ("run", "units", "place", "errors", "record"),
+    "trace": ("trace", "run", "units", "place", "errors", "record"),
+    "analysis": ("analysis", "trace", "run", "units", "place", "errors", "record"),
+    "report": ("report", "analysis", "trace", "run", "units", "place", "errors", "record"),
     "show": (
         "show",
         "threads",
@@ -41,8 +42,9 @@ LAWS = {
         "units",
         "errors",
         "record",
+        "place",
     ),
-    "measure": ("measure", "processes", "threads", "run", "units", "errors", "record"),
+    "measure": ("measure", "processes", "threads", "run", "units", "place", "errors", "record"),
     "inspect": (
         "inspect",
         "measure.clock",
@@ -52,6 +54,7 @@ LAWS = {
         "units",
         "errors",
         "record",
+        "place",
     ),
     "timing": (
         "timing",
@@ -64,6 +67,7 @@ LAWS = {
         "units",
         "errors",
         "record",
+        "place",
     ),
     "config": (
         "config",
@@ -73,6 +77,7 @@ LAWS = {
         "units",
         "errors",
         "record",
+        "place",
     ),
     "loop": (
         "loop",
@@ -105,6 +110,7 @@ LAWS = {
         "errors",
         "signals",
         "record",
+        "place",
     ),
     "reading_traces": (
         "processes",
@@ -116,6 +122,7 @@ LAWS = {
         "units",
         "errors",
         "record",
+        "place",
     ),
     "reading": (
         "reading_traces",
@@ -128,8 +135,18 @@ LAWS = {
         "units",
         "errors",
         "record",
+        "place",
     ),
-    "tensorboard_plugin": ("tensorboard_plugin", "show", "report", "run", "units", "errors", "record"),
+    "tensorboard_plugin": (
+        "tensorboard_plugin",
+        "show",
+        "report",
+        "run",
+        "units",
+        "place",
+        "errors",
+        "record",
+    ),
     "cli": (
         "cli",
         "selftest",

@@ -196,7 +196,9 @@ def judged(*, constant, samples=40, callers=((), ())):
     The two lines are called by these numbers of frames.
     """
     frames = tuple(
-        StackFrame(file="net.py", line=line, function=name, function_line=5, module="net", is_users=True)
+        StackFrame(
+            file="net.py", line=line, function=name, function_line=5, python_module="net", is_users=True
+        )
         for line, name in ((7, "knn"), (9, "knn"), (20, "graph"), (30, "training_step"))
     )
     stacks = StackSamples(

@@ -20,20 +20,22 @@ from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, analysis_of, only, steps_of
 
-HOOK = StackFrame(file="train.py", line=7, function="watch", function_line=5, module="train", is_users=True)
+HOOK = StackFrame(
+    file="train.py", line=7, function="watch", function_line=5, python_module="train", is_users=True
+)
 CALL = StackFrame(
     file="torch.py", line=1, function="Module._call_impl", function_line=0,
-    module="torch.nn.modules.module", is_users=False,
+    python_module="torch.nn.modules.module", is_users=False,
 )  # fmt: skip
 FORWARD_CALL = StackFrame(
     file="torch.py", line=2, function="Module._call_impl", function_line=0,
-    module="torch.nn.modules.module", is_users=False,
+    python_module="torch.nn.modules.module", is_users=False,
 )  # fmt: skip
 FORWARD = StackFrame(
-    file="train.py", line=20, function="Net.forward", function_line=19, module="train", is_users=True
+    file="train.py", line=20, function="Net.forward", function_line=19, python_module="train", is_users=True
 )
 OF_LIGHTNING = StackFrame(
-    file="l.py", line=3, function="hook", function_line=2, module="lightning.pytorch.x", is_users=False
+    file="l.py", line=3, function="hook", function_line=2, python_module="lightning.pytorch.x", is_users=False
 )
 FRAMES = (HOOK, CALL, FORWARD_CALL, FORWARD, OF_LIGHTNING)
 

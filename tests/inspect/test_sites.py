@@ -845,14 +845,14 @@ class Tool:
 )
 def test_place_of(function, mark, name):
     found = place_of(function)
-    assert (found.file, found.line, found.name) == (HERE, line_of(mark), name)
+    assert (found.file, found.line, found.function) == (HERE, line_of(mark), name)
 
 
 def test_places_of_other_things():
-    assert place_of(Tool.static).name == "Tool.static"
+    assert place_of(Tool.static).function == "Tool.static"
     forward = inspect.unwrap(nn.Linear.forward).__code__
     assert place_of(nn.Linear(1, 1)).line == forward.co_firstlineno
-    assert place_of(lambda x: x).name == "test_places_of_other_things.<locals>.<lambda>"
+    assert place_of(lambda x: x).function == "test_places_of_other_things.<locals>.<lambda>"
     for unknown in (len, torch.add, functools.partial(len)):
         assert (place_of(unknown).file, place_of(unknown).is_library) == (None, True)
     for unknown in (None, 3, SimpleNamespace()):

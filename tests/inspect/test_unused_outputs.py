@@ -9,11 +9,11 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.waste import UnusedOutputs
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import StepWaste, UnusedOutput
-from lightning_modelprof.run.setup import CodePlace
 from tests.inspect.test_waste import backward, watched
 from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.support.fits import run_fit
@@ -281,7 +281,7 @@ def test_rows_that_attention_reads_are_no_waste(tmp_path):
 
 def cost_with(*outputs):
     """Two experts of 2 + 4 ms each and a head of 1 + 1 ms; a step takes 20 ms."""
-    line = CodePlace(name="Net.forward", file="/home/me/net.py", line=40)
+    line = Place(function="Net.forward", file="/home/me/net.py", line=40)
     return replace(
         cost_of(
             ("", 0, 0, 0), ("moe", 10, 0, 0), ("moe.0", 10, 2, 4), ("moe.1", 10, 2, 4), ("head", 10, 1, 1)
@@ -392,9 +392,9 @@ def collate(samples, longest=256):
 def test_the_line_that_pads_to_a_fixed_length(tmp_path, statement, is_named):
     file = tmp_path / "data.py"
     file.write_text(COLLATE.format(statement))
-    collate = CodePlace(name="collate", file=str(file), line=2)
+    collate = Place(function="collate", file=str(file), line=2)
     setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], collate=collate),))
-    call = CodePlace(name="Net.forward", file="/home/me/net.py", line=40)
+    call = Place(function="Net.forward", file="/home/me/net.py", line=40)
     padded = mixing("moe.0", inputs=(80, 64), places=10, unused_places=4, lines=(call,))
     analysis = analysis_of(
         steps_of(forward=8, backward=12),

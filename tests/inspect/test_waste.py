@@ -28,6 +28,7 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.measure.sampling.stack_look import ThreadClocks
 from lightning_modelprof.measure.setup.model_setup import calls_by_name
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.report.rules.cpus import CompetingThread
@@ -49,14 +50,13 @@ from lightning_modelprof.run.model_cost import (
     TensorSize,
     UnusedGradients,
 )
-from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import LineCount, StepSites
 from lightning_modelprof.run.stacks import OtherThread, SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, only, steps_of
 from tests.support.fits import fit_quietly, make_callback, make_trainer
 from tests.support.scenarios import rows
 
-LINE = CodePlace(name="Net.forward", file="/home/me/net.py", line=40)
+LINE = Place(function="Net.forward", file="/home/me/net.py", line=40)
 
 
 def watched(model, run):
@@ -683,14 +683,19 @@ def test_clocks_of_other_threads():
 def stacks_with(thread_ns, *, module="app", is_users=True):
     frames = (
         StackFrame(
-            file="/home/me/net.py", line=30, function="step", function_line=30, module="app", is_users=True
+            file="/home/me/net.py",
+            line=30,
+            function="step",
+            function_line=30,
+            python_module="app",
+            is_users=True,
         ),
         StackFrame(
             file="/home/me/watch.py",
             line=7,
             function="walk",
             function_line=5,
-            module=module,
+            python_module=module,
             is_users=is_users,
         ),
     )
@@ -745,7 +750,7 @@ def test_lines_that_make_things(tmp_path):
         "    DataLoader\n"
     )
     found = calls_by_name([str(file)])
-    assert {name: [(one.line, one.name) for one in places] for name, places in found.items()} == {
+    assert {name: [(one.line, one.function) for one in places] for name, places in found.items()} == {
         "DataLoader": [(5, "Data.loader")],
         "Embedding": [(9, "main")],
         "double": [(9, "main")],

@@ -161,7 +161,7 @@ def test_the_profiler_sees_all(package):
     assert whole_ns == costs.clock.now_ns - costs.begin_ns
     assert around.sanity_ns == costs.ns["sanity check"]
     [check] = [one for one in around.rows if one.label == "sanity check"]
-    assert (check.calls, check.place.name.rpartition(".")[2]) == (1, "validation_step")
+    assert (check.calls, check.place.function.rpartition(".")[2]) == (1, "validation_step")
     table = table_of(profiler.report, "around")
     assert sum(row[3] + row[4] for row in table.rows) == around.before_ns + around.after_ns
     place = next(row[-1] for row in table.rows if row[0] == "Net.configure_optimizers")

@@ -10,9 +10,9 @@ from torch import nn
 
 from lightning_modelprof.analysis.steps.memory import memory_use
 from lightning_modelprof.measure.resources.growing import GrowthWatch
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import advice_for
 from lightning_modelprof.run.memory import GrowingAttribute, MemoryRecord
-from lightning_modelprof.run.setup import CodePlace
 from tests.support.diagnosed import analysis_of, steps_of
 from tests.support.fits import Net, loader, run_fit
 
@@ -184,7 +184,7 @@ def test_a_file_that_has_changed_since_is_not_read(tmp_path):
 def advice_at(folder, line, created="2999-01-01T00:00:00+00:00"):
     file = folder / "net.py"
     file.write_text(SOURCE)
-    adds = CodePlace(name="Net.training_step", file=str(file), line=4)
+    adds = Place(function="Net.training_step", file=str(file), line=4)
     one = GrowingAttribute(
         owner="Net", name="seen", first_step=1, last_step=99, first_size=1, last_size=99, lines=(adds,)
     )

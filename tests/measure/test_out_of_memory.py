@@ -24,7 +24,8 @@ from lightning_modelprof.measure.resources.out_of_memory import (
     holders_of,
     out_of_memory_error,
 )
-from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.memory import RanOutOfMemory, rest_bytes
 from lightning_modelprof.run.memory import Holder, MemoryRecord, OutOfMemory
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
@@ -216,9 +217,7 @@ def test_activations_dominate():
     assert found.locations == ()
     assert {one.label: one.value for one in found.evidence}["largest modules"] == "layers.3"
     asked = finding_of(event_of(file="/home/me/net.py", line=12, function="Net.forward"))
-    assert asked.locations == (
-        Location(file="/home/me/net.py", line=12, function="Net.forward", is_exact=True),
-    )
+    assert asked.locations == (Place(file="/home/me/net.py", line=12, function="Net.forward", is_exact=True),)
     assert rest_bytes(event_of()) == 62 * GIB
 
 

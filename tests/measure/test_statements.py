@@ -13,7 +13,7 @@ from torch import nn
 from lightning_modelprof.measure.setup.environment import _configurator
 from lightning_modelprof.measure.setup.source_file import SourceFile, mentions
 from lightning_modelprof.measure.setup.statements import outside_optimizers
-from lightning_modelprof.run.setup import CodePlace
+from lightning_modelprof.place import Place
 
 
 def source_of(text, path="/home/me/train.py"):
@@ -93,9 +93,9 @@ def test_calls_in_two_statements_are_none():
 
 def test_a_function_that_moved_is_not_taken_for_the_one_that_ran():
     source = source_of("@cached\ndef train_dataloader():\n    pass\n")
-    assert source.function_at(CodePlace(name="Data.train_dataloader", line=1)) is not None
-    assert source.function_at(CodePlace(name="Data.train_dataloader", line=2)) is None
-    assert source.function_at(CodePlace(name="Data.val_dataloader", line=1)) is None
+    assert source.function_at(Place(function="Data.train_dataloader", line=1)) is not None
+    assert source.function_at(Place(function="Data.train_dataloader", line=2)) is None
+    assert source.function_at(Place(function="Data.val_dataloader", line=1)) is None
 
 
 def test_what_cannot_be_read_is_none(tmp_path):

@@ -74,7 +74,7 @@ def test_a_setup_as_it_is(tmp_path):
     )
     assert setup.keeps_gradients is True
     assert setup.module_hooks["on_train_batch_start"].line == line_of(Own.on_train_batch_start)
-    assert setup.module_hooks["training_step"].name == "Net.training_step"
+    assert setup.module_hooks["training_step"].function == "Net.training_step"
     [noisy] = [one for one in setup.callbacks if one.callback == "Noisy"]
     assert list(noisy.hooks) == ["on_train_batch_end"]
     assert (setup.num_threads, setup.usable_cpus) == (torch.get_num_threads(), training_setup.usable_cpus())

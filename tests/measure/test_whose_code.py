@@ -15,13 +15,14 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.measure.user_code import place_of
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.libraries import LIBRARIES, Way, reached
 from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_optimizer
-from lightning_modelprof.report.model import Location, Status
+from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.input import InputBound, WorkerStartup
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.setup import CodePlace, Library, LoaderSetup, OptimizerSetup
+from lightning_modelprof.run.setup import Library, LoaderSetup, OptimizerSetup
 from lightning_modelprof.show.findings import found_texts
 from tests.support.diagnosed import SETUP, analysis_of, only, steps_of
 from tests.support.fits import fit_quietly, make_callback, make_trainer, report_of
@@ -158,7 +159,7 @@ def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
     [loader] = setup.loaders
     assert (loader.made_by, loader.dataset.package) == (None, "fakelib")
     assert owner_of_loader(setup, loader).place == setup.package_call
-    assert owner_of_optimizer(setup).place.name == "Lit.configure_optimizers"
+    assert owner_of_optimizer(setup).place.function == "Lit.configure_optimizers"
     assert callback.run.info.versions["fakelib"] == "1.2.3"
     assert "lightning" in callback.run.info.versions
     [versions] = [value for label, value in callback.report.facts if label == "Versions"]
@@ -289,8 +290,8 @@ def test_a_users_line_goes_to_the_transform_that_costs(installed, tmp_path):
 # What is advised
 
 
-HOOK = CodePlace(
-    name="Data.train_dataloader", file="/x/site-packages/fakelib/data.py", line=33, is_library=True,
+HOOK = Place(
+    function="Data.train_dataloader", file="/x/site-packages/fakelib/data.py", line=33, is_library=True,
     package="fakelib",
 )  # fmt: skip
 
@@ -302,8 +303,8 @@ def setup_of(package, **changes):
         kind="DataLoader",
         num_workers=0,
         persistent_workers=False,
-        dataset=CodePlace(
-            name="Windows.__getitem__", file=f"{folder}/data.py", line=7, is_library=True, package=package
+        dataset=Place(
+            function="Windows.__getitem__", file=f"{folder}/data.py", line=7, is_library=True, package=package
         ),
         made_by=replace(HOOK, file=f"{folder}/data.py", package=package),
     )
@@ -445,4 +446,4 @@ def test_each_entry_has_a_way():
 
 
 def test_a_location_is_the_users_unless_said():
-    assert (Location().package, Location().call) == ("", None)
+    assert (Place().package, Place().call) == ("", None)

@@ -387,7 +387,7 @@ def test_loaders_that_are_made_anew_share_one_record():
 
 def frames_of(names):
     return tuple(
-        StackFrame(file="f", line=1, function=name, function_line=1, module=name, is_users=True)
+        StackFrame(file="f", line=1, function=name, function_line=1, python_module=name, is_users=True)
         for name in names
     )
 

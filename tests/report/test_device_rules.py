@@ -14,9 +14,10 @@ from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.build_trace import diagnose_traces
-from lightning_modelprof.report.model import Location, Severity, Status
+from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
@@ -154,7 +155,7 @@ def test_a_sync_with_its_exact_line():
     )
     finding = only(run(HostDeviceSync(), trace(wait(20, calls=2)), sites=sites))
     assert finding.locations == (
-        Location(file="/home/me/net.py", line=41, function="training_step", is_exact=True),
+        Place(file="/home/me/net.py", line=41, function="training_step", is_exact=True),
     )
     assert finding.saving_ns_per_step == 20 * MS
     assert finding.summary.startswith(
@@ -178,7 +179,7 @@ def test_a_trace_with_stacks_tells_functions_apart():
     assert [one.line for one in finding.locations] == [41]
     # A function in which no line was seen: the sites are of another step.
     finding = only(run(HostDeviceSync(), trace(wait(20, **place)), sites=sites_of(other)))
-    assert finding.locations == (Location(file="me/net.py", line=30, function="training_step"),)
+    assert finding.locations == (Place(file="me/net.py", line=30, function="training_step"),)
 
 
 def test_one_finding_for_each_place_the_most_expensive_first():
@@ -189,7 +190,7 @@ def test_one_finding_for_each_place_the_most_expensive_first():
         (5, Severity.WARNING),
         (None, Severity.INFO),
     ]
-    assert findings[2].locations == (Location(function="optimizer"),)
+    assert findings[2].locations == (Place(function="optimizer"),)
     assert sum(one.saving_ns_per_step for one in findings) == 21 * MS
 
 
@@ -298,7 +299,7 @@ def test_in_traces_alone_nobody_knows_what_is_the_batch():
     finding = only(HostToDeviceCopy().judge((facts,), Circumstances()))
     assert finding.saving_ns_per_step == 20 * MS  # of the recorded step
     assert "Set pin_memory=True and use .to(device, non_blocking=True) for batches." in finding.action
-    assert finding.locations == (Location(file="bench.py", line=44, function="<module>"),)
+    assert finding.locations == (Place(file="bench.py", line=44, function="<module>"),)
 
 
 @pytest.mark.parametrize(
@@ -525,4 +526,4 @@ def test_the_same_trace_alone():
     verdict, findings = diagnose_traces([hand_made_window()])
     assert verdict.kind == "sync_bound"
     assert findings[0].saving_ns_per_step == pytest.approx(4 * MS)
-    assert findings[0].locations == (Location(function="forward"),)
+    assert findings[0].locations == (Place(function="forward"),)

@@ -8,8 +8,9 @@ import pytest
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.idioms import IDIOMS, idiom_advice, with_idiom
-from lightning_modelprof.report.model import Finding, Location, Severity, Status
+from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 
 NOON = "2026-05-01T12:00:00+00:00"
@@ -59,7 +60,7 @@ def test_each_is_tried():
 
 
 def finding(path, **changes):
-    place = Location(file=str(path), line=2, function="f", is_exact=True)
+    place = Place(file=str(path), line=2, function="f", is_exact=True)
     return Finding(
         kind="input_bound",
         status=Status.FOUND,
@@ -84,7 +85,7 @@ def samples(*stacks):
                     line=line,
                     function="f",
                     function_line=1,
-                    module=module,
+                    python_module=module,
                     is_users=not isinstance(place, str),
                 )
             )
@@ -103,7 +104,7 @@ def file_of(tmp_path, *lines):
 def test_a_pattern_applies_only_to_the_line_that_takes_the_time(tmp_path):
     """The outer line loads a file in 2 of 10 samples; the other 8 are in a line that it calls."""
     file = file_of(tmp_path, "x = np.load(read(path))", "y = slow(x)", "z = x.tolist()")
-    inner = Location(file=str(file), line=3, function="g", is_exact=True)
+    inner = Place(file=str(file), line=3, function="g", is_exact=True)
     hot = samples((2, (file, 2)), (8, (file, 2), (file, 3)))
     assert with_idiom(finding(file), NOON, hot).action == "Do less."
     assert with_idiom(finding(file, inner=inner), NOON, hot).action == "Do less."
@@ -124,7 +125,7 @@ def test_a_pattern_applies_only_to_the_line_that_takes_the_time(tmp_path):
 
 def test_a_place_in_a_library_leads_to_the_line_that_calls_it(tmp_path):
     file = file_of(tmp_path, "row = self.df.iloc[i]")
-    inside = Location(file="/lib/pandas/x.py", line=1, function="fast_xs", is_exact=True, package="pandas")
+    inside = Place(file="/lib/pandas/x.py", line=1, function="fast_xs", is_exact=True, package="pandas")
     hot = samples((8, (file, 2), "pandas"))
     assert with_idiom(finding(file, inner=inside), NOON, hot).action.startswith("Convert the columns once")
 

@@ -23,13 +23,13 @@ NET = "/home/me/net.py"
 
 def frame(line):
     return StackFrame(
-        file=NET, line=line, function="training_step", function_line=30, module="net", is_users=True
+        file=NET, line=line, function="training_step", function_line=30, python_module="net", is_users=True
     )
 
 
 def library(module, function):
     return StackFrame(
-        file="/lib.py", line=9, function=function, function_line=5, module=module, is_users=False
+        file="/lib.py", line=9, function=function, function_line=5, python_module=module, is_users=False
     )
 
 

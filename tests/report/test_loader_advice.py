@@ -18,6 +18,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu, batch_cpu
 from lightning_modelprof.loop.host import batches_made
 from lightning_modelprof.measure.resources.cpu import PERIOD
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
 from lightning_modelprof.report.charts.workers import queue_depth
 from lightning_modelprof.report.model import Severity, Status
@@ -25,7 +26,6 @@ from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import CpuUse
-from lightning_modelprof.run.setup import CodePlace
 from tests.support.bench import make_trainer
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
 from tests.support.fits import host_of
@@ -52,10 +52,10 @@ def evidence(one):
 
 @pytest.mark.parametrize("package", ["", "replay"])
 def test_torchs_own_collate_is_no_place_beside_a_packages_data_set(package):
-    dataset = CodePlace(name="Data.__getitem__", file="d.py", line=3, is_library=True, package=package)
-    collate = CodePlace(name="default_collate", file="collate.py", line=9, is_library=True)
+    dataset = Place(function="Data.__getitem__", file="d.py", line=3, is_library=True, package=package)
+    collate = Place(function="default_collate", file="collate.py", line=9, is_library=True)
     places = places_of_batches(with_loader(dataset=dataset, collate=collate).loaders)
-    assert [place.name for place in places] == [dataset.name, collate.name][: 1 if package else 2]
+    assert [place.function for place in places] == [dataset.function, collate.function][: 1 if package else 2]
 
 
 # Without knowing what computes

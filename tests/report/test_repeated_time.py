@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import diagnose, without_repeats
-from lightning_modelprof.report.model import Finding, Location, Severity, Status
+from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.rules.callbacks import SlowCallback, SlowLoggingCalls
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync
 from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowLineInModule
@@ -33,7 +34,7 @@ def finding(kind, saving_ms, *lines, severity=Severity.WARNING, is_exact=True):
         summary="It takes long.",
         severity=severity,
         saving_ns_per_step=saving_ms * MS,
-        locations=tuple(Location(file="train.py", line=line, is_exact=is_exact) for line in lines),
+        locations=tuple(Place(file="train.py", line=line, is_exact=is_exact) for line in lines),
     )
 
 

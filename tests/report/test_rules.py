@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts, trimmed_mean
 from lightning_modelprof.errors import ConfigError
+from lightning_modelprof.place import Place
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
@@ -50,7 +51,6 @@ from lightning_modelprof.run.records import ActionTime, AroundLoop, CallbackTime
 from lightning_modelprof.run.setup import (
     CallbackSetup,
     CheckpointSetup,
-    CodePlace,
     Compilation,
     CompileSetup,
     ConvolutionBias,
@@ -411,7 +411,7 @@ def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
     assert only(
         InputBound().evaluate(analysis_of(steps_of(forward=4, dataloader=2), setup=setup))
     ).severity is (Severity.WARNING)
-    whole = replace(rows, dataset=replace(PLACE, name="Reader.__getitems__"))
+    whole = replace(rows, dataset=replace(PLACE, function="Reader.__getitems__"))
     cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=replace(SETUP, loaders=(whole,)))
     assert "BatchSampler" not in only(InputBound().evaluate(cheap)).action
 
@@ -505,7 +505,7 @@ def test_worker_startup_of_persistent_workers_or_without_epochs():
 
 def test_slow_callbacks_by_name_and_hook():
     """20 steps of 10 ms, 200 ms in all: 60 ms and 20 ms are found, 2 ms and the checkpoint are not."""
-    hook = CodePlace(name="Slow.on_train_batch_end", file="/home/me/callbacks.py", line=12)
+    hook = Place(function="Slow.on_train_batch_end", file="/home/me/callbacks.py", line=12)
     callbacks = (
         CallbackTime(callback="Slow", hook="on_train_batch_end", calls=20, total_ns=40 * MS),
         CallbackTime(callback="Slow", hook="on_train_epoch_end", calls=2, total_ns=20 * MS),
@@ -569,7 +569,7 @@ def test_validation_in_few_steps_is_spread_over_all():
 
 def test_zero_grad_of_ones_own():
     steps = steps_of(forward=10, zero_grad=5)
-    hooks = {"optimizer_zero_grad": CodePlace(name="Net.optimizer_zero_grad", file="net.py", line=3)}
+    hooks = {"optimizer_zero_grad": Place(function="Net.optimizer_zero_grad", file="net.py", line=3)}
     setup = replace(SETUP, module_hooks=hooks, keeps_gradients=True)
     finding = only(ZeroGradCost().evaluate(analysis_of(steps, setup=setup)))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 5 * MS)
@@ -760,7 +760,7 @@ def test_convolution_bias():
 
 def test_recompilations_with_their_time_and_guard():
     """Two compilations again, 0.1 s each, in 20 steps: 10 ms a step."""
-    place = CodePlace(name="forward", file="net.py", line=4)
+    place = Place(function="forward", file="net.py", line=4)
     compiled = CompileSetup(
         compilations=tuple(Compilation(function=place, attempt=n, seconds=0.1) for n in (0, 1, 2)),
         graph_breaks={"builtin print": 3},

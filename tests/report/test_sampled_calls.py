@@ -21,7 +21,12 @@ from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
 
 def frame(function, module, *, line=7, is_users=False):
     return StackFrame(
-        file=f"{module}.py", line=line, function=function, function_line=5, module=module, is_users=is_users
+        file=f"{module}.py",
+        line=line,
+        function=function,
+        function_line=5,
+        python_module=module,
+        is_users=is_users,
     )
 
 

@@ -20,13 +20,14 @@ from torchmetrics import Metric
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.measure.setup import training_setup
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.validation import LongSanityCheck, ValidationShare
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
 from lightning_modelprof.run.records import ActionTime, AroundLoop
-from lightning_modelprof.run.setup import CodePlace, DeviceSetup, LoaderSetup
+from lightning_modelprof.run.setup import DeviceSetup, LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
 from tests.support.fits import Net, Numbers, report_of, run_fit
@@ -280,11 +281,11 @@ VAL_LOADER = LoaderSetup(
     persistent_workers=False,
     pin_memory=False,
     batch_size=4,
-    dataset=CodePlace(name="V.__getitem__", file="v.py", line=3),
+    dataset=Place(function="V.__getitem__", file="v.py", line=3),
 )
 HOOKS = {
-    "validation_step": CodePlace(name="Net.validation_step", file="net.py", line=60),
-    "on_validation_epoch_end": CodePlace(name="Net.on_validation_epoch_end", file="net.py", line=70),
+    "validation_step": Place(function="Net.validation_step", file="net.py", line=60),
+    "on_validation_epoch_end": Place(function="Net.on_validation_epoch_end", file="net.py", line=70),
 }
 
 

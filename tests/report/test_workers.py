@@ -16,6 +16,7 @@ from lightning_modelprof.analysis.steps.loader_queue import loader_queue
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
 from lightning_modelprof.analysis.steps.workers import WaitCause, Why
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import predicted_call
 from lightning_modelprof.report.advice.owners import Owner
 from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
@@ -25,7 +26,7 @@ from lightning_modelprof.report.rules.cpus import BusyCpus
 from lightning_modelprof.report.rules.input import InputBound, RepeatedWork, SynchronousLoader, WorkerStartup
 from lightning_modelprof.report.rules.steps import _advice as slow_steps_advice
 from lightning_modelprof.run.batches import RepeatedSamples
-from lightning_modelprof.run.setup import CodePlace, LoaderSetup
+from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import SlowSteps, StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
@@ -57,7 +58,7 @@ def frame(function, line, *, users=True, file=DATA, module="data"):
         line=line,
         function=function,
         function_line=line - 1,
-        module=module,
+        python_module=module,
         is_users=users,
     )
 
@@ -494,7 +495,7 @@ def test_slow_samples_are_told_by_the_batches():
 def test_a_library_that_makes_the_loader_is_told_its_own_way():
     facts = played(40, workers=2).workers[0]
     owner = Owner(
-        package="replay", place=CodePlace(name="build", file="/lib/replay/x.py", line=3, package="replay")
+        package="replay", place=Place(function="build", file="/lib/replay/x.py", line=3, package="replay")
     )
     said = cause_advice(facts, None, 8, owner).action
     assert said.startswith(
@@ -751,9 +752,9 @@ def test_samples_are_to_be_kept_where_making_them_is_what_is_waited_for():
 
 def test_nothing_is_to_be_kept_of_data_in_memory():
     """Rows of a TensorDataset, samples of 10 us in workers, batches that are ready, and a slow collate."""
-    tensors = CodePlace(name="TensorDataset.__getitem__", file="dataset.py", line=207, is_library=True)
+    tensors = Place(function="TensorDataset.__getitem__", file="dataset.py", line=207, is_library=True)
     assert "rows in memory" in kept(inline(batch_size=4, dataset=tensors)).summary
-    own = replace(tensors, name="TensorDataset.__getitem__", is_library=False)
+    own = replace(tensors, function="TensorDataset.__getitem__", is_library=False)
     assert kept(inline(batch_size=4, dataset=own)).status is Status.FOUND
     run = played(40, workers=2)
     [facts] = run.workers
@@ -778,7 +779,7 @@ def test_nothing_is_to_be_kept_where_the_collate_function_takes_most(samples, st
         ),
         samples=100,
     )
-    place = CodePlace(name="collate", file=DATA, line=50)
+    place = Place(function="collate", file=DATA, line=50)
     analysis = replace(inline(collate=place), hot_lines=HotLines(samples=record))
     assert kept(analysis).status is status
 

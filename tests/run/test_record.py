@@ -8,16 +8,17 @@ from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
 
-from lightning_modelprof.report.model import Evidence, Finding, Location, Status, Table, Unit
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.model import Evidence, Finding, Status, Table, Unit
 from lightning_modelprof.run.records import RunInfo
 
-INNER = Location(file="train.py", line=3)
+INNER = Place(file="train.py", line=3)
 OUTER = Finding(
     kind="one",
     status=Status.FOUND,
     title="One",
     summary="It is.",
-    locations=(INNER, Location(inner=INNER)),
+    locations=(INNER, Place(inner=INNER)),
     evidence=(Evidence(label="of it", value=2, unit=Unit.COUNT),),
 )
 
@@ -25,7 +26,7 @@ OUTER = Finding(
 def test_a_record_is_a_dataclass_to_whoever_asks():
     assert is_dataclass(OUTER)
     assert [field.name for field in fields(OUTER)] == list(OUTER.__struct_fields__)
-    assert {field.name: field.type for field in fields(Location)}["inner"] == "Location | None"
+    assert {field.name: field.type for field in fields(Place)}["inner"] == "Place | None"
     changed = replace(OUTER, title="Two")
     assert changed == Finding(**{name: getattr(changed, name) for name in OUTER.__struct_fields__})
     assert (changed.title, OUTER.title) == ("Two", "One")

@@ -7,21 +7,22 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.analysis.source.call_tree import CallNode
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.flames import _place
-from lightning_modelprof.report.model import Column, Finding, Location, Severity, Status, Table
+from lightning_modelprof.report.model import Column, Finding, Severity, Status, Table
 from tests.show.test_html_browser import Keys, about, box, names, press, report_of, search, show
 from tests.show.test_html_copying import REFUSE, TAKE
 from tests.support.sample_flames import stacks_flame
 
 pytestmark = pytest.mark.slow
 
-SLOW_LINE = Location(
+SLOW_LINE = Place(
     file="/home/me/my code/train.py",
     line=40,
     function="Net.training_step",
     is_exact=True,
-    inner=Location(file="/home/me/my code/loss.py", line=7, function="nll", is_exact=True),
-    call=Location(file="/home/me/my code/main.py", line=3, function="main", is_exact=True),
+    inner=Place(file="/home/me/my code/loss.py", line=7, function="nll", is_exact=True),
+    call=Place(file="/home/me/my code/main.py", line=3, function="main", is_exact=True),
 )
 
 
@@ -172,7 +173,7 @@ def test_places_of_a_flame_graph(browser, tmp_path):
 
 def test_the_users_files_have_their_folders():
     fields = {"samples": 1, "own_ns": 1, "total_ns": 1, "children": ()}
-    users = CallNode(name="f", file="/home/me/train.py", line=3, is_users=True, **fields)
+    users = CallNode(function="f", file="/home/me/train.py", line=3, is_users=True, **fields)
     library = replace(users, file="/x/site-packages/torch/nn/module.py", is_users=False)
     assert [_place(users), _place(library)] == ["/home/me/train.py:3", "nn/module.py:3"]
     assert _place(replace(users, file=None)) == ""

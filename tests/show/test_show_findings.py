@@ -10,17 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     Evidence,
     Finding,
-    Location,
     Report,
     Severity,
     Status,
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import found_texts, place_of
+from lightning_modelprof.show.findings import found_texts
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
@@ -35,7 +35,7 @@ SLOW = Finding(
     summary="Slow takes 10 ms per step.",
     action="Do less in Slow.",
     saving_ns_per_step=10_000_000.0,
-    locations=tuple(Location(file=f"/home/me/{n}.py", line=n, function="Slow.hook") for n in range(1, 6)),
+    locations=tuple(Place(file=f"/home/me/{n}.py", line=n, function="Slow.hook") for n in range(1, 6)),
     evidence=(Evidence(label="time per step", value=10_000_000, unit=Unit.DURATION_NS),),
 )
 HINT = Finding(
@@ -45,7 +45,7 @@ HINT = Finding(
     title=HOSTILE,
     summary=HOSTILE,
     action=HOSTILE,
-    locations=(Location(module=HOSTILE),),
+    locations=(Place(module=HOSTILE),),
 )
 CLEAN = Finding(kind="slow_logger", status=Status.CLEAN, title="Logging", summary="All is well.")
 SILENT = Finding(kind="amp_off", status=Status.NOT_EVALUATED, title="AMP", summary="no CUDA device")
@@ -90,8 +90,8 @@ def test_findings_in_text():
     assert "All is well" not in text
 
 
-LOSS = Location(file="losses.py", line=5, function="weighted_nll", is_exact=True)
-STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact=True, inner=LOSS)
+LOSS = Place(file="losses.py", line=5, function="weighted_nll", is_exact=True)
+STEP = Place(file="train.py", line=40, function="Net.training_step", is_exact=True, inner=LOSS)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ STEP = Location(file="train.py", line=40, function="Net.training_step", is_exact
         (replace(LOSS, function=None), "losses.py:5"),
         (replace(LOSS, line=None, is_exact=False), "losses.py in weighted_nll"),
         (replace(LOSS, file=None), "in weighted_nll"),  # a line of no file says nothing
-        (Location(module="net.loss"), "module net.loss"),
-        (replace(STEP, inner=Location()), "train.py:40 in Net.training_step"),
+        (Place(module="net.loss"), "module net.loss"),
+        (replace(STEP, inner=Place()), "train.py:40 in Net.training_step"),
     ],
 )
 def test_places_in_words(location, words):
@@ -117,7 +117,7 @@ def test_places_in_words(location, words):
 
 
 def test_a_place_that_is_not_known_is_not_there():
-    (text,) = found_texts((replace(SLOW, locations=(Location(),)),))
+    (text,) = found_texts((replace(SLOW, locations=(Place(),)),))
     assert text.lines == (
         "Slow takes 10 ms per step.",
         "Fix: Do less in Slow.",
@@ -169,16 +169,16 @@ def test_json_has_all_of_them():
 
 
 def test_where_a_library_is_installed_is_left_out():
-    place = Location(file="/usr/lib/python3/site-packages/torch/utils/data/dataset.py", line=206)
-    assert str(place_of(place)) == "torch/utils/data/dataset.py:206"
+    place = Place(file="/usr/lib/python3/site-packages/torch/utils/data/dataset.py", line=206)
+    assert str(place) == "torch/utils/data/dataset.py:206"
 
 
 def test_a_cell_of_a_notebook_is_called_by_its_number(monkeypatch):
     """As its traceback calls it; where the notebook is over, its number is not known any more."""
-    place = Location(file="/tmp/ipykernel_12/3456.py", line=7, function="noise", is_exact=True)
-    assert str(place_of(place)) == "a notebook cell:7 in noise"
+    place = Place(file="/tmp/ipykernel_12/3456.py", line=7, function="noise", is_exact=True)
+    assert str(place) == "a notebook cell:7 in noise"
     shell = SimpleNamespace(compile=SimpleNamespace(format_code_name={place.file: ("Cell", "In[3]")}.get))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert str(place_of(place)) == "In[3]:7 in noise"
+    assert str(place) == "In[3]:7 in noise"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert str(place_of(place)) == "a notebook cell:7 in noise"
+    assert str(place) == "a notebook cell:7 in noise"

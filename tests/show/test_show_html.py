@@ -10,12 +10,12 @@ from html.parser import HTMLParser
 import pytest
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     Chart,
     Column,
     Evidence,
     Finding,
-    Location,
     Report,
     Series,
     Severity,
@@ -213,9 +213,7 @@ def hostile_everywhere():
             title=name,
             summary=name,
             action=name,
-            locations=(
-                Location(file=name, line=3, function=name, module=name, inner=Location(file=name, line=1)),
-            ),
+            locations=(Place(file=name, line=3, function=name, module=name, inner=Place(file=name, line=1)),),
             evidence=(Evidence(label=name, value=name, unit=Unit.TEXT),),
         )
         for number, name in enumerate(NAMES)
@@ -277,8 +275,8 @@ def finding(**fields):
     return Finding(**(usual | fields))
 
 
-_LOSS = Location(file="losses.py", line=5, function="nll")
-_STEP = Location(file="train.py", line=42, function="make", module="net.a", is_exact=True, inner=_LOSS)
+_LOSS = Place(file="losses.py", line=5, function="nll")
+_STEP = Place(file="train.py", line=42, function="make", module="net.a", is_exact=True, inner=_LOSS)
 
 
 def test_a_finding_says_all_that_it_knows():
@@ -319,9 +317,7 @@ def test_a_finding_that_nobody_judged_is_no_hint():
 
 
 def test_a_finding_that_knows_little():
-    page = page_of(
-        report_of(findings=(finding(severity=Severity.INFO, locations=(Location(module="net"),)),))
-    )
+    page = page_of(report_of(findings=(finding(severity=Severity.INFO, locations=(Place(module="net"),)),)))
     assert not page.all("span", class_="stake")
     assert page.all("code") == []
     assert page.all("p", class_="verdict") == []

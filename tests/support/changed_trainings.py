@@ -171,7 +171,7 @@ def with_samples(run, source):
             line=line,
             function="Net.training_step",
             function_line=line - 3,
-            module="train",
+            python_module="train",
             is_users=True,
         ),
         StackFrame(
@@ -179,7 +179,7 @@ def with_samples(run, source):
             line=9,
             function="LightningModule.log",
             function_line=1,
-            module="lightning.pytorch.core.module",
+            python_module="lightning.pytorch.core.module",
             is_users=False,
         ),
     )

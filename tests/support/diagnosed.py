@@ -7,20 +7,21 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, ModuleTime, ModuleTimes
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
-from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 MS = 1_000_000
-PLACE = CodePlace(name="Reader.__getitem__", file="/home/me/train.py", line=7)
+PLACE = Place(function="Reader.__getitem__", file="/home/me/train.py", line=7)
 SETUP = TrainingSetup(
     loaders=(LoaderSetup(kind="DataLoader", num_workers=0, persistent_workers=False, dataset=PLACE),),
     usable_cpus=8,
     num_threads=4,
-    module_hooks={"training_step": CodePlace(name="Net.training_step", file="/home/me/net.py", line=30)},
+    module_hooks={"training_step": Place(function="Net.training_step", file="/home/me/net.py", line=30)},
 )
 
 

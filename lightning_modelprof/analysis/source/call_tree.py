@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.stacks import StackFrame, StackSamples
 
@@ -22,12 +23,11 @@ _PLUMBING: Final = {
 """Functions that only call another one, by module; ``None`` stands for all of a module."""
 
 
-class CallNode(Record, frozen=True, kw_only=True):
+class CallNode(Place, frozen=True, kw_only=True):
     """A phase, or a function with the functions that called it.
 
     Attributes:
-        name: key of the phase, or qualified name of the function.
-        file, line: where the function is defined; ``None`` for a phase.
+        file, line, function: of its definition; a phase has only its key, as ``function``.
         is_users: whether it is the user's code; ``None`` for a phase.
         samples: how many met this function with nothing of the tree below it.
         own_ns: time that these stand for.
@@ -35,9 +35,6 @@ class CallNode(Record, frozen=True, kw_only=True):
         children: what it called, longest first.
     """
 
-    name: str
-    file: str | None
-    line: int | None
     is_users: bool | None
     samples: int
     own_ns: int
@@ -97,9 +94,9 @@ def call_tree(samples: StackSamples | None) -> CallTree | Absent:
 
 
 def _is_plumbing(frame: StackFrame) -> bool:
-    if frame.is_users or frame.module not in _PLUMBING:
+    if frame.is_users or frame.python_module not in _PLUMBING:
         return False
-    names = _PLUMBING[frame.module]
+    names = _PLUMBING[frame.python_module]
     return names is None or frame.function.rpartition(".")[2] in names
 
 
@@ -108,7 +105,7 @@ def _finished(node: _Node, phase: str = "") -> CallNode:
     children = _ranked([_finished(child) for child in node.children.values()])
     frame = node.frame
     return CallNode(
-        name=phase if frame is None else frame.function,
+        function=phase if frame is None else frame.function,
         file=None if frame is None else frame.file,
         line=None if frame is None else frame.function_line,
         is_users=None if frame is None else frame.is_users,

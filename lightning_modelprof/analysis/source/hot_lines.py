@@ -9,6 +9,7 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
 from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.sites import LOG, LOGGER
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples, logging_begins
@@ -53,38 +54,30 @@ _TRANSFORMS: Final = "torch._functorch"
 _NOT_SAMPLED: Final = Absent("not measured (set inspect={'sampling': True})")
 
 
-class HotLine(Record, frozen=True, kw_only=True):
+class HotLine(Place, frozen=True, kw_only=True):
     """The line of a function that most of its time is spent at, with all that the line calls.
 
     Attributes:
-        file, line: where.
-        function: that the line is in, qualified.
         function_line: first line of that function.
         share: of the function's time, 0..1.
         samples: how many were at this line.
         time_ns: that they stand for, summed over the loop.
-        inner: the line further down that this line's time is really spent at, in a function of the user's;
-            its ``share`` is of this line's time. ``None`` if it is this line.
-        package: the installed package that it is of; ``""`` as of ``StackFrame``.
+        inner: its ``share`` is of this line's time.
     """
 
     file: str
     line: int
-    function: str
     function_line: int
     share: float
     samples: int
     time_ns: int
     inner: HotLine | None = None
-    package: str = ""
 
 
-class TopLine(Record, frozen=True, kw_only=True):
+class TopLine(Place, frozen=True, kw_only=True):
     """A line that was the innermost one of the user's on the stack.
 
     Attributes:
-        file, line: where.
-        function: that the line is in, qualified.
         phase: key of the phase; ``None`` if it is all phases together.
         share: of all sampled time, 0..1.
         samples: how many.
@@ -94,7 +87,6 @@ class TopLine(Record, frozen=True, kw_only=True):
 
     file: str
     line: int
-    function: str
     phase: str | None
     share: float
     samples: int
@@ -137,15 +129,15 @@ class _At(NamedTuple):
 
     @property
     def is_in_module(self) -> bool:
-        return any(frame.module == MODULE_CALLS for frame in self.inner)
+        return any(frame.python_module == MODULE_CALLS for frame in self.inner)
 
     @property
     def is_in_gradients(self) -> bool:
         """Whether autograd computes gradients, or a transform of ``torch.func`` runs its own code."""
-        if any((frame.module, frame.function) in _GRADIENTS for frame in self.inner):
+        if any((frame.python_module, frame.function) in _GRADIENTS for frame in self.inner):
             return True
         library = takewhile(lambda frame: not frame.is_users, reversed(self.inner))
-        return any(frame.module.startswith(_TRANSFORMS) for frame in library)
+        return any(frame.python_module.startswith(_TRANSFORMS) for frame in library)
 
 
 class HotLines(Record, frozen=True, kw_only=True):
@@ -177,7 +169,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         caller = frames[begins[0]]
         place = caller.file, caller.line
         kept = next((one.is_kept for one in self.samples.log_calls if (one.file, one.line) == place), None)
-        meets_ranks = any(frame.module.startswith(COLLECTIVES) for frame in frames[begins[1] :])
+        meets_ranks = any(frame.python_module.startswith(COLLECTIVES) for frame in frames[begins[1] :])
         return None if kept or (kept is None and meets_ranks) else begins
 
     def _is_logging(self, at: _At) -> bool:
@@ -303,7 +295,9 @@ class HotLines(Record, frozen=True, kw_only=True):
         for stack in self._stacks((phase,)):
             frames = (self.samples.frames[number] for number in stack.frames)
             whole_ns += stack.time_ns
-            if any(one.module == module and one.function.rpartition(".")[2] == function for one in frames):
+            if any(
+                one.python_module == module and one.function.rpartition(".")[2] == function for one in frames
+            ):
                 below_ns += stack.time_ns
         return below_ns / whole_ns if whole_ns else 0.0
 
@@ -342,7 +336,9 @@ class HotLines(Record, frozen=True, kw_only=True):
         below_ns = whole_ns = 0
         for stack in self.samples.stacks:
             if stack.part == part:
-                modules = {self.samples.frames[index].module.partition(".")[0] for index in stack.frames}
+                modules = {
+                    self.samples.frames[index].python_module.partition(".")[0] for index in stack.frames
+                }
                 whole_ns += stack.time_ns
                 below_ns += stack.time_ns if package in modules else 0
         return below_ns / whole_ns if whole_ns else 0.0
@@ -695,8 +691,8 @@ def _hook(path: Sequence[StackFrame], calls: set[StackFrame]) -> int | None:
     """Where the innermost hook is on a stack; ``None`` where there is none, or it has called a module."""
     for position in range(len(path) - 1, 0, -1):
         frame = path[position]
-        if path[position - 1] in calls and frame.module.partition(".")[0] not in _NOT_HOOKS_OF_ANYBODY:
+        if path[position - 1] in calls and frame.python_module.partition(".")[0] not in _NOT_HOOKS_OF_ANYBODY:
             return position
-        if frame.module == MODULE_CALLS:
+        if frame.python_module == MODULE_CALLS:
             return None
     return None

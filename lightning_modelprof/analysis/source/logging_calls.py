@@ -7,6 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import COLLECTIVES, HotLines
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.sites import LOG, LOGGER
 from lightning_modelprof.run.stacks import LogCall, StackFrame
@@ -20,27 +21,23 @@ RANKS: Final = "ranks"
 _STEP: Final = ("forward", "backward", "optimizer")
 
 
-class LoggingLine(Record, frozen=True, kw_only=True):
+class LoggingLine(Place, frozen=True, kw_only=True):
     """One line of the user's that logs, or calls a metric.
 
     Attributes:
-        file, line, function: where.
         kind: what most of its time goes into: ``LOG`` for ``self.log`` and ``self.log_dict``; ``LOGGER`` for
             what is called of a logger; ``FORWARD``, ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
-        call: what the source says of it; ``None`` if that is not known.
+        logs: what the source says of it; ``None`` if that is not known.
         share: of all sampled time, 0..1.
         samples: how many.
-        package: the installed package that it is of; ``""`` as of ``StackFrame``.
     """
 
     file: str
     line: int
-    function: str
     kind: str
-    call: LogCall | None
+    logs: LogCall | None
     share: float
     samples: int
-    package: str = ""
 
 
 class LoggingCalls(Record, frozen=True, kw_only=True):
@@ -86,7 +83,7 @@ def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
             line=frame.line,
             function=frame.function,
             kind=kinds.most_common(1)[0][0],
-            call=known.get((frame.file, frame.line)),
+            logs=known.get((frame.file, frame.line)),
             share=kinds.total() / whole_ns,
             samples=samples[frame],
             package=frame.package,
@@ -103,7 +100,7 @@ def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
 
 def _kind(frames: list[StackFrame]) -> str:
     """What the frames from the first one that logs on are doing."""
-    if any(frame.module.startswith(COLLECTIVES) for frame in frames):
+    if any(frame.python_module.startswith(COLLECTIVES) for frame in frames):
         return RANKS
     kind = frames[0].logging_kind
     if kind in (LOG, LOGGER, FORWARD, UPDATE, COMPUTE):

@@ -9,7 +9,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
-from lightning_modelprof.record import Record
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.sites import (
     DEVICE_TO_HOST,
     HOST_TENSOR,
@@ -20,15 +20,14 @@ from lightning_modelprof.run.sites import (
 from lightning_modelprof.run.stacks import StackFrame
 
 
-class SourceLine(Record, frozen=True, kw_only=True):
+class SourceLine(Place, frozen=True, kw_only=True):
     """One line of the user's.
 
     What it runs is of the one inspected step, and of a line that ran no operator there 0; ``None`` when no
     step was inspected.
 
     Attributes:
-        file, line, function: where.
-        module: path of the module that ran it, of several the first; ``""`` outside of all.
+        module: of several the first that ran it.
         operators: that it ran itself, without views.
         backward_operators: that backward ran for it, without views.
         waits: how often a value was read, or how many values there are; on a device the host waits for it.
@@ -50,8 +49,6 @@ class SourceLine(Record, frozen=True, kw_only=True):
 
     file: str
     line: int
-    function: str
-    module: str = ""
     operators: int | None = None
     backward_operators: int | None = None
     waits: int | None = None
@@ -249,7 +246,9 @@ def _is_telling(frame: StackFrame) -> bool:
     if frame.is_users:
         return True
     is_method = "." in frame.function.rpartition("<locals>.")[2] or frame.function == "__call__"
-    return bool(frame.package) and is_method and any(word in frame.module.lower() for word in _TRANSFORMS)
+    return (
+        bool(frame.package) and is_method and any(word in frame.python_module.lower() for word in _TRANSFORMS)
+    )
 
 
 def _deepest(paths: Sequence[_Path], is_of_interest: Callable[[StackFrame], bool]) -> HotLine | None:

@@ -94,7 +94,7 @@ def _next_indices(path: Sequence[StackFrame]) -> int | None:
     """Where on a stack the DataLoader asks for indices."""
     module, function = _NEXT_INDICES
     for number, one in enumerate(path):
-        if one.module == module and one.function.rpartition(".")[2] == function:
+        if one.python_module == module and one.function.rpartition(".")[2] == function:
             return number
     return None
 
@@ -108,7 +108,7 @@ def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
         (
             number
             for number, one in enumerate(path[begin:], begin)
-            if (one.is_users or one.package if own else one.module == _SHUFFLES)
+            if (one.is_users or one.package if own else one.python_module == _SHUFFLES)
         ),
         None,
     )
@@ -119,7 +119,7 @@ def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
     return (
         loader.num_workers == 0
         and loader.dataset is not None
-        and loader.dataset.name.endswith(".__getitem__")
+        and loader.dataset.function.endswith(".__getitem__")
         and loader.batch_size is not None
         and loader.batch_size > 1
         and wait_ns < CHEAP_SAMPLE_NS * loader.batch_size

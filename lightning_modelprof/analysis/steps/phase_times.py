@@ -7,10 +7,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop
-from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SPECIAL, StepTag
 
@@ -175,7 +176,7 @@ class AroundRow(Record, frozen=True, kw_only=True):
     calls: int
     total_ns: int
     after_ns: int
-    place: CodePlace | None = None
+    place: Place | None = None
 
     @property
     def whole_ns(self) -> int:
@@ -241,7 +242,7 @@ def _around_row(one: ActionTime, is_before: bool, setup: TrainingSetup | None) -
     )
 
 
-def _place(setup: TrainingSetup, kind: str, name: str, hook: str) -> CodePlace | None:
+def _place(setup: TrainingSetup, kind: str, name: str, hook: str) -> Place | None:
     hooks = {"LightningModule": setup.module_hooks, "LightningDataModule": setup.data_hooks}.get(kind, {})
     if kind == "Callback":
         hooks = next((one.hooks for one in setup.callbacks if one.callback == name), {})

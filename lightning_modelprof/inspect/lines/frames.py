@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 import torch
 
 from lightning_modelprof.measure.user_code import UserCode, absolute_file
-from lightning_modelprof.run.sites import CodeLocation, logging_kind
+from lightning_modelprof.place import Place
+from lightning_modelprof.run.sites import logging_kind
 
 _PLUMBING: Final = frozenset(("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn", "inner"))
 """Functions of torch that only call another one."""
@@ -112,11 +113,11 @@ class UserLines:
             frame = frame.f_back
         return None, tuple(callers)
 
-    def locate(self, spot: Spot) -> tuple[CodeLocation, int]:
+    def locate(self, spot: Spot) -> tuple[Place, int]:
         """Where the function of a spot begins, and the line of the spot."""
         key, instruction = spot
         code = self._codes[key]
-        location = CodeLocation(file=self._files[key], line=code.co_firstlineno, function=code.co_name)
+        location = Place(file=self._files[key], line=code.co_firstlineno, function=code.co_name)
         for begin, end, line in code.co_lines():
             if begin <= instruction < end and line is not None:
                 return location, line

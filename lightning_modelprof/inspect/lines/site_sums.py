@@ -27,7 +27,7 @@ _MOST_PLACES: Final = 20_000
 _MOST_SITES: Final = 1_000
 
 
-Place: TypeAlias = tuple["Spot | None", str, str]
+Bucket: TypeAlias = tuple["Spot | None", str, str]
 """Spot, phase and module: what operators are counted under; plain, as one is made for every operator."""
 
 
@@ -35,7 +35,7 @@ class _Site(NamedTuple):
     """What calls of sites are added up under; fields as in ``SourceSite``."""
 
     sighting: Sighting  # without its bytes
-    place: Place
+    place: Bucket
     callers: tuple[str, ...]
     operator: str
 
@@ -100,13 +100,13 @@ class SiteSums:
     """
 
     def __init__(self) -> None:
-        self._tallies: dict[Place, _Tally] = {}
+        self._tallies: dict[Bucket, _Tally] = {}
         self._sites: dict[_Site, list[int]] = {}  # calls, bytes, calls without known bytes
         self.dropped = 0
 
     def count(
         self,
-        place: Place,
+        place: Bucket,
         operator: str,
         operands: Any,
         result: Any,
@@ -142,13 +142,13 @@ class SiteSums:
             tally.to_double += made and not given
             tally.double_ns += took_ns * (given or made)
 
-    def count_gradients(self, place: Place) -> None:
+    def count_gradients(self, place: Bucket) -> None:
         """A line has gradients computed."""
         tally = self._tally(place)
         if tally is not None:
             tally.gradients += 1
 
-    def _tally(self, place: Place) -> _Tally | None:
+    def _tally(self, place: Bucket) -> _Tally | None:
         tally = self._tallies.get(place)
         if tally is None:
             if len(self._tallies) >= _MOST_PLACES:
@@ -157,7 +157,7 @@ class SiteSums:
             tally = self._tallies[place] = _Tally()
         return tally
 
-    def note(self, sighting: Sighting, place: Place, callers: tuple[str, ...], operator: str) -> None:
+    def note(self, sighting: Sighting, place: Bucket, callers: tuple[str, ...], operator: str) -> None:
         """An operator waits or copies."""
         num_bytes = sighting.num_bytes
         site = _Site(sighting._replace(num_bytes=None), place, callers, operator)

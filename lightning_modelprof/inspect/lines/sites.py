@@ -26,7 +26,7 @@ from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.lines.frozen import VaryingWatch
 from lightning_modelprof.inspect.lines.reductions import ReductionWatch
-from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Look, Place, Sighting, SiteSums, look_of
+from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Bucket, Look, Sighting, SiteSums, look_of
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
 
@@ -215,7 +215,7 @@ class SiteWatch:
         number = _NO_NODE if node is None else node._sequence_nr()
         return None if number >= _NO_NODE else self._marks.owner_of(number)
 
-    def _note(self, sighting: Sighting, place: Place, operator: str) -> None:
+    def _note(self, sighting: Sighting, place: Bucket, operator: str) -> None:
         spot, callers = self._lines.with_callers()
         self._sums.note(sighting, (spot or place[0], *place[1:]), callers, operator)
 

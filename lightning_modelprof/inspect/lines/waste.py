@@ -34,8 +34,8 @@ from lightning_modelprof.measure.stored import (
     undisturbed,
 )
 from lightning_modelprof.measure.user_code import UserCode
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.model_cost import DenseTable, RepeatedCall, StepWaste, UnusedGradients
-from lightning_modelprof.run.setup import CodePlace
 
 _TABLE_GRADIENT: Final = "aten::embedding_dense_backward"
 _MOST_CALLS: Final = 64
@@ -285,13 +285,13 @@ class WasteWatch:
             for path in spots
         ]
 
-    def _places(self, spots: Iterable[Spot | None]) -> tuple[CodePlace, ...]:
+    def _places(self, spots: Iterable[Spot | None]) -> tuple[Place, ...]:
         """The lines, each once."""
         found = []
         for spot in dict.fromkeys(spots):
             if spot is not None:
                 location, line = self._lines.locate(spot)
-                found.append(CodePlace(name=location.function, file=location.file, line=line))
+                found.append(Place(function=location.function, file=location.file, line=line))
         return tuple(dict.fromkeys(found))[:_MOST_LINES]
 
 

@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 from lightning_modelprof.inspect.modules.tensor_memory import unnoticed
 from lightning_modelprof.measure.stored import is_a, named_modules, variables_of
 from lightning_modelprof.measure.user_code import UserCode, place_of
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.model_cost import ModuleRecord
-from lightning_modelprof.run.setup import CodePlace
 
 WRAPPED: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Under these names torch.compile, FSDP and activation checkpointing keep the module that they wrap."""
@@ -41,7 +41,7 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     """
     path_of: dict[int, str] = {}
     types: dict[str, str] = {}
-    written: dict[str, CodePlace | None] = {}
+    written: dict[str, Place | None] = {}
     user_code = UserCode((type(root),))
     own: dict[str, list[nn.Parameter]] = {}
     packed: Counter[str] = Counter()
@@ -65,7 +65,7 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     )
 
 
-def _forward_of(module: nn.Module, user_code: UserCode) -> CodePlace | None:
+def _forward_of(module: nn.Module, user_code: UserCode) -> Place | None:
     """Where the module's forward is written, if the user wrote it."""
     try:
         place = place_of(type(module).forward)
@@ -96,7 +96,7 @@ def _record(
     type_name: str,
     parameters: list[nn.Parameter],
     packed: int,
-    forward: CodePlace | None,
+    forward: Place | None,
     *,
     arguments: tuple[str, ...],
 ) -> ModuleRecord:

@@ -19,8 +19,8 @@ from lightning_modelprof.inspect.core.untouched import tensors_in
 from lightning_modelprof.inspect.lines.frames import Spot
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.stored import is_trained, named_modules, parameters_of
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.model_cost import UnusedOutput
-from lightning_modelprof.run.setup import CodePlace
 
 _MOST_CALLS: Final = 512
 """Calls that are watched; a step with more is not judged beyond them."""
@@ -129,7 +129,7 @@ class OutputWatch:
 
     def result(
         self,
-        places: Callable[[list[Spot | None]], tuple[CodePlace, ...]],
+        places: Callable[[list[Spot | None]], tuple[Place, ...]],
         mixes: Callable[[str], str | None] = lambda _: None,
     ) -> tuple[UnusedOutput, ...]:
         """The record, by module.

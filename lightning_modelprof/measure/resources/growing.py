@@ -26,8 +26,8 @@ from lightning_modelprof.measure.stored import (
     variables_of,
 )
 from lightning_modelprof.measure.user_code import absolute_file
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.memory import GrowingAttribute
-from lightning_modelprof.run.setup import CodePlace
 
 _NEVER: Final = 2**62
 _MOST_LOOKS: Final = 24
@@ -175,7 +175,7 @@ def _longest_growth(looks: list[_Look]) -> list[_Look]:
     return best
 
 
-def _lines_that_grow(kind: type, name: str) -> tuple[CodePlace, ...]:
+def _lines_that_grow(kind: type, name: str) -> tuple[Place, ...]:
     """The lines of a class that add to an attribute, as far as its source tells."""
     try:
         lines, first = inspect.getsourcelines(kind)
@@ -189,7 +189,7 @@ def _lines_that_grow(kind: type, name: str) -> tuple[CodePlace, ...]:
             for node in ast.walk(method):
                 if _adds_to(node, name):
                     line = getattr(node, "lineno", 1) + first - 1
-                    found.append(CodePlace(name=f"{kind.__name__}.{method.name}", file=file, line=line))
+                    found.append(Place(function=f"{kind.__name__}.{method.name}", file=file, line=line))
     return tuple(dict.fromkeys(found))[:2]
 
 

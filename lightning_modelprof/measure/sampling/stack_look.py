@@ -261,7 +261,7 @@ class StackLook:
             line=line,
             function=getattr(code, "co_qualname", code.co_name),
             function_line=code.co_firstlineno,
-            module=module,
+            python_module=module,
             is_users=is_users[key],
             is_loggers=is_loggers,
             package=libraries[key],
@@ -317,9 +317,9 @@ def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> 
 
 def _calls_hooks(frame: StackFrame) -> bool:
     """Whether it is torch's own code, at a line that calls a hook which somebody registered."""
-    if frame.module == _ENGINE:  # hooks of tensors: the engine calls them without a frame of its own
+    if frame.python_module == _ENGINE:  # hooks of tensors: the engine calls them without a frame of its own
         return frame.function.endswith("_engine_run_backward")
-    return frame.module in _HOOK_CALLERS and "hook(" in linecache.getline(frame.file, frame.line)
+    return frame.python_module in _HOOK_CALLERS and "hook(" in linecache.getline(frame.file, frame.line)
 
 
 @contextmanager

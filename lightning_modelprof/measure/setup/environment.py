@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from lightning_modelprof.measure.user_code import INSTALLED, UserCode, absolute_file, folders_of, library_of
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.loops import Loop
 from lightning_modelprof.run.records import RunInfo
-from lightning_modelprof.run.setup import CodePlace, Library
+from lightning_modelprof.run.setup import Library
 
 _LIGHTNINGS: Final = ("lightning", "pytorch_lightning")
 
@@ -161,10 +162,10 @@ class TrainerCall(NamedTuple):
         configured_by: as of TrainingSetup.
     """
 
-    from_library: CodePlace | None
-    user: CodePlace | None
+    from_library: Place | None
+    user: Place | None
     files: frozenset[str] = frozenset()
-    lines: tuple[CodePlace, ...] = ()
+    lines: tuple[Place, ...] = ()
     configured_by: str = ""
 
 
@@ -179,7 +180,7 @@ _CONFIGURATORS: Final = {
 def trainer_call() -> TrainerCall:
     """Who called the Trainer that runs now. To be called from a hook."""
     user_code, library, user = UserCode(), None, None
-    lines: list[CodePlace] = []
+    lines: list[Place] = []
     configured_by = ""
     for frame in _callers(sys._getframe(1)):
         module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
@@ -220,10 +221,10 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _line(frame: FrameType, library: str = "") -> CodePlace:
+def _line(frame: FrameType, library: str = "") -> Place:
     code = frame.f_code
-    return CodePlace(
-        name=getattr(code, "co_qualname", code.co_name),
+    return Place(
+        function=getattr(code, "co_qualname", code.co_name),
         file=absolute_file(code.co_filename),
         line=frame.f_lineno or code.co_firstlineno,
         is_library=bool(library),

@@ -16,7 +16,8 @@ from torch import nn
 from lightning_modelprof.measure.setup.environment import written_class
 from lightning_modelprof.measure.stored import is_a, named_children, named_modules
 from lightning_modelprof.measure.user_code import UserCode, absolute_file, is_library, place_of
-from lightning_modelprof.run.setup import CodePlace, Compilation, CompileSetup, ConvolutionBias
+from lightning_modelprof.place import Place
+from lightning_modelprof.run.setup import Compilation, CompileSetup, ConvolutionBias
 
 _FRAME: Final = re.compile(r"Line: (?P<line>\d+), Name: (?P<name>.*?), Filename: (?P<file>.+)")
 
@@ -62,19 +63,19 @@ def _compilation(metrics: Any) -> Compilation:
     attempt = str(getattr(metrics, "compile_id", None) or "0/0").partition("/")[2].partition("_")[0]
     file, line = metrics.co_filename, metrics.co_firstlineno
     return Compilation(
-        function=CodePlace(name=str(metrics.co_name), file=file, line=line, is_library=is_library(file)),
+        function=Place(function=str(metrics.co_name), file=file, line=line, is_library=is_library(file)),
         attempt=int(attempt) if attempt.isdecimal() else 0,
         seconds=metrics.entire_frame_compile_time_s,
         caller=_caller(getattr(metrics, "stack_trace", None) or ()),
     )
 
 
-def _caller(stack: Sequence[str]) -> CodePlace | None:
+def _caller(stack: Sequence[str]) -> Place | None:
     """The user's innermost statement on a stack in torch's words, the last of which is what was compiled."""
     for text in reversed(stack[:-1]):
         match = _FRAME.fullmatch(text)
         if match is not None and not is_library(match["file"]):
-            return CodePlace(name=match["name"], file=absolute_file(match["file"]), line=int(match["line"]))
+            return Place(function=match["name"], file=absolute_file(match["file"]), line=int(match["line"]))
     return None
 
 
@@ -129,7 +130,7 @@ def _number(name: str) -> str:
     return found.group() if found is not None else ""
 
 
-def _owner(root: nn.Module, path: str) -> CodePlace | None:
+def _owner(root: nn.Module, path: str) -> Place | None:
     """The constructor of the innermost module on the path that is not a library's."""
     while True:
         kind: Any = type(root.get_submodule(path))
@@ -170,9 +171,9 @@ def class_files(*things: Any) -> frozenset[str]:
     return frozenset(file for file in found if user_code.is_users_file(file))
 
 
-def calls_by_name(files: Iterable[str]) -> dict[str, tuple[CodePlace, ...]]:
+def calls_by_name(files: Iterable[str]) -> dict[str, tuple[Place, ...]]:
     """The lines of these files that call or name one of ``NAMES``, in order."""
-    found: dict[str, list[CodePlace]] = {}
+    found: dict[str, list[Place]] = {}
     for file in sorted(files)[:_MOST_FILES]:
         text = "".join(linecache.getlines(file))
         if not any(name in text for name in NAMES) or len(text) > _MOST_CHARACTERS:
@@ -184,7 +185,7 @@ def calls_by_name(files: Iterable[str]) -> dict[str, tuple[CodePlace, ...]]:
         for name, line, function in _calls(tree, ""):
             places = found.setdefault(name, [])
             if len(places) < _MOST_LINES:
-                places.append(CodePlace(name=function, file=file, line=line))
+                places.append(Place(function=function, file=file, line=line))
     return {name: tuple(dict.fromkeys(places)) for name, places in found.items()}
 
 

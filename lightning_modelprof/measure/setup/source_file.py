@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from lightning_modelprof.run.setup import CodePlace, Statement
+from lightning_modelprof.place import Place
+from lightning_modelprof.run.setup import Statement
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -65,9 +66,9 @@ class SourceFile:
         except (OSError, SyntaxError, ValueError, RecursionError):
             return None
 
-    def function_at(self, place: CodePlace) -> Function | None:
+    def function_at(self, place: Place) -> Function | None:
         """The function that starts where a place says; ``None`` where another one does, or none."""
-        name = place.name.rpartition(".")[2]
+        name = place.function.rpartition(".")[2]
         for node in self._functions:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             if node.name == name and first == place.line:

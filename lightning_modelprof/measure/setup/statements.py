@@ -17,7 +17,8 @@ from lightning_modelprof.measure.setup.environment import TrainerCall, written_c
 from lightning_modelprof.measure.setup.source_file import SourceFile, mentions
 from lightning_modelprof.measure.stored import is_trained, named_children, named_modules, parameters_of
 from lightning_modelprof.measure.user_code import UserCode, absolute_file
-from lightning_modelprof.run.setup import CodePlace, ConvolutionBias, LoaderSetup, Statement
+from lightning_modelprof.place import Place
+from lightning_modelprof.run.setup import ConvolutionBias, LoaderSetup, Statement
 
 ITEM: Final = "item"
 """``about`` of a ``self.log`` whose value is an ``.item()``."""
@@ -137,7 +138,7 @@ class Statements:
         switches = [(one, call) for one, call in self._calls_anywhere(ANOMALY) if _turns_on(call)]
         yield from _only(ANOMALY, switches)
 
-    def optimizer(self, hook: CodePlace | None, kinds: Sequence[str]) -> Iterator[Statement]:
+    def optimizer(self, hook: Place | None, kinds: Sequence[str]) -> Iterator[Statement]:
         """The statement in ``configure_optimizers`` that makes the only optimizer."""
         source = None if hook is None else self._source(hook.file)
         if source is None or hook is None or len(kinds) != 1:
@@ -164,7 +165,7 @@ class Statements:
                     if found is not None:
                         yield found
 
-    def copies(self, hooks: Mapping[str, CodePlace]) -> Iterator[Statement]:
+    def copies(self, hooks: Mapping[str, Place]) -> Iterator[Statement]:
         """Calls of ``.to`` and ``.cuda`` in the module's transfer hooks and its step."""
         for name in (*_TRANSFERS, "training_step"):
             place = hooks.get(name)

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.source import source_line
-from lightning_modelprof.report.model import Finding, Location, Status
+from lightning_modelprof.report.model import Finding, Status
 
 
 class Idiom(NamedTuple):
@@ -164,13 +165,13 @@ _LEAST_SAMPLES: Final = 3
 _NO_TIME: Final = _LineTime(0, 0, 0, {})
 
 
-def _inwards(place: Location) -> Iterator[Location]:
+def _inwards(place: Place) -> Iterator[Place]:
     if place.inner is not None:
         yield from _inwards(place.inner)
     yield place
 
 
-def _time_at(place: Location, sampled: Sequence[HotLines]) -> _LineTime:
+def _time_at(place: Place, sampled: Sequence[HotLines]) -> _LineTime:
     if not place.is_exact:
         return _NO_TIME
     whole_ns = own_ns = samples = 0
@@ -190,12 +191,14 @@ def _time_at(place: Location, sampled: Sequence[HotLines]) -> _LineTime:
             if not any(one.is_users for one in inner):
                 own_ns, samples = own_ns + stack.time_ns, samples + stack.samples
                 below.update(
-                    dict.fromkeys({one.module.partition(".")[0] for one in inner} or {""}, stack.time_ns)
+                    dict.fromkeys(
+                        {one.python_module.partition(".")[0] for one in inner} or {""}, stack.time_ns
+                    )
                 )
     return _LineTime(whole_ns, own_ns, samples, below)
 
 
-def _line_advice(place: Location, created: str, below: Collection[str]) -> str:
+def _line_advice(place: Place, created: str, below: Collection[str]) -> str:
     if place.file is None or place.line is None or place.package:
         return ""
     return idiom_advice(source_line(place.file, place.line, created), below)

@@ -18,8 +18,9 @@ from lightning_modelprof.analysis.source.source_lines import (
     costly_call,
     with_costly_call,
 )
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.source import reads_attribute
-from lightning_modelprof.report.model import Finding, Location, Status
+from lightning_modelprof.report.model import Finding, Status
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_MEASURED
 
@@ -122,7 +123,7 @@ def _growing_at(analysis: Analysis, file: str | None, line: int | None) -> str:
     for one in growing:
         if file is None or line is None or not one.lines:
             continue
-        classes = {one.owner, *(place.name.partition(".")[0] for place in one.lines)}
+        classes = {one.owner, *(place.function.partition(".")[0] for place in one.lines)}
         if reads_attribute(file, line, one.name, classes, analysis.info.created):
             return (
                 f"Replace self.{one.name}, which grows every step (line"
@@ -178,8 +179,8 @@ def at_exact_lines(
         if into_libraries:
             lines = tuple(with_costly_call(hot, phases, line) for line in lines)
         return replace(finding, locations=tuple(_location(line, names) for line in lines))
-    exact: list[tuple[float, Location]] = []
-    others: list[Location] = []
+    exact: list[tuple[float, Place]] = []
+    others: list[Place] = []
     for location in finding.locations:
         lines = _lines_of(location, hot, outside_modules)
         if into_libraries and (called := _called(location, hot, phases)) is not None:
@@ -194,13 +195,13 @@ def at_exact_lines(
     return replace(finding, locations=(*dict.fromkeys(one for _, one in exact), *others))
 
 
-def _called(location: Location, hot: HotLines, phases: Collection[str]) -> HotLine | None:
+def _called(location: Place, hot: HotLines, phases: Collection[str]) -> HotLine | None:
     if location.file is None or location.is_exact:
         return None
     return costly_call(hot, phases, file=location.file, function_line=location.line)
 
 
-def _lines_of(location: Location, hot: HotLines, outside_modules: bool) -> tuple[HotLine, ...]:
+def _lines_of(location: Place, hot: HotLines, outside_modules: bool) -> tuple[HotLine, ...]:
     if location.is_exact:
         return ()
     if location.file is None or location.line is None:  # torch's or Lightning's, as far as there is anything
@@ -210,22 +211,15 @@ def _lines_of(location: Location, hot: HotLines, outside_modules: bool) -> tuple
     return hot.statements(location.file, location.line, outside_modules=outside_modules)
 
 
-def _location(line: HotLine, names: Mapping[tuple[str | None, int | None], str | None]) -> Location:
+def _location(line: HotLine, names: Mapping[tuple[str | None, int | None], str | None]) -> Place:
     """With the function's name as the finding says it: samples of Python 3.10 do not have its class."""
     location = location_at(line)
     return replace(location, function=names.get((line.file, line.function_line)) or location.function)
 
 
-def location_at(line: HotLine) -> Location:
+def location_at(line: HotLine) -> Place:
     """A line that takes time, and the one further down at which most of that is spent."""
-    return Location(
-        file=line.file,
-        line=line.line,
-        function=line.function,
-        is_exact=True,
-        inner=None if line.inner is None else location_at(line.inner),
-        package=line.package,
-    )
+    return line.exact(package=line.package, inner=None if line.inner is None else location_at(line.inner))
 
 
 _FORWARD = PHASE_INDEX["forward"]

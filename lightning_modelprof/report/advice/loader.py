@@ -17,10 +17,11 @@ from lightning_modelprof.analysis.steps.fetch_queue import (
     sampler_share,
 )
 from lightning_modelprof.analysis.steps.loader_queue import WITHIN, LoaderQueue
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence, SavingIs
 from lightning_modelprof.report.rules.base import count, duration, ratio, text
-from lightning_modelprof.run.setup import CodePlace, LoaderSetup
+from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.units import digits, milliseconds, percent
 
 FEWER_ITEMS: Final = "Build each batch from fewer, larger tensors instead of long lists."
@@ -42,7 +43,7 @@ _DEFAULT_PREFETCH: Final = 2
 _CHEAPER: Final = "Pre-decode or pre-transform the data, or do less work per sample."
 
 
-def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[CodePlace]:
+def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[Place]:
     """Where batches are made: in the user's own code, else in a package's, else in torch's."""
     if not loaders:
         return []

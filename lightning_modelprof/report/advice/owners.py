@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import LIBRARIES, LibraryWays, as_arguments, reached
-from lightning_modelprof.report.model import Finding, Location
-from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+from lightning_modelprof.report.model import Finding
+from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
@@ -25,7 +26,7 @@ class Owner(Record, frozen=True, kw_only=True):
     """
 
     package: str
-    place: CodePlace
+    place: Place
     is_own_way: str = ""
 
     @property
@@ -62,14 +63,14 @@ class Owner(Record, frozen=True, kw_only=True):
         return named(self.place)
 
 
-def named(place: CodePlace) -> str:
+def named(place: Place) -> str:
     """A library's function as a sentence has it."""
     if place.file is None:
-        return place.name
-    return f"{place.name} ({short_file(place)}:{place.line})"
+        return place.function
+    return f"{place.function} ({short_file(place)}:{place.line})"
 
 
-def short_file(place: CodePlace) -> str:
+def short_file(place: Place) -> str:
     """The file of a library from its package on."""
     parts = PurePath(place.file or "").parts
     for number in range(len(parts) - 1, 0, -1):
@@ -130,7 +131,7 @@ def with_owners(finding: Finding, setup: TrainingSetup | None) -> Finding:
     return replace(finding, locations=locations, action=_with_way(finding.action, locations))
 
 
-def _with_way(action: str, locations: Sequence[Location]) -> str:
+def _with_way(action: str, locations: Sequence[Place]) -> str:
     """What to do, and how to get at it where the first place is a library's."""
     if not action or not locations or not locations[0].package or locations[0].package in action:
         return action
@@ -141,17 +142,12 @@ def _with_way(action: str, locations: Sequence[Location]) -> str:
     )
 
 
-def _with_owner(location: Location, setup: TrainingSetup) -> Location:
+def _with_owner(location: Place, setup: TrainingSetup) -> Place:
     inner = None if location.inner is None else _with_owner(location.inner, setup)
     library = location.package or _library_at(location.file, setup)
     call = location.call
     if library and call is None and setup.user_call is not None and location.file is not None:
-        call = Location(
-            file=setup.user_call.file,
-            line=setup.user_call.line,
-            function=setup.user_call.name,
-            is_exact=True,
-        )
+        call = setup.user_call.exact()
     return replace(location, package=library, inner=inner, call=call)
 
 

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLine
 from lightning_modelprof.analysis.steps.validation import ValidationSplit
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import as_arguments
 from lightning_modelprof.report.advice.lines import location_at
@@ -19,9 +20,9 @@ from lightning_modelprof.report.advice.loader import (
     places_of_batches,
 )
 from lightning_modelprof.report.advice.owners import owner_of_loader
-from lightning_modelprof.report.model import Evidence, Location
+from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.base import count, duration, location_of, ratio
-from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
 from lightning_modelprof.units import percent
 
 _METRICS: Final = "torchmetrics"
@@ -46,7 +47,7 @@ class PartAdvice(Record, frozen=True, kw_only=True):
     label: str
     summary: str
     action: str
-    locations: tuple[Location, ...]
+    locations: tuple[Place, ...]
     evidence: tuple[Evidence, ...]
 
 
@@ -152,7 +153,7 @@ def _of_fetches(part: _Part) -> tuple[str, list[Evidence]]:
 
 
 def _of_transfer(part: _Part) -> tuple[str, list[Evidence]]:
-    hooks = ", ".join(one.name for one in _hooks(part.setup, *_TRANSFER_HOOKS))
+    hooks = ", ".join(one.function for one in _hooks(part.setup, *_TRANSFER_HOOKS))
     parts = [f"Move work from {hooks} into the DataLoader's workers."] if hooks else []
     if part.setup.cuda is not None and part.loader is not None and part.loader.pin_memory is False:
         parts.append(f"{_arguments(part, pin_memory=True)} for the validation dataloader (currently False).")
@@ -175,12 +176,12 @@ def _of_step(part: _Part) -> tuple[str, list[Evidence]]:
 
 
 def _of_hooks(part: _Part) -> tuple[str, list[Evidence]]:
-    names = ", ".join(one.name for one in _own_hooks(part)) or "the validation hooks"
+    names = ", ".join(one.function for one in _own_hooks(part)) or "the validation hooks"
     return f"Do less in {names}, or move work to the end of validation.", []
 
 
 def _of_epoch_end(part: _Part) -> tuple[str, list[Evidence]]:
-    hook = ", ".join(one.name for one in _hooks(part.setup, _END_HOOK))
+    hook = ", ".join(one.function for one in _hooks(part.setup, _END_HOOK))
     where = f"in {hook}" if hook else "there"
     ranks = " Ranks also wait for each other here." if part.num_ranks > 1 else ""
     return (
@@ -232,25 +233,25 @@ def _arguments(part: _Part, **arguments: Any) -> str:
 # Where to look, if samples do not tell the line
 
 
-def _hooks(setup: TrainingSetup, *names: str) -> list[CodePlace]:
+def _hooks(setup: TrainingSetup, *names: str) -> list[Place]:
     return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
 
 
-def _own_hooks(part: _Part) -> list[CodePlace]:
+def _own_hooks(part: _Part) -> list[Place]:
     """Hooks of the module that a validation runs."""
     hooks = part.setup.module_hooks
     names = [name for name in hooks if name.startswith("on_validation_") and name != _END_HOOK]
     return [place for place in _hooks(part.setup, *names) if not place.is_library]
 
 
-def _places_of_start(part: _Part) -> list[CodePlace]:
+def _places_of_start(part: _Part) -> list[Place]:
     loader = part.loader
     places = [] if loader is None else [loader.worker_init, loader.dataset]
     return [place for place in places if place is not None][:1]
 
 
 _Advise = Callable[[_Part], tuple[str, list[Evidence]]]
-_Places = Callable[[_Part], list[CodePlace]]
+_Places = Callable[[_Part], list[Place]]
 
 _ADVICE: Final[dict[str, tuple[str, _Advise, _Places]]] = {
     "dataloader": (

@@ -84,7 +84,7 @@ def _loader_change(wanted: Mapping[str, Any], analysis: Analysis) -> CodeChange 
     if setup is None or not setup.loaders or not wanted:
         return None
     loader = setup.loaders[0]
-    dataset = "" if loader.dataset is None else loader.dataset.name
+    dataset = "" if loader.dataset is None else loader.dataset.function
     has_more_workers = wanted.get("num_workers", 0) > 0
     if owner_of_loader(setup, loader) is not None or (has_more_workers and dataset.endswith(".__iter__")):
         return None  # each worker of an IterableDataset would give all samples

@@ -22,7 +22,7 @@ def with_logging_by_epoch(finding: Finding, analysis: Analysis) -> CodeChange | 
     if setup is None or isinstance(calls, Absent):
         return None
     most = [one for one in calls.lines if one.share >= _MUCH * calls.share]
-    if len(most) != 1 or most[0].call is None or "sync_dist" not in most[0].call.options:
+    if len(most) != 1 or most[0].logs is None or "sync_dist" not in most[0].logs.options:
         return None
     if most[0].package or not most[0].function.endswith("training_step"):
         return None

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import at_exact_lines, location_at
 from lightning_modelprof.report.model import (
     Evidence,
     Finding,
-    Location,
     SavingIs,
     Severity,
     Slices,
@@ -25,7 +25,7 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.run.phases import RANGE_PREFIX
-from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.units import milliseconds, time_per_step
 
 FLOOR_NS: Final = 300_000.0
@@ -155,7 +155,7 @@ class Rule(Record, frozen=True, kw_only=True):
         title: str = "",
         saving_ns: float | None = None,
         saving_is: SavingIs = "",
-        places: Iterable[Location | CodePlace | None] = (),
+        places: Iterable[Place | None] = (),
         evidence: Iterable[Evidence] = (),
         slices: Iterable[Slices] = (),
         wants: Mapping[str, Any] | None = None,
@@ -172,9 +172,7 @@ class Rule(Record, frozen=True, kw_only=True):
             saving_ns_per_step=saving_ns,
             saving_is="" if saving_ns is None else saving_is,
             phases=phases,
-            locations=tuple(
-                location_of(place) if isinstance(place, CodePlace) else place for place in places if place
-            ),
+            locations=tuple(location_of(place) for place in places if place),
             evidence=tuple(evidence),
             slices=(*slices, *self.slices, *(Slices(name=RANGE_PREFIX + phase) for phase in phases)),
             wants=tuple((wants or {}).items()),
@@ -215,14 +213,14 @@ class ShareRule(Rule, frozen=True, kw_only=True):
         return Severity.CRITICAL if share >= self.critical else Severity.WARNING
 
 
-def location_of(place: CodePlace) -> Location:
+def location_of(place: Place) -> Place:
     """The same place in the words of a report; of torch, Lightning and the like without a line."""
     if place.is_library and not place.package:
-        return Location(function=place.name)
-    return Location(file=place.file, line=place.line, function=place.name, package=place.package)
+        return Place(function=place.function)
+    return replace(place, is_library=False) if place.is_library else place
 
 
-def lines_that_call(setup: TrainingSetup | None, *names: str) -> list[Location]:
+def lines_that_call(setup: TrainingSetup | None, *names: str) -> list[Place]:
     """The user's lines that call one of these names, where something has to be changed."""
     calls = {} if setup is None else setup.calls
     return [replace(location_of(place), is_exact=True) for name in names for place in calls.get(name, ())]

@@ -18,7 +18,8 @@ from lightning_modelprof.analysis.source.logging_calls import (
     LoggingCalls,
     LoggingLine,
 )
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -99,7 +100,7 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
         if analysis.setup is not None:
             places = next((one.hooks for one in analysis.setup.callbacks if one.callback == name), {})
         locations = [
-            location_of(places[one.hook]) if one.hook in places else Location(function=f"{name}.{one.hook}")
+            location_of(places[one.hook]) if one.hook in places else Place(function=f"{name}.{one.hook}")
             for one in worst
         ]
         evidence: list[Evidence] = [duration("time per step", per_step_ns)]
@@ -258,7 +259,7 @@ _NOTHING: Final = FoundCalls(lines=(), share=0.0, samples=0, functions=())
 
 
 def _traceback(path: Sequence[StackFrame]) -> int | None:
-    return next((at for at, frame in enumerate(path) if frame.module == "traceback"), None)
+    return next((at for at, frame in enumerate(path) if frame.python_module == "traceback"), None)
 
 
 _IN_STEP: Final = "time inside training steps"
@@ -364,8 +365,8 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
         )
 
 
-def _location(line: LoggingLine) -> Location:
-    return Location(file=line.file, line=line.line, function=line.function, is_exact=True)
+def _location(line: LoggingLine) -> Place:
+    return line.exact()
 
 
 def _where(lines: Sequence[LoggingLine]) -> str:
@@ -382,7 +383,7 @@ def _where(lines: Sequence[LoggingLine]) -> str:
 
 
 def _names(line: LoggingLine) -> str:
-    call = line.call
+    call = line.logs
     if call is None:
         return ""
     names = ", ".join(call.names[:_MOST_LOGGED_NAMES])
@@ -396,7 +397,7 @@ def _names(line: LoggingLine) -> str:
 def _step_number(lines: Sequence[LoggingLine], setup: TrainingSetup | None) -> str:
     """How the code of the slowest line gets the number of the step, which a callback doesn't have itself."""
     callbacks = () if setup is None else setup.callbacks
-    classes = {place.name.partition(".")[0] for one in callbacks for place in one.hooks.values()}
+    classes = {place.function.partition(".")[0] for one in callbacks for place in one.hooks.values()}
     of_callback = bool(lines) and lines[0].function.partition(".")[0] in classes
     return "trainer.global_step" if of_callback else "self.global_step"
 
@@ -408,7 +409,7 @@ def _action(calls: LoggingCalls, every: int, step: str) -> str:
         shares[line.kind] = shares.get(line.kind, 0.0) + line.share
     kinds = sorted(shares, key=lambda kind: -shares[kind])
     told = [_help(kind, every, step) for kind in kinds if shares[kind] >= _WORTH * calls.share]
-    given = [(option, line) for line in calls.lines if line.call is not None for option in line.call.options]
+    given = [(option, line) for line in calls.lines if line.logs is not None for option in line.logs.options]
     if RANKS not in kinds and any(option == "sync_dist" and not line.package for option, line in given):
         told.append("Use sync_dist=True only with on_step=False.")
     if any(option == "prog_bar" for option, _ in given):

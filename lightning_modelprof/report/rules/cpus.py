@@ -9,8 +9,9 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import loader_advice
-from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -326,7 +327,7 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
         return tuple(found) or self.clean("Other Python threads use little CPU time.")
 
 
-def _place(samples: StackSamples, thread: OtherThread) -> Location | None:
+def _place(samples: StackSamples, thread: OtherThread) -> Place | None:
     """The user's line that its samples are at most often; of a library the function; ``None`` of torch's."""
     lines: Counter[int] = Counter()
     others: Counter[str] = Counter()
@@ -335,10 +336,10 @@ def _place(samples: StackSamples, thread: OtherThread) -> Location | None:
         users = [number for number in stack.frames if samples.frames[number].is_users]
         if users:
             lines[users[-1]] += stack.samples
-        elif frames and not any(one.module.startswith("torch.") for one in frames):
+        elif frames and not any(one.python_module.startswith("torch.") for one in frames):
             named = next((one for one in reversed(frames) if one.package), frames[0])
             others[f"{named.module}.{named.function}"] += stack.samples
     if lines:
         frame = samples.frames[lines.most_common(1)[0][0]]
-        return Location(file=frame.file, line=frame.line, function=frame.function, is_exact=True)
-    return Location(function=others.most_common(1)[0][0]) if others else None
+        return frame.exact()
+    return Place(function=others.most_common(1)[0][0]) if others else None

@@ -13,9 +13,10 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.host_waits import MOSTLY, HostWaits, LateWork, pool_host_waits
 from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.device_shares import lost_work
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     FLOOR_NS,
@@ -300,21 +301,15 @@ def _kernels(num_kernels: float, launches: KernelLaunches | None) -> str:
     return f"{said}; {percent(launches.shorter_ratio)} are shorter than their launch."
 
 
-def _busiest_lines(sites: StepSites | None) -> list[Location]:
+def _busiest_lines(sites: StepSites | None) -> list[Place]:
     """The lines of the forward that run most operators; where no line is known, the module."""
     lines = [] if sites is None else [line for line in sites.lines if line.phase == "forward"]
     lines.sort(key=lambda line: line.views - line.calls)
     return [_location(line) for line in lines[:_MOST_LINES] if line.file is not None or line.module]
 
 
-def _location(line: LineCount) -> Location:
-    return Location(
-        file=line.file,
-        line=line.line,
-        function=line.function or None,
-        module=line.module or None,
-        is_exact=line.file is not None,
-    )
+def _location(line: LineCount) -> Place:
+    return line.exact(module=line.module, is_exact=line.file is not None)
 
 
 class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
@@ -384,7 +379,7 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         )
 
 
-def _place(one: Compilation) -> Location:
+def _place(one: Compilation) -> Place:
     """The function; of what torch has put around a module the user's statement that ran it."""
     if not one.function.is_library or one.caller is None:
         return location_of(one.function)

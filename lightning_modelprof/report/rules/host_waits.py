@@ -12,9 +12,10 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.owners import owner_of_loader, written_call
-from lightning_modelprof.report.model import Evidence, Finding, Location, SavingIs, Severity, Slices
+from lightning_modelprof.report.model import Evidence, Finding, SavingIs, Severity, Slices
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import RuleHelp, count, duration
 from lightning_modelprof.report.rules.device import NO_WINDOW, Circumstances, DeviceRule, pooled_waits
@@ -192,7 +193,7 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         host_ns = circumstances.per_step(sum(spot.wait_ns for spot in spots), facts.steps_ns, facts.num_steps)
         what = spots[0].what if len(spots) == 1 else f"{len(spots)} places ({spots[0].what}, ...)"
         sites = tuple(dict.fromkeys(site for spot in spots for site in spot.sites))
-        places: dict[Location, None] = dict.fromkeys(place for spot in spots for place in spot.locations)
+        places: dict[Place, None] = dict.fromkeys(place for spot in spots for place in spot.locations)
         found = self.found(
             f"The CPU waits {_times(calls)} per step in {what}, {milliseconds(host_ns)} in total. The GPU"
             " then idles until the CPU launches more. Without these waits, it would finish"
@@ -396,16 +397,16 @@ class WaitSpot(Record, frozen=True, kw_only=True):
         return f"{name} in {where}" if where else name
 
     @property
-    def locations(self) -> tuple[Location, ...]:
+    def locations(self) -> tuple[Place, ...]:
         """Exact lines; without any the function, the range or the phase."""
         if self.sites:
             return tuple(dict.fromkeys(map(location_of_site, self.sites)))
         place = self.waits[0].place
         match = _FUNCTION.fullmatch(place.function)
         if match is not None:
-            return (Location(file=match["file"], line=int(match["line"]), function=match["name"]),)
+            return (Place(file=match["file"], line=int(match["line"]), function=match["name"]),)
         where = place.annotation or place.phase or self.what
-        return (Location(function=where),)
+        return (Place(function=where),)
 
 
 def spots_of(
@@ -430,17 +431,11 @@ def spots_of(
     return tuple(sorted(spots, key=lambda spot: (-spot.stake_ns, -spot.wait_ns)))
 
 
-def location_of_site(site: SourceSite) -> Location:
+def location_of_site(site: SourceSite) -> Place:
     """The line itself; of code that no line of the user's calls, the library's function."""
     if site.file is None:
-        return Location(function=site.caller or site.operator, module=site.module or None)
-    return Location(
-        file=site.file,
-        line=site.line,
-        function=site.function or None,
-        module=site.module or None,
-        is_exact=True,
-    )
+        return Place(function=site.caller or site.operator, module=site.module)
+    return site.exact(module=site.module)
 
 
 def is_lightnings_own(sites: Sequence[SourceSite]) -> bool:

@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.steps.fetch_queue import CHEAP_SAMPLE_NS, is_r
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import (
     FEWER_ITEMS,
     loader_advice,
@@ -27,7 +28,7 @@ from lightning_modelprof.report.advice.workers import (
     told_of,
     waited_for,
 )
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Slices, Status, Unit
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices, Status, Unit
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -42,7 +43,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.setup import CodePlace, LoaderSetup, TrainingSetup
+from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds
 
 WAIT: Final = "data wait per step"
@@ -126,7 +127,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
         top = next(iter(stacks.hot_lines.lines), None)
         if finding.status is not Status.FOUND or top is None or top.samples < self.least_samples:
             return placed
-        first = Location(file=top.file, line=top.line, function=top.function, is_exact=True)
+        first = top.exact()
         known = [part for one in placed.locations[:1] for part in (one, one.inner) if part is not None]
         if any((one.file, one.line) == (top.file, top.line) for one in known):
             return placed
@@ -190,7 +191,7 @@ def _queue(analysis: Analysis, idle: WorkersFacts | None = None) -> LoaderQueue 
     return None if isinstance(found, Absent) else found
 
 
-def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[CodePlace | Location]:
+def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[Place]:
     """What makes batches; where that is torch's own code, the user's line that makes the DataLoader first."""
     places = list(places_of_batches(loaders))
     is_torchs = bool(places) and all(place.is_library and not place.package for place in places)
@@ -406,14 +407,14 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
 
     def action(self, setup: TrainingSetup) -> str:
         """Pin, and do less in the hooks."""
-        hooks = ", ".join(one.name for one in self.places(setup))
+        hooks = ", ".join(one.function for one in self.places(setup))
         parts = [self.less.format(names=hooks)] if hooks else []
         unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
         if setup.cuda is not None and unpinned is not None:
             parts.append(f"{loader_call(setup, unpinned, pin_memory=True)} (currently False).")
         return " ".join(parts) or FEWER_ITEMS
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The module's own transfer hooks."""
         return hooks_named(
             setup, "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
@@ -519,7 +520,7 @@ def _nothing_to_keep(analysis: Analysis, loader: LoaderSetup, wait_ns: float) ->
     cpu, workers = analysis.batch_cpu, busiest_workers(analysis.workers)
     sample_ns = None if workers is None else workers.sample_ns
     dataset = loader.dataset
-    is_tensors = dataset is not None and dataset.is_library and dataset.name.startswith(_TENSORS)
+    is_tensors = dataset is not None and dataset.is_library and dataset.function.startswith(_TENSORS)
     is_cheap = sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS
     if is_row_by_row(loader, wait_ns) or is_cheap or is_tensors:
         return "Samples are rows in memory, so caching them saves nothing."

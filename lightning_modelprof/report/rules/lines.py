@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
 from lightning_modelprof.analysis.source.line_times import LEAST_OPERATOR_NS, operator_time
 from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import (
     LEAST_REDUCTIONS,
     MANY_OPERATORS,
@@ -21,7 +22,7 @@ from lightning_modelprof.report.advice.lines import (
     module_pace,
     without_loop,
 )
-from lightning_modelprof.report.model import Finding, Location
+from lightning_modelprof.report.model import Finding
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -32,7 +33,6 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.setup import CodePlace
 from lightning_modelprof.run.sites import LineCount
 from lightning_modelprof.units import milliseconds, time_per_step
 
@@ -176,16 +176,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
             else "Create constant tensors once with register_buffer, others with torch.arange or torch.full.",
             self.severity((took_ns + backward_ns) / wall_ns),
             saving_ns=took_ns + backward_ns,
-            places=[
-                Location(
-                    file=one.file,
-                    line=one.line,
-                    function=one.function,
-                    module=loop.module or None,
-                    is_exact=True,
-                )
-                for one in loop.lines[:_MOST_LINES]
-            ],
+            places=[one.exact(module=loop.module) for one in loop.lines[:_MOST_LINES]],
             evidence=[
                 duration("time per step at the line" if is_one else "time per step at these lines", took_ns),
                 ratio("share of stack samples", share),
@@ -360,16 +351,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
                 saving_ns=took_ns,
                 places=[location_at(caller)]
                 if caller is not None
-                else [
-                    Location(
-                        file=one.file,
-                        line=one.line,
-                        function=one.function,
-                        module=one.module or None,
-                        is_exact=True,
-                    )
-                    for one in found[:_MOST_LINES]
-                ],
+                else [one.exact(module=one.module) for one in found[:_MOST_LINES]],
                 evidence=[
                     duration("time per step at these lines", took_ns),
                     ratio("share of stack samples", share),
@@ -445,7 +427,7 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
         )
 
     def _one(
-        self, analysis: Analysis, module: ModuleCost, place: CodePlace, took_ns: float, share: float
+        self, analysis: Analysis, module: ModuleCost, place: Place, took_ns: float, share: float
     ) -> Finding:
         return self.found(
             f"The forward of {module.path} ({module.type_name}) takes {COST}, although it has no parameters"
@@ -454,12 +436,12 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
             self.severity(share),
             title=f"Slow module without parameters: {module.type_name}",
             saving_ns=took_ns,
-            places=[Location(file=place.file, line=place.line, function=place.name, module=module.path)],
+            places=[place.exact(module=module.path, is_exact=False)],
             evidence=[duration("forward time per step", took_ns)],
         )
 
 
-def _share_of_others(analysis: Analysis, place: CodePlace, *, is_leaf: bool) -> float:
+def _share_of_others(analysis: Analysis, place: Place, *, is_leaf: bool) -> float:
     """Share of a forward's time in logging, in gradients, and in modules that can't be its own children."""
     hot = analysis.hot_lines
     if isinstance(hot, Absent) or place.file is None or place.line is None:
@@ -651,10 +633,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
                 self.severity(time.whole_ns / costs.loop.wall_ns),
                 title=_PENALTY,
                 saving_ns=time.whole_ns,
-                places=[
-                    Location(file=one.file, line=one.line, function=one.function, is_exact=True)
-                    for one in time.lines[:_MOST_LINES]
-                ],
+                places=[one.exact() for one in time.lines[:_MOST_LINES]],
                 evidence=[
                     duration("forward time per step", time.forward_ns),
                     duration("backward time per step", time.backward_ns),
@@ -722,7 +701,7 @@ def _backward_of_loops_ns(analysis: Analysis, means: PhaseMeans, model_ns: int |
     return taken_ns if model_ns is None else min(taken_ns, max(0.0, backward_ns - model_ns))
 
 
-def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns: float) -> float:
+def _most_by_samples(hot: HotLines | Absent, place: Place | None, forward_ns: float) -> float:
     """The most time outside of modules that samples allow for; infinite where they say nothing."""
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return math.inf
@@ -734,21 +713,21 @@ def _most_by_samples(hot: HotLines | Absent, place: CodePlace | None, forward_ns
     return forward_ns * (share + 2 * math.sqrt(share * (1 - share) / samples))
 
 
-def _logging_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -> tuple[float, float]:
+def _logging_share_of_forward(hot: HotLines | Absent, place: Place | None) -> tuple[float, float]:
     """Share of Forward in ``self.log`` and metrics, a cause of its own, and its standard error."""
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return 0.0, 0.0
     return hot.logging_share(place.file, place.line, phases=("forward",), outside_modules=True)
 
 
-def _gradient_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -> tuple[float, float]:
+def _gradient_share_of_forward(hot: HotLines | Absent, place: Place | None) -> tuple[float, float]:
     """Share of Forward in gradients that the step computes itself, and its standard error."""
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return 0.0, 0.0
     return hot.gradient_share(place.file, place.line, phases=("forward",))
 
 
-def _own_share_of_forward(hot: HotLines | Absent, place: CodePlace | None) -> float:
+def _own_share_of_forward(hot: HotLines | Absent, place: Place | None) -> float:
     """Share of Forward in the step's own code: no modules, no gradients, no logging."""
     if isinstance(hot, Absent) or place is None or place.file is None or place.line is None:
         return 0.0

@@ -9,7 +9,8 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, EpochGrowth, Growth, MemoryUse
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity, Unit
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
 from lightning_modelprof.report.rules.base import (
     NO_CUDA,
     NO_SETUP,
@@ -225,10 +226,7 @@ def _with_growing(
         summary=f"{finding.summary} {first.owner}.{first.name} grew from {first.first_size:,} to"
         f" {first.last_size:,} elements in {first.last_step - first.first_step:,} steps.",
         action=f"Replace {names} with a running sum, or detach and clear it.",
-        locations=tuple(
-            Location(file=one.file, line=one.line, function=one.name, is_exact=True) for one in lines
-        )
-        or finding.locations,
+        locations=tuple(one.exact() for one in lines) or finding.locations,
     )
 
 
@@ -469,11 +467,11 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
             yield float(reserved - allocated), _SEGMENTS
 
 
-def _places(event: OutOfMemory) -> list[Location]:
+def _places(event: OutOfMemory) -> list[Place]:
     """Where memory was asked for."""
     if event.file is None:
         return []
-    return [Location(file=event.file, line=event.line, function=event.function, is_exact=True)]
+    return [event.exact()]
 
 
 def rest_bytes(event: OutOfMemory) -> int | None:

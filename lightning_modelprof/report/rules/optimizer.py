@@ -165,5 +165,7 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
 
 def _own_code(path: Sequence[StackFrame]) -> int | None:
     """The user's outermost call below which no optimizer of torch's runs."""
-    start = max((at for at, frame in enumerate(path) if frame.module.startswith(_TORCHS)), default=-1) + 1
+    start = (
+        max((at for at, frame in enumerate(path) if frame.python_module.startswith(_TORCHS)), default=-1) + 1
+    )
     return next((at for at in range(start, len(path)) if path[at].is_users), None)

@@ -10,7 +10,8 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
-from lightning_modelprof.report.model import Evidence, Finding, Location, Severity
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -25,7 +26,7 @@ from lightning_modelprof.report.rules.base import (
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.setup import CheckpointSetup, CodePlace, TrainingSetup
+from lightning_modelprof.run.setup import CheckpointSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds, percent, time_per_step
 
 
@@ -92,7 +93,7 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
     def action(self, setup: TrainingSetup) -> str:
         """What to change."""
 
-    def places(self, setup: TrainingSetup) -> Sequence[CodePlace | Location]:  # noqa: ARG002  # of subclasses
+    def places(self, setup: TrainingSetup) -> Sequence[Place]:  # noqa: ARG002  # of subclasses
         """Where."""
         return []
 
@@ -101,7 +102,7 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
         return []
 
 
-def hooks_named(setup: TrainingSetup, *names: str) -> list[CodePlace]:
+def hooks_named(setup: TrainingSetup, *names: str) -> list[Place]:
     """The module's own hooks of these names."""
     return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
 
@@ -125,7 +126,7 @@ class CheckpointShare(PhaseShareRule, frozen=True, kw_only=True):
         advice = "Save less often (every_n_train_steps, every_n_epochs), or use save_weights_only=True"
         return f"{advice}{f' (currently {settings})' if settings else ''}."
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace | Location]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The plugin that writes, if it is the user's own, and where ModelCheckpoint is made."""
         plugin = setup.checkpoint_io
         own = [] if plugin is None or plugin.is_library else [plugin]
@@ -158,10 +159,10 @@ class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
         """Cheaper clipping."""
         own = hooks_named(setup, "configure_gradient_clipping")
         if own:
-            return f"Do less in {own[0].name}, or call torch.nn.utils.clip_grad_norm_(foreach=True)."
+            return f"Do less in {own[0].function}, or call torch.nn.utils.clip_grad_norm_(foreach=True)."
         return "Clip by value with gradient_clip_algorithm='value' (may change results)."
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The module's own clipping."""
         return hooks_named(setup, "configure_gradient_clipping")
 
@@ -188,7 +189,7 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     def action(self, setup: TrainingSetup) -> str:
         """Log less often, or faster."""
         every = setup.log_every_n_steps or 1
-        names = ", ".join(one.name.rpartition(".")[0] for one in setup.loggers)
+        names = ", ".join(one.function.rpartition(".")[0] for one in setup.loggers)
         return (
             f"Set Trainer(log_every_n_steps={rarer_logging(setup)}) (currently {every}), or log in another"
             f" thread. The logger is {names}."
@@ -196,7 +197,7 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
             else "Compute and log less in self.log(...) calls; no logger uses it."
         )
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The loggers, the user's own first."""
         return sorted(setup.loggers, key=lambda one: one.is_library)
 
@@ -220,10 +221,10 @@ class SlowLearningRateScheduler(PhaseShareRule, frozen=True, kw_only=True):
         """Step less often."""
         own = hooks_named(setup, "lr_scheduler_step")
         if own:
-            return f"Do less in {own[0].name}, or step less often (interval='epoch' or frequency=...)."
+            return f"Do less in {own[0].function}, or step less often (interval='epoch' or frequency=...)."
         return "Step the scheduler less often (interval='epoch' or frequency=...)."
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The module's ``lr_scheduler_step``, and where schedulers are made."""
         return hooks_named(setup, "lr_scheduler_step", "configure_optimizers")
 
@@ -246,10 +247,12 @@ class SlowModuleHook(PhaseShareRule, frozen=True, kw_only=True):
 
     def action(self, setup: TrainingSetup) -> str:
         """Do less there."""
-        names = ", ".join(one.name for one in self.places(setup)) or "the DataModule's or Strategy's hooks"
+        names = (
+            ", ".join(one.function for one in self.places(setup)) or "the DataModule's or Strategy's hooks"
+        )
         return f"Do less in {names}, or run it less often."
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The module's own hooks that run in a step, and those that it has from a library."""
         return [
             place
@@ -299,9 +302,9 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
         if hook is None or not (is_slow or setup.keeps_gradients):
             return self.clean(f"Zeroing gradients takes {time_per_step(cost_ns)}.", evidence)
         action = (
-            f"Remove set_to_none=False from {hook.name}."
+            f"Remove set_to_none=False from {hook.function}."
             if setup.keeps_gradients
-            else f"Only call optimizer.zero_grad() in {hook.name}."
+            else f"Only call optimizer.zero_grad() in {hook.function}."
         )
         return (
             self.found(

@@ -10,7 +10,8 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.line_times import operator_time
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.report.model import Finding, Location, Severity, Status
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
     NO_CUDA,
@@ -167,7 +168,7 @@ class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
                 f" {self.multiple}, such as {first.path} ({first.in_features} × {first.out_features}).",
                 f"Pad sizes, such as the vocabulary, to a multiple of {self.multiple}.",
                 Severity.INFO,
-                places=[Location(module=layer.path) for layer in odd],
+                places=[Place(module=layer.path) for layer in odd],
                 evidence=[count("layers", len(odd))],
             ),
         )
@@ -267,10 +268,7 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
                 title="Part of the step runs in float64",
                 saving_ns=time.whole_ns,
                 saving_is="up to",
-                places=[
-                    Location(file=one.file, line=one.line, function=one.function, is_exact=True)
-                    for one in places
-                ],
+                places=[one.exact() for one in places],
                 evidence=[
                     duration("forward time per step", time.forward_ns),
                     duration("backward time per step", time.backward_ns),

@@ -12,8 +12,9 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import location_at
-from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NOT_A_FIT,
@@ -219,17 +220,13 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
         )
 
 
-def _growing_attributes(analysis: Analysis) -> list[Location]:
+def _growing_attributes(analysis: Analysis) -> list[Place]:
     """The lines that add to what grows."""
     growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
-    return [
-        Location(file=line.file, line=line.line, function=line.name, is_exact=True)
-        for one in growing
-        for line in one.lines
-    ]
+    return [line.exact() for one in growing for line in one.lines]
 
 
-def _growing_line(analysis: Analysis, phase: str) -> list[Location]:
+def _growing_line(analysis: Analysis, phase: str) -> list[Place]:
     """The line of the user's that takes most of the phase; in Forward, outside of the model's modules."""
     hot, setup = analysis.hot_lines, analysis.setup
     if isinstance(hot, Absent):

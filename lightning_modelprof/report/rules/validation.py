@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
 from lightning_modelprof.report.model import Evidence, Finding, Status
 from lightning_modelprof.report.one_step import COST
@@ -20,7 +21,7 @@ from lightning_modelprof.report.rules.base import (
     ratio,
 )
 from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
-from lightning_modelprof.run.setup import CodePlace, TrainingSetup
+from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.units import milliseconds, percent
 
 
@@ -77,7 +78,7 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
             else f"Validate less often, or on fewer batches (currently {batches})."
         )
 
-    def places(self, setup: TrainingSetup) -> list[CodePlace]:
+    def places(self, setup: TrainingSetup) -> list[Place]:
         """The module's ``validation_step``."""
         return hooks_named(setup, "validation_step")
 

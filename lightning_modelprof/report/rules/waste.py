@@ -12,9 +12,10 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import location_at, module_pace
 from lightning_modelprof.report.advice.source import ignores_weights, padding_lines
-from lightning_modelprof.report.model import Finding, Location, Severity
+from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
     NO_SETUP,
@@ -104,12 +105,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
                     self.severity(share),
                     title=f"Output of {call.path} is computed twice",
                     saving_ns=cost_ns,
-                    places=[
-                        Location(
-                            file=one.file, line=one.line, function=one.name, module=call.path, is_exact=True
-                        )
-                        for one in reversed(call.lines)
-                    ],
+                    places=[one.exact(module=call.path) for one in reversed(call.lines)],
                     evidence=[
                         duration("repeated work per step", cost_ns),
                         count("calls per step", call.calls),
@@ -219,9 +215,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
                 action,
                 self.severity(share),
                 saving_ns=cost_ns,
-                places=[
-                    Location(file=one.file, line=one.line, function=one.name, is_exact=True) for one in lines
-                ],
+                places=[one.exact() for one in lines],
                 evidence=[
                     duration("unused backward per step", beyond_ns),
                     duration("unused weight gradients per step", within_ns),
@@ -302,15 +296,7 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
                 "Run these layers under torch.no_grad(), or remove requires_grad from the input.",
                 self.severity(share),
                 saving_ns=cost_ns,
-                places=[
-                    Location(
-                        file=None if step is None else step.file,
-                        line=None if step is None else step.line,
-                        function=None if step is None else step.name,
-                        module=one.path,
-                    )
-                    for _, one in worst
-                ],
+                places=[(step or Place()).exact(module=one.path, is_exact=False) for _, one in worst],
                 evidence=[duration("backward time per step", cost_ns)],
             ),
         )
@@ -601,26 +587,23 @@ def _deepest_with(wasted: Mapping[str, float], least: float) -> str:
     )
 
 
-def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> list[Location]:
+def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> list[Place]:
     """The lines that call a module, or those in it; else the one that wastes most."""
     called = (
         [name] if name in outputs else [one for one in outputs if name and one.rpartition(".")[0] == name]
     )
     lines = dict.fromkeys(line for one in called or [worst] for line in outputs[one].lines)
-    return [
-        Location(file=one.file, line=one.line, function=one.name, module=name or worst, is_exact=True)
-        for one in lines
-    ]
+    return [one.exact(module=name or worst) for one in lines]
 
 
-def _padding_of(analysis: Analysis, layers: Sequence[UnusedOutput]) -> list[Location]:
+def _padding_of(analysis: Analysis, layers: Sequence[UnusedOutput]) -> list[Place]:
     """Where the first loader's samples are made longer than they are, by the text of its functions."""
     setup = analysis.setup
     loader = setup.loaders[0] if setup is not None and setup.loaders else None
     is_padded = loader is not None and any(one.unused_places for one in layers)
     places = [loader.collate, loader.dataset] if loader is not None and is_padded else []
     return [
-        Location(file=one.file, line=line, function=one.name, is_exact=True)
+        one.exact(line=line)
         for one in places
         if one is not None and not one.is_library and one.file is not None and one.line is not None
         for line in padding_lines(one.file, one.line, analysis.info.created)
@@ -751,7 +734,7 @@ def _gradient_call(
     path: Sequence[StackFrame], lines: Collection[tuple[str | None, int | None]]
 ) -> int | None:
     """Where on a stack one of these lines has gradients computed."""
-    at = next((n for n, one in enumerate(path) if (one.module, one.function) == _GRADIENT), len(path))
+    at = next((n for n, one in enumerate(path) if (one.python_module, one.function) == _GRADIENT), len(path))
     caller = max((n for n, one in enumerate(path[:at]) if one.is_users), default=None)
     if at == len(path) or caller is None:
         return None
@@ -762,7 +745,7 @@ _GRADIENT: Final = ("torch.autograd", "grad")
 """Python module and function that compute gradients of what the caller names."""
 
 
-def _calling_line(analysis: Analysis, path: str) -> list[Location]:
+def _calling_line(analysis: Analysis, path: str) -> list[Place]:
     """The line that takes most of the forward in which a module is called."""
     hot, cost, setup = analysis.hot_lines, analysis.cost, analysis.setup
     if isinstance(hot, Absent) or cost is None:
@@ -848,7 +831,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
                     title="A PyTorch module dominates the step" if saving_ns is None else "",
                     saving_ns=saving_ns,
                     saving_is="up to",
-                    places=[Location(module=path) for path in paths[:3]],
+                    places=[Place(module=path) for path in paths[:3]],
                     evidence=[
                         duration("forward time per step", took_ns),
                         count("modules", len(paths)),
@@ -866,12 +849,10 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
         sites = None if analysis.cost is None else analysis.cost.sites
         attention = {one.path: one for one in modules if one.type_name == "MultiheadAttention"}
         lines = [one for one in (() if sites is None else sites.lines) if one.phase == "forward"]
-        calls: dict[str, list[Location]] = {}
+        calls: dict[str, list[Place]] = {}
         for one in lines:
             if one.module in attention and one.file is not None and one.line is not None:
-                place = Location(
-                    file=one.file, line=one.line, function=one.function, module=one.module, is_exact=True
-                )
+                place = one.exact(module=one.module)
                 calls.setdefault(one.module, []).append(place)
         created = analysis.info.created
         unused = {
@@ -886,7 +867,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
             return []
         paths = sorted(unused, key=lambda path: -_own_ns(attention[path], modules))
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        places = list(dict.fromkeys(replace(one, module=None) for path in paths for one in unused[path]))
+        places = list(dict.fromkeys(replace(one, module="") for path in paths for one in unused[path]))
         return [
             self.found(
                 f"Nothing uses the attention weights of {paths[0]}{more} (MultiheadAttention), and torch"
@@ -1017,13 +998,7 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
                 "Set bias=False.",
                 Severity.INFO,
                 places=[
-                    Location(
-                        file=None if pair.owner is None else pair.owner.file,
-                        line=None if pair.owner is None else pair.owner.line,
-                        function=None if pair.owner is None else pair.owner.name,
-                        module=pair.convolution,
-                    )
-                    for pair in pairs
+                    (pair.owner or Place()).exact(module=pair.convolution, is_exact=False) for pair in pairs
                 ],
                 evidence=[count("affected convolutions", len(pairs))],
             ),

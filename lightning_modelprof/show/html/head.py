@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
     CodeChange,
     Evidence,
     Finding,
-    Location,
     Report,
     Severity,
     Slices,
@@ -21,7 +21,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import little_named, place_of, saving_text, told_figures, verdict_word
+from lightning_modelprof.show.findings import little_named, saving_text, told_figures, verdict_word
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent, three_digits
 
@@ -118,7 +118,7 @@ def _change(change: CodeChange) -> dict[str, Any]:
     label = f"YAML file · {change.label}" if change.is_yaml else change.label
     is_text = all(char.isprintable() or char in "\r\n\t" for char in change.diff)
     return {
-        "where": place_of(Location(file=change.file, line=change.line)).file,
+        "where": Place(file=change.file, line=change.line).at,
         "label": label,
         "lines": [{"sign": sign, "text": one_line(text)} for sign, text in lines],
         "copied": change.diff if change.diff and is_text else one_line(change.text),
@@ -131,12 +131,12 @@ def _goto(slices: Slices) -> dict[str, str]:
     return {"to": json.dumps({"view": "trace", "find": find}), "name": one_line(slices.name or slices.kind)}
 
 
-def _location(location: Location) -> dict[str, Any]:
+def _location(place: Place) -> dict[str, Any]:
     """``file:line``, as editors understand it, and where that is."""
-    where = place_of(location)
-    inner = None if location.inner is None else place_of(location.inner)
-    call = None if location.call is None else place_of(location.call)
-    return {"file": where.file, "where": where.where, "inner": inner, "call": call}
+    inner, call = (
+        None if one is None else {"file": one.at, "where": one.where} for one in (place.inner, place.call)
+    )
+    return {"file": place.at, "where": place.where, "inner": inner, "call": call}
 
 
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:

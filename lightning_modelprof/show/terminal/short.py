@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Final
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     NOT_DONE,
     OTHER_TRACES,
     CodeChange,
     Finding,
-    Location,
     Report,
     Severity,
     Status,
     Table,
 )
-from lightning_modelprof.show.findings import little_named, place_of, saving_text, speed_line, verdict_word
+from lightning_modelprof.show.findings import little_named, saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import ELLIPSIS, display_width, shorten
 from lightning_modelprof.show.step_numbers import StepNumbers, merge_small
 from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
@@ -282,7 +282,7 @@ class _Short:
             ),
         ]
 
-    def _place(self, location: Location) -> tuple[str, str]:
+    def _place(self, location: Place) -> tuple[str, str]:
         """Where it is, and what a link to it points at, ``""`` if nothing can."""
         text = self._spot(location)
         inner = location.inner
@@ -295,9 +295,8 @@ class _Short:
             text += f", called from {call}"
         return text, _target(location)
 
-    def _spot(self, location: Location) -> str:
-        where = place_of(location)
-        return " ".join(filter(None, (_near(where.file), where.where)))
+    def _spot(self, location: Place) -> str:
+        return " ".join(filter(None, (_near(location.at), location.where)))
 
     def _slowest(self) -> list[str]:
         # The model's own row is called by its class: what runs in it outside of its modules.
@@ -379,6 +378,6 @@ def _near(file: str) -> str:
     return f"{ELLIPSIS}/{'/'.join(Path(path).parts[-2:])}{colon}{line}" if len(path) > 40 else file
 
 
-def _target(location: Location) -> str:
+def _target(location: Place) -> str:
     file = location.file
     return "" if not file or not Path(file).is_absolute() else f"{file}:{location.line or 1}"

@@ -1,0 +1,89 @@
+"""A place in source code, and how it is printed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Final
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.record import Count, Record
+
+INSTALLED: Final = ("site-packages", "dist-packages")
+"""Directories where packages are installed."""
+
+_CELL: Final = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
+"""What IPython's kernel calls the code of a cell."""
+
+
+class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A place in the user's code or a library's, as far as it is known.
+
+    What is measured of a line or a function extends it, so a finding can point at any of them.
+
+    Attributes:
+        file: Path as Python knows it; ``None`` for what isn't written in Python or isn't known.
+        line: From 1. Of a function or class, the line it begins at, with its first decorator.
+        function: Qualified name, such as ``Reader.__getitem__``; ``""`` if not known.
+        module: Path of the module in the model; ``""`` for the model itself and what ran outside it.
+        package: Whose code it is; ``""`` for the user's code, torch's, Lightning's and the like.
+        is_library: Whether it lies where packages are installed, so it isn't the user's to change.
+        is_exact: Whether ``line`` is the statement that takes the time; otherwise the function begins there.
+        inner: The line at which most of this line's time is spent, in a function of the user's that it calls,
+            however deep; ``None`` if it is this line, or not known.
+        call: The user's own line that led to this code of a library's; ``None`` if there is none.
+    """
+
+    file: str | None = None
+    line: Count | None = None
+    function: str = ""
+    module: str = ""
+    package: str = ""
+    is_library: bool = False
+    is_exact: bool = False
+    inner: Place | None = None
+    call: Place | None = None
+
+    def exact(self, **changes: Any) -> Place:
+        """Its statement alone: file, line and function.
+
+        Args:
+            **changes: Other fields to set.
+        """
+        fields = {"file": self.file, "line": self.line, "function": self.function, "is_exact": True}
+        return Place(**(fields | changes))
+
+    @property
+    def short_file(self) -> str:
+        """The number of a notebook's cell; of a library what follows the directory it is installed in."""
+        file = self.file or ""
+        if _CELL.search(file):
+            return one_line(_cell(file))
+        for directory in INSTALLED:
+            _, found, path = file.rpartition(f"{directory}/")
+            if found:
+                return one_line(path)
+        return one_line(file)
+
+    @property
+    def at(self) -> str:
+        """Such as ``train.py:40``, as editors understand it; ``""`` without a file."""
+        file = self.short_file
+        return f"{file}:{self.line}" if file and self.line is not None else file
+
+    @property
+    def where(self) -> str:
+        """Such as ``in Net.training_step``; ``""`` if nothing but the line is known."""
+        words = (("in", self.function), ("module", self.module), ("of", self.package))
+        return ", ".join(f"{word} {one_line(name)}" for word, name in words if name)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.at, self.where)))
+
+
+def _cell(file: str) -> str:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    cell = named(file) if named is not None else None
+    return str(cell[1]) if cell else "a notebook cell"
