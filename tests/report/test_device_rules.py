@@ -383,8 +383,8 @@ def test_late_launches_name_the_lines_with_most_operators():
     )
     finding = only(run(LaunchBound(), trace(launch=20), sites=sites_of(lines=lines)))
     assert [(one.line, one.module, one.is_exact) for one in finding.locations] == [
-        (11, None, True),
-        (13, None, True),
+        (11, "", True),
+        (13, "", True),
         (None, "encoder", False),
     ]
 

@@ -419,7 +419,7 @@ def test_pinning_where_it_helps():
 def stacks_of(*stacks: tuple[str, str, int]) -> StackSamples:
     """(part, function, samples of a millisecond) of stacks with one line each."""
     names = list(dict.fromkeys(name for _, name, _ in stacks))
-    frame = {"file": "v.py", "function_line": 3, "module": "v", "is_users": True}
+    frame = {"file": "v.py", "function_line": 3, "python_module": "v", "is_users": True}
     return StackSamples(
         frames=tuple(
             StackFrame(line=10 + number, function=name, **frame) for number, name in enumerate(names)

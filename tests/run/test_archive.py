@@ -10,6 +10,7 @@ import signal
 import stat
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof import ArchiveError, read_report
-from lightning_modelprof.run.archive import load_run, save_run, write_atomically
+from lightning_modelprof.place import Place
+from lightning_modelprof.run.archive import encode_record, load_run, save_run, write_atomically
 from lightning_modelprof.run.finding import RUN_FILE
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
@@ -31,6 +33,8 @@ from lightning_modelprof.run.records import (
     Window,
     WindowStatus,
 )
+from lightning_modelprof.run.setup import TrainingSetup
+from lightning_modelprof.run.stacks import StackFrame, StackSamples
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from tests.support.fits import report_of, run_fit, run_script
 
@@ -164,6 +168,37 @@ def saved(tmp_path):
 
 def steps_of_file(content):
     return content["ranks"][0]["steps"]
+
+
+def as_version_2(content):
+    """Names as they were: the function of a place, and the Python module of a stack frame."""
+    if isinstance(content, list):
+        return [as_version_2(one) for one in content]
+    if not isinstance(content, dict):
+        return content
+    names = {"python_module": "module"}
+    if "function" in content and "is_library" in content:
+        names = {"function": "name"}
+    return {names.get(key, key): as_version_2(value) for key, value in content.items()}
+
+
+def test_places_and_stack_frames_of_version_2_are_read(saved):
+    content, write = saved
+    hook = Place(function="Net.training_step", file="/home/me/net.py", line=30, is_library=True)
+    frame = StackFrame(
+        file="/lib/x.py", line=9, function="f", function_line=5, python_module="torch.x", is_users=False
+    )
+    run = load_run(write(content))
+    record = replace(
+        run.ranks[0],
+        setup=TrainingSetup(module_hooks={"training_step": hook}),
+        stacks=StackSamples(frames=(frame,)),
+    )
+    new = json.loads(encode_record(replace(run, ranks=(record,))))
+    old = as_version_2(new) | {"schema_version": 2}
+    assert "python_module" not in json.dumps(old)
+    read = load_run(write(old)).ranks[0]
+    assert (read.setup.module_hooks, read.stacks.frames) == ({"training_step": hook}, (frame,))
 
 
 def test_newer_version_is_refused(saved):
