@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.errors import ConfigError, told
 from lightning_modelprof.report.advice.idioms import with_idiom
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.changes.all_changes import with_change
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
@@ -296,7 +297,7 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
         # Whoever does not know where the time goes cannot say how much something matters.
         severities = {} if not accounting.is_enough else _LESS if is_busy else _THE_SAME
         findings += [
-            replace(one, severity=severities.get(one.severity)) if rule.rests_on_time else one
+            one if rule.points_at is PointsAt.NO_TIME else replace(one, severity=severities.get(one.severity))
             for one in of_it
         ]
     if not isinstance(costs, Absent):
@@ -350,7 +351,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
     """What a rule says; a rule that fails costs its own finding, not the report."""
     try:
         findings = rule.evaluate(analysis)
-        if rule.takes_time_there:
+        if rule.points_at not in (PointsAt.CHANGE, PointsAt.NO_TIME):
             findings = tuple(rule.at_lines(finding, analysis) for finding in findings)
             workers = analysis.worker_stacks
             sampled = (analysis.hot_lines, workers if isinstance(workers, Absent) else workers.hot_lines)

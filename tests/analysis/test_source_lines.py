@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.analysis.source.source_lines import source_lines
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.advice.lines import module_pace
+from lightning_modelprof.report.advice.lines import PointsAt, module_pace
 from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
@@ -234,8 +234,8 @@ def test_no_sample_of_the_function_leaves_its_def():
 
 def test_where_only_something_has_to_be_changed_nothing_is_looked_for():
     kinds = ("frozen_layers_computed", "optimizer_not_fused", "conv_bias_before_batchnorm")
-    takes_time_there = {rule.kind: rule.takes_time_there for rule in RULES if rule.kind in kinds}
-    assert takes_time_there == dict.fromkeys(kinds, False)
+    points_at = {rule.kind: rule.points_at for rule in RULES if rule.kind in kinds}
+    assert points_at == dict.fromkeys(kinds, PointsAt.CHANGE)
 
 
 def test_samples_that_know_better():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -151,26 +152,40 @@ def _line_of(
     return _most_operators(lines)
 
 
+class PointsAt(Enum):
+    """What the places of a rule's findings are."""
+
+    TIME = auto()
+    """Functions that take the time; the line that takes most of it is looked for in them."""
+    TIME_OUTSIDE_MODULES = auto()
+    """The same, without what the model's modules take."""
+    TIME_IN_LIBRARIES = auto()
+    """The same, also in what a library runs for them, such as the transform that costs."""
+    CHANGE = auto()
+    """Where something has to be changed, whatever takes the time."""
+    NO_TIME = auto()
+    """The same, and how much it matters doesn't depend on the time of the steps."""
+
+
 def at_exact_lines(
     finding: Finding,
     hot: HotLines | Absent,
     *,
-    outside_modules: bool,
+    points_at: PointsAt = PointsAt.TIME,
     phases: Collection[str] = (),
     libraries: Collection[str] = (),
-    into_libraries: bool = False,
 ) -> Finding:
     """The same finding, its locations at the lines that take the time, functions without such a line last.
 
     Args:
         finding: whose locations are functions that take the time at stake.
         hot: what samples of the training thread say.
-        outside_modules: whether time in the model's modules is not what it is about.
+        points_at: what the locations are.
         phases: whose time it is about, if that is all of theirs: where lines of the user's hold most of it,
             they are the places, in whatever function they are.
         libraries: packages whose lines are the places where the user's do not hold most of it.
-        into_libraries: whether a place is followed into what any library runs for it.
     """
+    into_libraries = points_at is PointsAt.TIME_IN_LIBRARIES
     if isinstance(hot, Absent) or finding.status is not Status.FOUND:
         return finding
     names = {(one.file, one.line): one.function for one in finding.locations}
@@ -182,7 +197,7 @@ def at_exact_lines(
     exact: list[tuple[float, Place]] = []
     others: list[Place] = []
     for location in finding.locations:
-        lines = _lines_of(location, hot, outside_modules)
+        lines = _lines_of(location, hot, points_at)
         if into_libraries and (called := _called(location, hot, phases)) is not None:
             exact.append((called.time_ns, replace(location, inner=location_at(called))))
             continue
@@ -201,13 +216,14 @@ def _called(location: Place, hot: HotLines, phases: Collection[str]) -> HotLine 
     return costly_call(hot, phases, file=location.file, function_line=location.line)
 
 
-def _lines_of(location: Place, hot: HotLines, outside_modules: bool) -> tuple[HotLine, ...]:
+def _lines_of(location: Place, hot: HotLines, points_at: PointsAt) -> tuple[HotLine, ...]:
     if location.is_exact:
         return ()
     if location.file is None or location.line is None:  # torch's or Lightning's, as far as there is anything
         return hot.statements_below(location.function) if location.function else ()
     if location.package and (lines := hot.statements_below(location.function or "")):
         return lines
+    outside_modules = points_at is PointsAt.TIME_OUTSIDE_MODULES
     return hot.statements(location.file, location.line, outside_modules=outside_modules)
 
 

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.advice.lines import at_exact_lines, location_at
+from lightning_modelprof.report.advice.lines import PointsAt, at_exact_lines, location_at
 from lightning_modelprof.report.model import (
     Evidence,
     Finding,
@@ -71,11 +71,8 @@ class Rule(Record, frozen=True, kw_only=True):
 
     bound: ClassVar[str | None] = None
     """The verdict that the time of its findings speaks for, such as ``sync_bound``."""
-    takes_time_there: ClassVar[bool] = True
-    """Whether the functions that its findings point at take the time, so that the line is looked for in them;
-    otherwise they are only where something has to be changed."""
-    outside_modules: ClassVar[bool] = False
-    """Whether the time of its findings is none of the model's modules'."""
+    points_at: ClassVar[PointsAt] = PointsAt.TIME
+    """What the places of its findings are."""
 
     sampled_phases: ClassVar[tuple[str, ...]] = ()
     """Phases whose time is that of its findings, so that any line of the user's in them may be the place."""
@@ -86,12 +83,6 @@ class Rule(Record, frozen=True, kw_only=True):
 
     slices: ClassVar[tuple[Slices, ...]] = ()
     """Where the time of its findings is seen in a timeline, besides the ranges of its phases."""
-
-    into_libraries: ClassVar[bool] = False
-    """Whether its places are followed into what libraries run for them, such as the transform that costs."""
-
-    rests_on_time: ClassVar[bool] = True
-    """Whether how much its findings matter rests on the time of the steps."""
 
     is_of_loop: ClassVar[bool] = False
     """Whether the time of its findings lies between or around the steps: then it is a share of the loop."""
@@ -120,10 +111,9 @@ class Rule(Record, frozen=True, kw_only=True):
         return at_exact_lines(
             finding,
             analysis.hot_lines if hot is None else hot,
-            outside_modules=self.outside_modules,
+            points_at=self.points_at,
             phases=self.sampled_phases,
             libraries=libraries,
-            into_libraries=self.into_libraries,
         )
 
     @abstractmethod
@@ -266,7 +256,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     what: ClassVar[str]
     """The calls as the subject of a sentence, with its verb."""
     bound: ClassVar[str | None] = "host_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
     is_lower_bound: ClassVar[bool] = False
     """Whether more goes with the calls than their samples say."""
 

@@ -19,6 +19,7 @@ from lightning_modelprof.analysis.source.logging_calls import (
     LoggingLine,
 )
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
@@ -235,8 +236,7 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
         'the Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown',
         where="the `Trainer(...)` call",
     )
-    takes_time_there: ClassVar[bool] = False
-    rests_on_time: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found where the Trainer has it."""
@@ -317,7 +317,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "module_hooks", "callbacks", "logging")
     bound: ClassVar[str | None] = "overhead_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.20

@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import loader_advice
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import COST
@@ -52,7 +53,7 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
         " worker needs a CPU, otherwise a hint, since small operators don't gain from threads"
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     least_share: float = 0.5
     most_wait: float = 0.1
@@ -216,7 +217,7 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
         ),
         levels="hint 10%, warning 25% of the loop",
     )
-    rests_on_time: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     hint: float = 0.1
     warning: float = 0.25
@@ -283,7 +284,7 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
         where="the line with most of the thread's samples",
     )
     bound: ClassVar[str | None] = "host_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.30

@@ -15,6 +15,7 @@ from lightning_modelprof.analysis.trace.launches import KernelLaunches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.device_shares import lost_work
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
 from lightning_modelprof.report.one_step import COST
@@ -333,7 +334,7 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
         of="of the loop",
         where="the compiled functions",
     )
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
     is_of_loop: ClassVar[bool] = True
 
     least: int = 1

@@ -14,6 +14,7 @@ from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import (
     FEWER_ITEMS,
     loader_advice,
@@ -103,7 +104,7 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = "input_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
     slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: data loading"),)
-    into_libraries: ClassVar[bool] = True
+    points_at: ClassVar[PointsAt] = PointsAt.TIME_IN_LIBRARIES
 
     warning: float = 0.05
     critical: float = 0.20
@@ -218,7 +219,7 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
 
     slices: ClassVar[tuple[Slices, ...]] = (Slices(kind="idle: data loading"),)
     sampled_phases: ClassVar[tuple[str, ...]] = ("dataloader",)
-    into_libraries: ClassVar[bool] = True
+    points_at: ClassVar[PointsAt] = PointsAt.TIME_IN_LIBRARIES
 
     warning: float = 0.01
     covered: float = 0.05
@@ -299,7 +300,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     )
     phases: ClassVar[tuple[str, ...]] = ("dataloader", "dataloader_init")
     bound: ClassVar[str | None] = "input_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
     is_of_loop: ClassVar[bool] = True
 
     def stake_ns(self, finding: Finding) -> float:
@@ -459,7 +460,7 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
         levels="5%",
         where="data set, `collate_fn`",
     )
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.05
     critical: float = 0.20

@@ -17,6 +17,7 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import (
     LEAST_REDUCTIONS,
     MANY_OPERATORS,
+    PointsAt,
     advice_for,
     location_at,
     module_pace,
@@ -110,7 +111,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.20
@@ -309,7 +310,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
         where="the line that calls them",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "dataloader", "callbacks", "module_hooks")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.05
     critical: float = 0.20
@@ -521,7 +522,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
     bound: ClassVar[str | None] = "host_bound"
-    outside_modules: ClassVar[bool] = True
+    points_at: ClassVar[PointsAt] = PointsAt.TIME_OUTSIDE_MODULES
 
     warning: float = 0.10
     critical: float = 0.20

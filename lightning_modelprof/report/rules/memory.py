@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.memory import LEAST_POINTS, EpochGrowth, Growth, MemoryUse
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Unit
 from lightning_modelprof.report.rules.base import (
     NO_CUDA,
@@ -81,8 +82,7 @@ class MemoryCreep(Rule, frozen=True, kw_only=True):
         ),
         levels="16 MiB (also per epoch) and 1% of the level; critical if full within 24 h",
     )
-    rests_on_time: ClassVar[bool] = False
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     growth_bytes: float = 16 * 2**20
     growth_share: float = 0.01
@@ -272,8 +272,7 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
         " the allocator had to free its cache, which waits for the GPU",
         levels="30% and 1 GiB",
     )
-    rests_on_time: ClassVar[bool] = False
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     unused_share: float = 0.30
     unused_bytes: float = 2**30
@@ -326,7 +325,7 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
     title: ClassVar[str] = "GPU memory is nearly full"
     healthy: ClassVar[str] = "Training fits in memory"
     help: ClassVar[RuleHelp] = RuleHelp("peak memory reserved by torch, as a share of GPU memory")
-    rests_on_time: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     warning: float = 0.92
     critical: float = 0.97
@@ -412,8 +411,7 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
         "an out-of-memory error ended the loop. Suggestions are in order of the memory they should free",
         levels="critical",
     )
-    rests_on_time: ClassVar[bool] = False
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     unused_share: float = 0.10
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.owners import owner_of_optimizer
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import per_step
@@ -55,7 +56,7 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     )
     phases: ClassVar[tuple[str, ...]] = ("optimizer",)
     bound: ClassVar[str | None] = "optimizer_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     least_tensors: int = 32
     cpu_warning: float = 0.10

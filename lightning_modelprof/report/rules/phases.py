@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.step_costs import PhaseMeans, StepCosts
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.model import Evidence, Finding, Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
@@ -337,7 +338,7 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
         levels="20% of the total time, and 5 s",
         where="your slowest method",
     )
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     share: float = 0.20
     least_ns: float = 5e9

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.line_times import operator_time
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.base import (
@@ -41,7 +42,7 @@ from lightning_modelprof.units import milliseconds, percent
 class _TensorCoreHint(Rule, frozen=True, kw_only=True):
     """A hint about a CUDA device with tensor cores that can do what it is about."""
 
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
     least_capability: ClassVar[tuple[int, int]] = VOLTA
     too_old: ClassVar[str] = "the GPU has no tensor cores"
     is_of_all_products: ClassVar[bool] = True
@@ -202,7 +203,7 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
         where="lines with `double()` or `float64`",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.30

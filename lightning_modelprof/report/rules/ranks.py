@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks, awaited_
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.advice.lines import at_exact_lines
+from lightning_modelprof.report.advice.lines import PointsAt, at_exact_lines
 from lightning_modelprof.report.advice.loader import places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
@@ -67,7 +67,7 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
         where="data set, if the phase is Dataloader",
     )
     bound: ClassVar[str | None] = "straggler_bound"
-    takes_time_there: ClassVar[bool] = False  # it does on the late rank, whose lines only itself has seen
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE  # only the late rank has seen its own lines
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated without the steps of other ranks."""
@@ -118,7 +118,7 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
         )
         if late.rank != analysis.rank:
             return found
-        return tuple(at_exact_lines(one, analysis.hot_lines, outside_modules=False) for one in found)
+        return tuple(at_exact_lines(one, analysis.hot_lines) for one in found)
 
     def _either(self, skew: RankSkew, late: Straggler, evidence: list[Evidence]) -> Finding:
         """A hint without a culprit, as it may be either way round."""

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.advice.lines import location_at
+from lightning_modelprof.report.advice.lines import PointsAt, location_at
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.base import (
@@ -174,7 +174,7 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
         of="of the loop",
         where="the slowest line of the phase; in Forward, outside modules",
     )
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.05
     critical: float = 0.20

@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.device_usage import OneDevice
 from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse, tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
 from lightning_modelprof.report.rules.base import RuleHelp, ratio, text
 from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
@@ -45,8 +46,7 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         ),
         levels="10% of kernel time",
     )
-    takes_time_there: ClassVar[bool] = False
-    rests_on_time: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     warning: float = 0.10
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
 from lightning_modelprof.report.model import Evidence, Finding, Status
 from lightning_modelprof.report.one_step import COST
@@ -120,7 +121,7 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
         of="of the loop",
         where="the `Trainer(...)` call",
     )
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.30
@@ -182,7 +183,7 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     )
     bound: ClassVar[str | None] = "overhead_bound"
     sampled_phases: ClassVar[tuple[str, ...]] = ("epoch_turn",)
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
     is_of_loop: ClassVar[bool] = True
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.advice.lines import location_at, module_pace
+from lightning_modelprof.report.advice.lines import PointsAt, location_at, module_pace
 from lightning_modelprof.report.advice.source import ignores_weights, padding_lines
 from lightning_modelprof.report.model import Finding, Severity
 from lightning_modelprof.report.one_step import COST, per_step
@@ -65,7 +65,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
         where="the calling lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.05
     critical: float = 0.20
@@ -162,7 +162,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
         where="the backward call",
     )
     phases: ClassVar[tuple[str, ...]] = ("backward", "forward")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.05
     critical: float = 0.20
@@ -264,7 +264,7 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
         where="the frozen modules",
     )
     phases: ClassVar[tuple[str, ...]] = ("backward",)
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where backward was not timed by module."""
@@ -335,7 +335,7 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
         where="`training_step`",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward",)
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.30
@@ -424,7 +424,7 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
         where="the calling lines",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.10
     critical: float = 0.30
@@ -644,7 +644,7 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
         where="the slowest line of the surrounding forward",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.20
     critical: float = 0.50
@@ -788,7 +788,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
         where="the costly modules",
     )
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.20
     critical: float = 0.50
@@ -972,7 +972,7 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
         ),
         where="the convolutions",
     )
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     least: int = 1
     """So many of them are a finding."""
@@ -1029,7 +1029,7 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     )
     phases: ClassVar[tuple[str, ...]] = ("optimizer", "zero_grad")
     bound: ClassVar[str | None] = "optimizer_bound"
-    takes_time_there: ClassVar[bool] = False
+    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     warning: float = 0.05
     critical: float = 0.20
