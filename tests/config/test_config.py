@@ -22,7 +22,6 @@ from lightning_modelprof import Bounds, ConfigError, InspectOptions, ModelProfCa
 from lightning_modelprof.config import checks as config_checks
 from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.options import DEFAULTS, GROUP_OF, GROUPS, ProfileConfig
-from lightning_modelprof.lightning.hooks import ProfilingHooks
 from lightning_modelprof.loop.run_folder import check_writeable
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TIME_UNITS, VIEWS, TableOptions
 from tests.support.fits import (
@@ -294,7 +293,7 @@ def test_a_callback_that_another_one_hands_its_hooks_to(tmp_path):
     class HandsOn(Callback):
         pass
 
-    for name in vars(ProfilingHooks):
+    for name in vars(ModelProfCallback):
         if name == "setup" or name.startswith("on_") or name == "teardown":
             setattr(HandsOn, name, staticmethod(getattr(ours, name)))
     fit_quietly(make_trainer(tmp_path, HandsOn()), Net(), loader())

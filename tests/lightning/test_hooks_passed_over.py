@@ -7,7 +7,7 @@ import pickle
 import pytest
 from lightning.pytorch import Callback
 
-from lightning_modelprof.lightning.hooks import _EMPTY_HOOKS, _INSPECTION_HOOKS
+from lightning_modelprof.lightning.callback import _EMPTY_HOOKS, _INSPECTION_HOOKS
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer
 
 HOOKS = {*_EMPTY_HOOKS, *_INSPECTION_HOOKS}

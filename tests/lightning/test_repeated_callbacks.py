@@ -10,7 +10,6 @@ from lightning.pytorch.trainer.connectors import callback_connector
 from lightning_modelprof import ModelProfCallback, ModelProfiler
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.lightning.from_environment import callbacks as from_environment
-from lightning_modelprof.lightning.hooks import ProfilingHooks
 from tests.support.fits import (
     Net,
     fit_quietly,
@@ -116,7 +115,7 @@ def test_hooks_that_another_callback_calls_as_well(tmp_path, monkeypatch):
     class HandsOn(Callback):
         pass
 
-    for name in vars(ProfilingHooks):
+    for name in vars(ModelProfCallback):
         if name in ("setup", "teardown") or name.startswith("on_"):
             setattr(HandsOn, name, staticmethod(getattr(ours, name)))
     fit_quietly(make_trainer(tmp_path, HandsOn(), ours), Net(), loader(20))

@@ -17,7 +17,7 @@ from lightning_modelprof.analysis.trace import device_usage, trace_facts
 from lightning_modelprof.inspect.flops import count
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.lightning import classify
-from lightning_modelprof.lightning.hooks import ProfilingHooks
+from lightning_modelprof.lightning.callback import ModelProfCallback
 from lightning_modelprof.loop import step_timing
 from lightning_modelprof.measure.steps.device_phases import DevicePhases
 from lightning_modelprof.measure.steps.recorder import Recorder
@@ -212,13 +212,13 @@ def window_one_late(patch):
 
 
 def draw_random_numbers(patch):
-    hook = ProfilingHooks.setup
+    hook = ModelProfCallback.setup
 
     def wrong(self, *args, **kwargs):
         torch.rand(1)
         return hook(self, *args, **kwargs)
 
-    patch.setattr(ProfilingHooks, "setup", wrong)
+    patch.setattr(ModelProfCallback, "setup", wrong)
 
 
 def changed_fact(name, change):
