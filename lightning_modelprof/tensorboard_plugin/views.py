@@ -86,6 +86,11 @@ def _head(selection: Selection) -> str:
     return "".join((*(part(report) for part in above), found, *(part(report) for part in below)))
 
 
+def _figures(selection: Selection) -> str:
+    """The key figures of the run."""
+    return "" if selection.run_report is None else figures_html(selection.run_report)
+
+
 def _notes(selection: Selection) -> str:
     return notes_html(selection.main_report)
 
@@ -167,6 +172,7 @@ VIEWS: Final = (
             "Steps need a run measured by ModelProfCallback. Traces only have the few recorded steps; see"
             " Overview and Trace."
         ),
+        above=(_figures,),
         columns=STEPS,
         help=(
             "**Phase times per step** stacks the self time of each phase, with the layers and colors of"
@@ -178,16 +184,10 @@ VIEWS: Final = (
             ' unknown. "Clean steps only" limits both charts and the slowest steps to clean steps.'
             " Clean-step figures exclude profiler overhead, as in Perf Summary. Charts and slowest steps of"
             " all steps include it, so their layers add up to the wall time.\n\n"
-            "**Figures of a range** are the Perf Summary figures over the range's clean steps: avg, p50"
+            "**Figures of a range**, shown once you drag one, are the Perf Summary figures over the range's"
+            " clean steps: avg, p50"
             " and p99 of batch_cost, steps/s, samples/s and Reader Ratio. A dash means that a step's"
             " samples or waiting time are unknown.\n\n"
-            "**Clean step times** uses the narrower of the Freedman-Diaconis and Sturges bin widths, with"
-            " at most 60 bins. If the slowest step took more than twice p99, the bars end at p99 and the"
-            " caption counts the slower steps.\n\n"
-            "**Time lost in the slowest 10% of steps** compares each phase's mean over clean steps above"
-            " the range's p90"
-            " with its mean over the other clean steps. The differences add up to the whole step's unless a"
-            " phase wasn't measured; *share of difference* is a phase's part.\n\n"
             "**Slowest steps** lists the range's 20 slowest steps, including excluded ones. *× median* is"
             " relative to the range's clean steps. The phases with the most time in these steps come"
             " first.\n\nRuns of more than 4,096 steps show 2,048 to 4,096 saved steps, evenly spaced (see"

@@ -12,7 +12,7 @@ import { checkedFind, labelOf, showFind } from "./find.js";
 import { fillLanes, makeParts } from "./parts.js";
 import { fillLegend, hiddenAtFirst } from "./legend.js";
 import { fillToolbar, showFound } from "./toolbar.js";
-import { formatCount } from "../units.js";
+import { formatCount } from "../format.js";
 import { listen } from "./input.js";
 import { showRange } from "./range_panel.js";
 import { showSelection, spoken } from "./panel.js";

@@ -2,7 +2,7 @@
 
 import { make } from "../dom.js";
 import { chromeTrace, gzippedTrace } from "./chrome_trace.js";
-import { formatCount } from "../units.js";
+import { formatCount } from "../format.js";
 import { openInPerfetto, saveFile } from "./perfetto.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
