@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from lightning_modelprof.errors import ArchiveError, one_line, told
@@ -18,10 +19,17 @@ from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.html.help.definitions import definitions_document
-from lightning_modelprof.show.tensorboard.profile_blob import STEPS, ColumnsBlob, StoredProfile, unpack_steps
+from lightning_modelprof.show.tensorboard.profile_blob import (
+    STEPS,
+    TIMELINE,
+    ColumnsBlob,
+    StoredProfile,
+    unpack_steps,
+)
 from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
+from lightning_modelprof.tensorboard_plugin.trace_files import find_trace
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison, view_sections
 from lightning_modelprof.units import format_cell
 
@@ -41,13 +49,15 @@ class Answers:
 
     Args:
         provider: TensorBoard's ``DataProvider``.
+        logdir: what TensorBoard was started with; ``""`` if that isn't known, and then no trace is served.
 
     Raises:
         ArchiveError: when what was asked for is not there or cannot be read.
     """
 
-    def __init__(self, provider: Any) -> None:
+    def __init__(self, provider: Any, logdir: str = "") -> None:
         self._profiles = StoredProfiles(provider)
+        self._logdir = logdir
 
     def profiles(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
         """All profiles by run, and the views there are."""
@@ -73,7 +83,11 @@ class Answers:
             "title": view.title,
             "html": _shown(lambda: render(view, selection)),
             "empty": view.empty,
-            "columns": [{"tag": tag, "kind": blob.kind, "rank": blob.rank} for tag, blob in columns],
+            "columns": [
+                {"tag": tag, "kind": blob.kind, "rank": blob.rank}
+                | self._trace_of(arguments.get("run", ""), tag, selection.window, blob)
+                for tag, blob in columns
+            ],
             "words": _words(selection),
         }
 
@@ -110,6 +124,34 @@ class Answers:
         except ValueError as error:
             raise ArchiveError(f"{run}, {tag}: can't read its {wanted.kind}: {error}.") from error
         return packed
+
+    def trace(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
+        """A window's trace as its run saved it: ``file`` is the bare name of the file."""
+        run, tag, name = (arguments.get(key, "") for key in ("run", "tag", "file"))
+        self._profiles.read(context, experiment, run, tag)  # a run that TensorBoard shows
+        file = find_trace(self._logdir, run, tag, name)
+        if file is None:
+            raise ArchiveError(f"expected the trace {name!r} in the directory of {run!r}, got none.")
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise ArchiveError(f"can't read the trace {name!r}: {told(error)}.") from error
+
+    def _trace_of(
+        self, run: str, tag: str, window: StoredProfile | None, blob: ColumnsBlob
+    ) -> dict[str, str]:
+        """The name of the file that holds a timeline's trace, or in a sentence where that file is."""
+        if blob.kind != TIMELINE or window is None:
+            return {}
+        source = _source_of(window.rank_reports.get(blob.rank or 0, window.report))
+        saved = PurePosixPath(source).name
+        if not saved:
+            return {}
+        for name in (saved, saved.removesuffix(".gz")):  # one that isn't packed yet has no .gz
+            if find_trace(self._logdir, run, tag, name) is not None:
+                return {"file": name, "where": ""}
+        where = f"{source} in the run's directory" if source != saved else source
+        return {"file": "", "where": f"The trace isn't in this log directory. It's {one_line(where)}."}
 
     def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
         """What every figure means."""
@@ -163,6 +205,11 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise ArchiveError(f"expected a rank number, got {text[:20]!r}.")
     return int(text)
+
+
+def _source_of(report: Report) -> str:
+    """What a trace's report calls its file."""
+    return str(next((one.get("source", "") for one in report.sections.get("traces", ())), ""))
 
 
 def _words(selection: Selection) -> dict[str, str]:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_1"}
 BEFORE = {f"before_{key}": value for key, value in RUN.items()}
 STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
+TRACE = {"run": RUN["run"], "tag": RUN["window"], "file": "rank0_steps_16-17.pt.trace.json.gz"}
 
 
 def fit(root, version=0):
@@ -181,6 +182,16 @@ def test_the_timeline_is_the_trace(server, logdir):
     assert sorted(served.names[name] for name in served.name) == names
 
 
+def test_the_trace_is_served_as_the_run_saved_it(server, logdir):
+    folder = logdir / RUN["run"] / "modelprof"
+    saved = folder / load_run(folder).ranks[0].windows[1].trace_file
+    [columns] = server.ask("view", view="trace", **RUN)["columns"]
+    assert (columns["file"], columns["where"]) == (saved.name, "") == (TRACE["file"], "")
+    status, media_type, body = server.raw("plugin/modelprof/trace", **TRACE)
+    assert (status, media_type) == (200, "application/octet-stream")
+    assert body == saved.read_bytes()
+
+
 def test_compare_says_what_the_command_says(server, logdir, tmp_path):
     runs = [str(logdir / "net" / f"version_{number}" / "modelprof") for number in (0, 1)]
     main(["compare", *runs, "--json", str(tmp_path / "compare.json")])
@@ -216,6 +227,10 @@ WRONG = {
     "an unknown kind": ("columns", STEPS | {"kind": "/etc/passwd"}, "got none"),
     "columns of nothing": ("columns", {}, "expected a profile"),
     "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected a rank number"),
+    "a trace of no run": ("trace", TRACE | {"run": "../../etc"}, "in the run '../../etc'"),
+    "a trace of no window": ("trace", TRACE | {"tag": "../x"}, "expected a profile '../x'"),
+    "a trace by its path": ("trace", TRACE | {"file": "../run.json"}, "expected the trace '../run.json'"),
+    "a file that is no trace": ("trace", TRACE | {"file": "run.json"}, "expected the trace 'run.json'"),
     "half a comparison": ("compare", RUN, "Select one"),
 }
 
@@ -285,6 +300,11 @@ def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, caps
         for view in VIEWS:
             there = other.ask("view", view=view.key, **(RUN | {"run": "version_0"}))
             here = server.ask("view", view=view.key, **RUN)
+            for one in there["columns"] if view.key == "trace" else ():  # it stays where it was saved
+                assert TRACE["file"] in one.pop("where")
+                assert one.pop("file") == ""
+            for one in here["columns"] if view.key == "trace" else ():
+                del one["where"], one["file"]
             assert there == here, view.key
 
 
