@@ -18,7 +18,6 @@ from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show.html.help.definitions import definitions_document
 from lightning_modelprof.show.tensorboard.profile_blob import (
     STEPS,
     TIMELINE,
@@ -30,7 +29,7 @@ from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
 from lightning_modelprof.tensorboard_plugin.trace_files import find_trace
-from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison, view_sections
+from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
 from lightning_modelprof.units import format_cell
 
 _MOST_DIGITS = 9
@@ -152,10 +151,6 @@ class Answers:
                 return {"file": name, "where": ""}
         where = f"{source} in the run's directory" if source != saved else source
         return {"file": "", "where": f"The trace isn't in this log directory. It's {one_line(where)}."}
-
-    def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
-        """What every figure means."""
-        return definitions_document(tuple(view_sections()))
 
     def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> ComparedSide:
         selection = self._select(context, experiment, arguments)

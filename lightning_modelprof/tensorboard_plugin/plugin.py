@@ -61,7 +61,6 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
             "/profiles": self._json(lambda: self._answers.profiles),
             "/view": self._json(lambda: self._answers.view),
             "/compare": self._json(lambda: self._answers.compare),
-            "/definitions": self._json(lambda: self._answers.definitions),
             "/columns": self._json(lambda: self._answers.columns, media_type=_BINARY),
             "/trace": self._json(lambda: self._answers.trace, media_type=_BINARY),
         }
@@ -116,8 +115,6 @@ _STYLES: Final = (
     "vendor/uplot/uPlot.min.css",
     "steps/steps.css",
     "timeline.css",
-    "html/help/help.css",
-    "help_page.css",
     "dashboard.css",
 )
 """What ``page.css`` is made of: a rule of a later file wins."""

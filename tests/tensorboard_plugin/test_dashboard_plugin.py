@@ -338,11 +338,6 @@ def test_the_text_of_a_link_is_never_markup(server):
     assert re.search("application/json", server.raw("plugin/modelprof/view")[1])
 
 
-def test_the_page_of_definitions_is_served(server):
-    document = server.ask("definitions")
-    assert document["sections"]
-
-
 def test_files_are_all_known():
     """A file of a kind that is not served would be missed in a browser only."""
     static = Path(main.__code__.co_filename).parent / "tensorboard_plugin" / "static"
