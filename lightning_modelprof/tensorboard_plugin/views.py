@@ -84,8 +84,9 @@ def _head(selection: Selection) -> str:
 
 
 def _figures(selection: Selection) -> str:
-    """The key figures of the run."""
-    return "" if selection.run_report is None else figures_html(selection.run_report)
+    """The key figures of the run, beside those of a range of its steps."""
+    figures = "" if selection.run_report is None else figures_html(selection.run_report)
+    return figures and f"<section><h2>Whole run</h2>{figures}</section>"
 
 
 def _notes(selection: Selection) -> str:

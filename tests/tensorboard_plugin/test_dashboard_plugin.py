@@ -19,6 +19,7 @@ from lightning_modelprof.show.tensorboard.profile_blob import unpack_steps
 from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timeline
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from lightning_modelprof.trace.reader import read_trace
+from lightning_modelprof.units import format_duration
 from tests.support.fits import Net, fit_quietly, loader, make_trainer
 from tests.support.tensorboard_server import tensorboard
 
@@ -162,6 +163,15 @@ def test_every_view_has_something_or_says_what_to_do(server):
         assert answer["title"] == view.title
         assert answer["html"] or answer["columns"] or view.key in ("kernels", "distributed", "workers")
         assert len(answer["empty"]) > 20
+
+
+def test_steps_have_the_figures_and_the_histogram_of_the_whole_run(server, logdir):
+    report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
+    html = server.ask("view", view="steps", **RUN)["html"]
+    cost, _, unit = format_duration(report["benchmark"]["batch_cost_ns"]["avg"]).partition(" ")
+    assert f"<b>{cost}</b> {unit}" in html
+    assert 'id="chart-step_time"' in html
+    assert "<h2>Whole run</h2>" not in server.ask("view", view="trace", **RUN)["html"]
 
 
 def test_steps_are_those_of_the_archive(server, logdir):
