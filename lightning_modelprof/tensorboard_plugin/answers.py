@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from lightning_modelprof.errors import ArchiveError, one_line, told
@@ -28,7 +27,7 @@ from lightning_modelprof.show.tensorboard.profile_blob import (
 from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
-from lightning_modelprof.tensorboard_plugin.trace_files import find_trace
+from lightning_modelprof.tensorboard_plugin.trace_files import find_trace, named_trace
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
 from lightning_modelprof.units import format_cell
 
@@ -139,18 +138,10 @@ class Answers:
     def _trace_of(
         self, run: str, tag: str, window: StoredProfile | None, blob: ColumnsBlob
     ) -> dict[str, str]:
-        """The name of the file that holds a timeline's trace, or in a sentence where that file is."""
         if blob.kind != TIMELINE or window is None:
             return {}
-        source = _source_of(window.rank_reports.get(blob.rank or 0, window.report))
-        saved = PurePosixPath(source).name
-        if not saved:
-            return {}
-        for name in (saved, saved.removesuffix(".gz")):  # one that isn't packed yet has no .gz
-            if find_trace(self._logdir, run, tag, name) is not None:
-                return {"file": name, "where": ""}
-        where = f"{source} in the run's directory" if source != saved else source
-        return {"file": "", "where": f"The trace isn't in this log directory. It's {one_line(where)}."}
+        report = window.rank_reports.get(blob.rank or 0, window.report)
+        return named_trace(self._logdir, run, tag, report)
 
     def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> ComparedSide:
         selection = self._select(context, experiment, arguments)
@@ -200,11 +191,6 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise ArchiveError(f"expected a rank number, got {text[:20]!r}.")
     return int(text)
-
-
-def _source_of(report: Report) -> str:
-    """What a trace's report calls its file."""
-    return str(next((one.get("source", "") for one in report.sections.get("traces", ())), ""))
 
 
 def _words(selection: Selection) -> dict[str, str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
+
+from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.model import Report
 
 TRACES: Final = "traces"
 """Folder of traces in that of a run."""
@@ -34,3 +37,26 @@ def find_trace(logdir: str, run: str, tag: str, name: str) -> Path | None:
     except (OSError, RuntimeError, ValueError):  # no such directory, a loop of links, a null character
         return None
     return file if is_own else None
+
+
+def named_trace(logdir: str, run: str, tag: str, report: Report) -> dict[str, str]:
+    """The name of the file that has a window's trace, or in a sentence where that file is.
+
+    Args:
+        logdir: as of :func:`find_trace`.
+        run: as of :func:`find_trace`.
+        tag: as of :func:`find_trace`.
+        report: of the window; what it calls its trace is never opened.
+
+    Returns:
+        ``file`` and ``where``, of which one is ``""``; nothing where the report names no trace.
+    """
+    source = str(next((one.get("source", "") for one in report.sections.get("traces", ())), ""))
+    saved = PurePosixPath(source).name
+    if not saved:
+        return {}
+    for name in (saved, saved.removesuffix(".gz")):  # one that isn't packed yet has no .gz
+        if find_trace(logdir, run, tag, name) is not None:
+            return {"file": name, "where": ""}
+    where = f"{source} in the run's directory" if source != saved else source
+    return {"file": "", "where": f"The trace isn't in this log directory. It's {one_line(where)}."}
