@@ -69,7 +69,6 @@ const done = arguments[0];
   const { Slices } = await import("/timeline/slices.js");
   const { Found } = await import("/timeline/search.js");
   const { rangeSums } = await import("/timeline/range_sums.js");
-  const { chromeTrace } = await import("/timeline/chrome_trace.js");
   const slices = new Slices(window.unpacked);
   const times = {};
   const time = async (name, call) => {
@@ -80,7 +79,6 @@ const done = arguments[0];
   await time("search that finds all", () => new Found(slices, "e"));
   await time("sums over the whole trace", () => rangeSums(slices, slices.traceBegin, slices.traceEnd));
   await time("first look for launches", () => slices.launchesOf(0));
-  await time("chrome trace", () => chromeTrace(slices));
   done(times);
 })();
 """

@@ -10,7 +10,7 @@ else is, so ``0.00`` and ``-0`` are never printed. A number has one form in each
   from 10% on, beside a label as well;
 - on an axis (:func:`format_tick`): as many decimals as the neighbours need.
 
-``static/units.js`` of the dashboard writes the same; ``tests/data/units.json`` holds the two together.
+In the dashboard, ``static/format.js`` writes what only the browser knows: ticks, hover and selections.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """What every figure means: the definitions that stand on tables, charts and rules, brought together.
 
-The pages show each beside its figure, and docs/report.md has them in their sections.
+The pages have each as the title of its heading, and docs/report.md has them in their sections.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Final, NamedTuple
 
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
@@ -46,23 +47,18 @@ _KEY_FIGURES: Final = {
 
 
 class Term(NamedTuple):
-    """One definition; ``key`` is what the page asks for, such as ``column:kernels:occupancy``."""
+    """One definition; ``key`` is what it is found by, such as ``column:kernels:occupancy``."""
 
     key: str
     label: str
     text: str
-
-    @property
-    def markdown(self) -> str:
-        """It as the reference has it."""
-        return f"**{self.label}**: {self.text}"
 
 
 class Section(NamedTuple):
     """Definitions that stand together.
 
     Attributes:
-        key: what the page asks for, such as ``table:kernels``; the rest of it names the section's place.
+        key: what it is found by, such as ``table:kernels``.
         heading: in the reference.
         text: what is said beside the terms, in Markdown.
         terms: in reading order.
@@ -74,11 +70,6 @@ class Section(NamedTuple):
     text: str
     terms: tuple[Term, ...] = ()
     is_table: bool = False
-
-    @property
-    def anchor(self) -> str:
-        """How the section is called in links."""
-        return key_of(self.heading).replace("_", "-")
 
     @property
     def markdown(self) -> str:
@@ -185,15 +176,47 @@ def label_of(column: Column) -> str:
     return f"{column.group} {label}" if column.group else label
 
 
-def places(found: Iterable[Section]) -> dict[str, str]:
-    """``table:kernels``, ``column:kernels:blocks_per_sm``, ``phase:forward``, ... → where it is defined.
+def definition(kind: str, name: str) -> str:
+    """What something on a page means, in plain text; ``""`` where nothing is known of it.
 
-    That is a section's anchor, of a term with its own behind a #.
+    Args:
+        kind: ``table``, ``chart``, ``flame``, ``rule`` or ``verdict``, whose ids are names; ``figure``, whose
+            label is.
+        name: of one of that kind. Tables may have the number of a window, and be of changes.
     """
+    return _definitions().get(f"{kind}:{_name(kind, name)}", "")
+
+
+def column_definition(table: str, key: str) -> str:
+    """What a column of a table means, in plain text; ``""`` where nothing is known of it."""
+    return _definitions().get(f"column:{_name('table', table)}:{key}", "")
+
+
+def row_definition(table: str, label: str) -> str:
+    """What a row of a table means, in plain text; ``""`` for rows that aren't figures with names of ours.
+
+    What goes before a figure, such as a rank, is no part of its name, nor is its unit: ``ips (steps/s)``.
+    """
+    known, name = _definitions(), _name("table", table)
+    words = re.sub(r" \([^)]*\)$", "", label).split(" ")
+    keys = (f"row:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words)))
+    return next((known[key] for key in keys if key in known), "")
+
+
+def _name(kind: str, name: str) -> str:
+    if kind in ("table", "flame") and name.endswith("_changes"):
+        return "changes"
+    if kind == "table":
+        return re.sub(r"_\d+$", "", name)
+    return key_of(name) if kind == "figure" else name
+
+
+@cache
+def _definitions() -> Mapping[str, str]:
     known: dict[str, str] = {}
-    for section in found:
-        known[section.key] = section.anchor
-        known |= {term.key: anchor_of(section, term) for term in section.terms}
+    for section in sections():
+        known[section.key] = section.text
+        known |= {term.key: term.text for term in section.terms}
     for kind in (*KINDS.values(), *_COMPARISONS):
         for column in kind.columns:
             if not column.help and column.label in COMMON:
@@ -201,9 +224,12 @@ def places(found: Iterable[Section]) -> dict[str, str]:
         if kind.has_phases:
             names = (key_of(phase.label) for phase in PHASES)
             known |= {f"row:{kind.id}:{name}": known[f"phase:{name}"] for name in names}
-    return known | {f"figure:{name}": known[key] for name, key in _KEY_FIGURES.items()}
+    known |= {f"figure:{name}": known[key] for name, key in _KEY_FIGURES.items()}
+    return {key: _plain(text) for key, text in known.items()}
 
 
-def anchor_of(section: Section, term: Term) -> str:
-    """How a term is called in links."""
-    return f"{section.anchor}#{key_of(term.key).replace('_', '-')}"
+_MARKUP: Final = re.compile(r"`([^`]+)`|\*\*(.+?)\*\*|\*(\S[^*]*)\*|\[([^\]]+)\]\([^)]+\)", re.DOTALL)
+
+
+def _plain(markdown: str) -> str:
+    return _MARKUP.sub(lambda match: match[match.lastindex or 0], markdown)

@@ -17,12 +17,18 @@ from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Report, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show.html.help.definitions import definitions_document
-from lightning_modelprof.show.tensorboard.profile_blob import STEPS, ColumnsBlob, StoredProfile, unpack_steps
+from lightning_modelprof.show.tensorboard.profile_blob import (
+    STEPS,
+    TIMELINE,
+    ColumnsBlob,
+    StoredProfile,
+    unpack_steps,
+)
 from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
-from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison, view_sections
+from lightning_modelprof.tensorboard_plugin.trace_files import find_trace, named_trace
+from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
 from lightning_modelprof.units import format_cell
 
 _MOST_DIGITS = 9
@@ -41,13 +47,15 @@ class Answers:
 
     Args:
         provider: TensorBoard's ``DataProvider``.
+        logdir: what TensorBoard was started with; ``""`` if that isn't known, and then no trace is served.
 
     Raises:
         ArchiveError: when what was asked for is not there or cannot be read.
     """
 
-    def __init__(self, provider: Any) -> None:
+    def __init__(self, provider: Any, logdir: str = "") -> None:
         self._profiles = StoredProfiles(provider)
+        self._logdir = logdir
 
     def profiles(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
         """All profiles by run, and the views there are."""
@@ -73,7 +81,11 @@ class Answers:
             "title": view.title,
             "html": _shown(lambda: render(view, selection)),
             "empty": view.empty,
-            "columns": [{"tag": tag, "kind": blob.kind, "rank": blob.rank} for tag, blob in columns],
+            "columns": [
+                {"tag": tag, "kind": blob.kind, "rank": blob.rank}
+                | self._trace_of(arguments.get("run", ""), tag, selection.window, blob)
+                for tag, blob in columns
+            ],
             "words": _words(selection),
         }
 
@@ -111,9 +123,25 @@ class Answers:
             raise ArchiveError(f"{run}, {tag}: can't read its {wanted.kind}: {error}.") from error
         return packed
 
-    def definitions(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
-        """What every figure means."""
-        return definitions_document(tuple(view_sections()))
+    def trace(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
+        """A window's trace as its run saved it: ``file`` is the bare name of the file."""
+        run, tag, name = (arguments.get(key, "") for key in ("run", "tag", "file"))
+        self._profiles.read(context, experiment, run, tag)  # a run that TensorBoard shows
+        file = find_trace(self._logdir, run, tag, name)
+        if file is None:
+            raise ArchiveError(f"expected the trace {name!r} in the directory of {run!r}, got none.")
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise ArchiveError(f"can't read the trace {name!r}: {told(error)}.") from error
+
+    def _trace_of(
+        self, run: str, tag: str, window: StoredProfile | None, blob: ColumnsBlob
+    ) -> dict[str, str]:
+        if blob.kind != TIMELINE or window is None:
+            return {}
+        report = window.rank_reports.get(blob.rank or 0, window.report)
+        return named_trace(self._logdir, run, tag, report)
 
     def _side(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> ComparedSide:
         selection = self._select(context, experiment, arguments)

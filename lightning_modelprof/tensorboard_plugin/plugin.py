@@ -1,4 +1,4 @@
-"""The plugin that TensorBoard loads: its routes, each of which answers from what the event files hold.
+"""The plugin that TensorBoard loads: its routes, which answer from event files and from traces beside them.
 
 TensorBoard imports this file at its start, whether there is a profile or not. So what takes time to import is
 imported with the first request.
@@ -52,6 +52,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
 
     def __init__(self, context: TBContext) -> None:
         self._provider = context.data_provider
+        self._logdir = context.logdir or ""
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Route → application."""
@@ -60,8 +61,8 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
             "/profiles": self._json(lambda: self._answers.profiles),
             "/view": self._json(lambda: self._answers.view),
             "/compare": self._json(lambda: self._answers.compare),
-            "/definitions": self._json(lambda: self._answers.definitions),
             "/columns": self._json(lambda: self._answers.columns, media_type=_BINARY),
+            "/trace": self._json(lambda: self._answers.trace, media_type=_BINARY),
         }
 
     def is_active(self) -> bool:
@@ -76,7 +77,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
     def _answers(self) -> Answers:
         from lightning_modelprof.tensorboard_plugin.answers import Answers  # noqa: PLC0415
 
-        return Answers(self._provider)
+        return Answers(self._provider, self._logdir)
 
     def _json(self, find: Callable[[], Answer], media_type: str = _JSON) -> Any:
         """An application that sends what an answer gives, or in its place what is wrong."""
@@ -114,8 +115,6 @@ _STYLES: Final = (
     "vendor/uplot/uPlot.min.css",
     "steps/steps.css",
     "timeline.css",
-    "html/help/help.css",
-    "help_page.css",
     "dashboard.css",
 )
 """What ``page.css`` is made of: a rule of a later file wins."""

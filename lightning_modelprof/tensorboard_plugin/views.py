@@ -6,14 +6,13 @@ selection to HTML, empty where there is nothing to show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html import escape
 from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
-from lightning_modelprof.report.definitions import Section
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.report.tables.run.all_tables import KINDS, kind_of
 from lightning_modelprof.show.html.parts import (
@@ -51,7 +50,6 @@ class View(Record, frozen=True, kw_only=True):
         above: what stands above the charts, flame graphs and tables that have their place in it.
         below: what stands below them.
         columns: kind of the packed columns that the browser draws on top of the parts; ``""`` if none.
-        help: what the browser draws and computes, in Markdown.
     """
 
     key: str
@@ -60,7 +58,6 @@ class View(Record, frozen=True, kw_only=True):
     above: tuple[Part, ...] = ()
     below: tuple[Part, ...] = ()
     columns: str = ""
-    help: str = ""
 
 
 def render(view: View, selection: Selection) -> str:
@@ -83,6 +80,12 @@ def _head(selection: Selection) -> str:
     above, below = (verdict_html, step_card_html, figures_html), (facts_html, settings_html)
     found = findings_html(report, has_slices=selection.has_slices)
     return "".join((*(part(report) for part in above), found, *(part(report) for part in below)))
+
+
+def _figures(selection: Selection) -> str:
+    """The key figures of the run, beside those of a range of its steps."""
+    figures = "" if selection.run_report is None else figures_html(selection.run_report)
+    return figures and f"<section><h2>Whole run</h2>{figures}</section>"
 
 
 def _notes(selection: Selection) -> str:
@@ -166,32 +169,8 @@ VIEWS: Final = (
             "Steps need a run measured by ModelProfCallback. Traces only have the few recorded steps; see"
             " Overview and Trace."
         ),
+        above=(_figures,),
         columns=STEPS,
-        help=(
-            "**Phase times per step** stacks the self time of each phase, with the layers and colors of"
-            " report.html. If there are more steps than pixels, each bar is the mean of neighboring steps"
-            " and the thin line is the slowest of them; the caption says how many. Pale, shaded steps"
-            " are excluded, and the readout gives the reason. A few very high points are cut off, and the"
-            " caption gives their number and the largest.\n\n"
-            "**Throughput** is samples per second, or steps per second if any step's sample count is"
-            ' unknown. "Clean steps only" limits both charts and the slowest steps to clean steps.'
-            " Clean-step figures exclude profiler overhead, as in Perf Summary. Charts and slowest steps of"
-            " all steps include it, so their layers add up to the wall time.\n\n"
-            "**Figures of a range** are the Perf Summary figures over the range's clean steps: avg, p50"
-            " and p99 of batch_cost, steps/s, samples/s and Reader Ratio. A dash means that a step's"
-            " samples or waiting time are unknown.\n\n"
-            "**Clean step times** uses the narrower of the Freedman-Diaconis and Sturges bin widths, with"
-            " at most 60 bins. If the slowest step took more than twice p99, the bars end at p99 and the"
-            " caption counts the slower steps.\n\n"
-            "**Time lost in the slowest 10% of steps** compares each phase's mean over clean steps above"
-            " the range's p90"
-            " with its mean over the other clean steps. The differences add up to the whole step's unless a"
-            " phase wasn't measured; *share of difference* is a phase's part.\n\n"
-            "**Slowest steps** lists the range's 20 slowest steps, including excluded ones. *× median* is"
-            " relative to the range's clean steps. The phases with the most time in these steps come"
-            " first.\n\nRuns of more than 4,096 steps show 2,048 to 4,096 saved steps, evenly spaced (see"
-            " Long runs), and a note says so."
-        ),
     ),
     View(
         key="operators",
@@ -234,48 +213,6 @@ VIEWS: Final = (
         title="Trace",
         empty=_NO_WINDOW,
         columns=TIMELINE,
-        help=(
-            "Each event of the trace is a slice. The critical path is at the top, followed by each GPU's"
-            " streams, the CPU thread of the steps and the other threads, busiest first. With multiple"
-            " ranks, all GPUs come first and the rest follow rank by rank. Nested slices are drawn below"
-            " the outer one; partly overlapping ones go one row deeper. A step lasts until its GPU work has"
-            " finished. The view opens at the steps; *Show all* includes what's before and after them. Click"
-            " a category above the lanes to hide or show it; Python functions are hidden at first. Ranks are"
-            " aligned at the first step they all have, because their clocks differ.\n\n**Idle** slices show"
-            " when no stream of the GPU works. They're in the lane of the busiest compute stream and add up"
-            " to *In the steps* of Idle Summary. *Data loading*: nothing was queued while the launching"
-            " thread waited for data. *Host*: nothing was queued while that thread did something else."
-            " *Kernel gap*: work was queued and the gap is shorter than 30 µs. *Other stream*: work was"
-            " queued for longer, after work on another stream, or *communication* if either is"
-            " communication. *Unknown*: everything else. The last three are *Other* in Idle Summary."
-            " **Meanwhile** is the thread's innermost event, sampled at up to nine moments. **Busy** of a"
-            " range is time that isn't idle, from the GPU's first slice to its last.\n\n**Critical path** is"
-            " the longest chain of dependent work in the steps (see the table of that name). Each slice"
-            " links to the operator or kernel the step waited for. *Unexplained* is time that no dependency"
-            " explains.\n\n**DataLoader workers** have one lane each at the bottom, in windows of"
-            " ModelProfCallback. A slice is a batch, with its samples and collating inside; between batches,"
-            " the worker waits. The details give the worker's CPU time and the step that used the batch. An"
-            " arrow leads to that step's fetch, and **ready to end** is the time in between. Batches that"
-            " were ready before the trace started aren't shown, and slices beyond its ends are cut. There's"
-            " no arrow if a step fetches more than once; with multiple loaders it starts at the last batch."
-            " For loaders without a length, Lightning fetches one batch ahead, in the previous step. Worker"
-            " clocks are matched to the trace's at each step and must agree within 200 µs; otherwise a note"
-            " says that they don't.\n\nA lane's lower rows show nested events. Each pixel has the color of"
-            " the event with the most time in it, and paler pixels are less busy. Color shows the kind of"
-            " event; shades only separate neighboring names. **Start** is relative to the start of the"
-            " trace, **self time** excludes nested events, and **launch to start** is the time from the"
-            " start of the launch call to the start of the kernel. Drag the time axis (or Shift+drag"
-            " anywhere) to summarize a range. Durations are clipped to it and added up, so nested and"
-            " parallel events count more than once. *Open in Perfetto* sends the trace to ui.perfetto.dev"
-            " within your browser, only when you click it. *Download* saves a Chrome trace with the same"
-            " nanoseconds, which `lightning-modelprof analyze` can read. Press ? for keyboard shortcuts.\n\n"
-            "**SM efficiency (est.)** is the smaller of 1 and the running kernels' thread blocks per"
-            " multiprocessor. Kernels without that number count as 0, and then **kernels running** is shown"
-            " too. **Memory allocated** starts with what the GPU held before the window; the CPU's starts at"
-            " 0 and can be negative. Counters with more than 20,000 points keep the min, max and last per"
-            " bucket. Timelines above 48 MB drop their Python functions, then their shortest slices, and a"
-            " note says how many."
-        ),
     ),
     View(
         key="distributed",
@@ -286,8 +223,3 @@ VIEWS: Final = (
     View(key="tables", title="All tables", empty="This run has no tables.", above=(_every_table,)),
 )
 """In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""
-
-
-def view_sections() -> Iterator[Section]:
-    """What the browser draws, defined."""
-    yield from (Section(f"view:{one.key}", f"{one.title} (dashboard)", one.help) for one in VIEWS if one.help)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -21,16 +19,15 @@ from lightning_modelprof.cli.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.compare.row_changes import changed_rows
-from lightning_modelprof.report.definitions import key_of, sections
+from lightning_modelprof.report.definitions import column_definition, definition, row_definition, sections
 from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.show.html.help.definitions import definitions_document, renderer
 from lightning_modelprof.show.json import render_json
-from lightning_modelprof.tensorboard_plugin.views import VIEWS, view_sections
+from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from tests.support.fits import ROOT, loader, run_fit
 from tests.support.golden import UPDATE_VARIABLE
 from tests.support.reference import PAGE, with_definitions
@@ -55,27 +52,17 @@ KNOWN = kinds_in_sources()
 
 
 def definition_of(kind, name, label=""):
-    """What ``html/help/help.js`` finds for a figure: heading, HTML and anchor; ``None`` if nothing.
+    """What a page says of a figure; ``""`` if nothing.
 
     Args:
-        kind: ``table``, ``chart``, ``flame``, ``figure``, ``phase``, ``rule`` or ``verdict``; ``column`` or
-            ``row`` of a table.
-        name: of a table, chart, flame graph, rule or verdict its id, of a phase or key figure its label.
+        kind: ``table``, ``chart``, ``flame``, ``figure``, ``rule`` or ``verdict``; ``column`` or ``row`` of a
+            table.
+        name: of a table, chart, flame graph, rule or verdict its id, of a key figure its label.
         label: key of a column, label of a row.
     """
-    document = definitions_document(tuple(view_sections()))
-    figures = document["figures"]
-    if kind in ("table", "column", "row"):  # one for each window, and one of changes for each table
-        name = "changes" if name.endswith("_changes") else re.sub(r"_\d+$", "", name)
-    if kind == "row":
-        words = re.sub(r" \([^)]*\)$", "", label).split(" ")  # ips (steps/s)
-        keys = [f"row:{name}:{key_of(' '.join(words[start:]))}" for start in range(len(words))]
-    elif kind == "column":
-        keys = [f"column:{name}:{label}"]
-    else:
-        keys = [f"{kind}:{key_of(name) if kind in ('figure', 'phase') else name}"]
-    anchor = next((figures[key] for key in keys if key in figures), None)
-    return None if anchor is None else document["sections"][anchor]
+    if kind == "column":
+        return column_definition(name, label)
+    return row_definition(name, label) if kind == "row" else definition(kind, name)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +87,7 @@ def test_docs_have_the_definitions():
         PAGE.write_text(wanted, encoding="utf-8")
     else:
         assert page == wanted, "run python -m tests.support.reference"
-    keys = [section.key for section in (*sections(), *view_sections())]
+    keys = [section.key for section in sections()]
     assert sorted(re.findall(r"<!-- generated: (\S+) -->", page)) == sorted(keys)
 
 
@@ -114,14 +101,13 @@ def test_a_new_table_gets_its_section():
 
 @pytest.mark.parametrize("kind", KNOWN.values(), ids=KNOWN)
 def test_every_kind_of_table_is_defined(kind):
-    definition = definition_of("table", kind.id)
-    assert len(definition["html"]) > 40
+    assert len(definition_of("table", kind.id)) > 30
     keys = [column.key for column in kind.columns]
     assert len(set(keys)) == len(keys)
-    without = [key for key in keys[1:] if definition_of("column", kind.id, key) is None]
+    without = [key for key in keys[1:] if not definition_of("column", kind.id, key)]
     assert without == []
     for label in kind.rows:
-        assert definition_of("row", kind.id, label) is not None
+        assert definition_of("row", kind.id, label)
 
 
 def test_the_registry_has_every_kind_of_run_and_traces():
@@ -137,7 +123,7 @@ def test_every_table_of_real_reports_is_of_its_kind(reports):
         kind = KNOWN[re.sub(r"_\d+$", "", table.id)]
         assert not any(column.help for column in table.columns)
         for column in table.columns[1:]:
-            if definition_of("column", table.id, column.key) is None:
+            if not definition_of("column", table.id, column.key):
                 without.setdefault(kind.id, set()).add(column.key)
     assert without == {}
 
@@ -169,7 +155,7 @@ def test_every_chart_and_flame_graph_of_real_reports(reports):
     assert drawn <= by_id
     assert len(drawn) > 8
     for kind, name in by_id:
-        assert definition_of(kind, name) is not None
+        assert definition_of(kind, name)
 
 
 def test_ids_of_drawings_are_those_of_what_they_draw():
@@ -189,14 +175,13 @@ def test_ids_of_drawings_are_those_of_what_they_draw():
 
 def test_phases_rules_and_key_figures():
     for phase in PHASES:
-        assert definition_of("phase", phase.label) is not None, phase
-        assert definition_of("row", "phases", phase.label) is not None
+        assert definition_of("row", "phases", phase.label), phase
     for name in ("batch_cost", "ips", "Reader Ratio", "FLOP/s", "MFU"):
-        assert definition_of("figure", name) is not None
+        assert definition_of("figure", name)
     for rule in RULES:
-        assert len(definition_of("rule", rule.kind)["html"]) > 40, rule.kind
+        assert len(definition_of("rule", rule.kind)) > 30, rule.kind
     for kind in ("device_bound", *LEAST_SHARE, "balanced", "cannot_tell", "out_of_memory"):
-        assert definition_of("verdict", kind) is not None, kind
+        assert definition_of("verdict", kind), kind
 
 
 def test_levels_of_a_rule_are_its_fields():
@@ -210,104 +195,52 @@ def test_levels_of_a_rule_are_its_fields():
 @pytest.mark.parametrize(
     ("kind", "name", "label", "begins"),
     [
-        ("column", "kernels", "blocks_per_sm", "Blocks per SM: mean over the calls"),
-        ("column", "kernels", "occupancy", "Occupancy: mean over the calls"),
-        ("column", "operators", "host_self_ns", "CPU Self: time with no nested operator or runtime call"),
-        ("column", "operators", "host_ratio", "CPU Ratio(%): Self / Σ Self of all operators."),
-        ("column", "runtime_calls", "host_ratio", "CPU Ratio(%): share of the time in all runtime calls"),
-        ("column", "launches", "ratio", "Ratio(%): share of all kernels"),
-        ("column", "module_tree", "backward_ns", "Backward Latency: time of the autograd"),
-        ("column", "user_ranges", "device_avg_ns", "Avg: per call"),
-        ("column", "model_summary_3", "host_ratio", "CPU Ratio(%): share of ProfileStep."),
-        ("column", "kernels_changes", "ratio", "change: difference relative to before."),
-        ("row", "idle", "rank 0 GPU 0 Waiting for CPU", "Waiting for CPU: nothing was queued"),
-        ("row", "perf_summary", "ips (steps/s)", "ips: steps (batches in evaluation loops) and samples"),
-        ("row", "flops", "Recompute", "Recompute: forward work done again"),
-        ("row", "model_summary", "Gradient clipping", "Gradient clipping: configure_gradient_clipping"),
-        ("phase", "Dataloader", "", "Dataloader: time waiting for the next batch"),
-        ("verdict", "input_bound", "", "INPUT-BOUND: these findings take at least 20%"),
-        ("rule", "clip_cost", "", "Criterion"),
+        ("column", "kernels", "blocks_per_sm", "mean over the calls"),
+        ("column", "kernels", "occupancy", "mean over the calls"),
+        ("column", "operators", "host_self_ns", "time with no nested operator or runtime call"),
+        ("column", "operators", "host_ratio", "Self / Σ Self of all operators."),
+        ("column", "runtime_calls", "host_ratio", "share of the time in all runtime calls"),
+        ("column", "launches", "ratio", "share of all kernels"),
+        ("column", "module_tree", "backward_ns", "time of the autograd"),
+        ("column", "user_ranges", "device_avg_ns", "per call"),
+        ("column", "model_summary_3", "host_ratio", "share of ProfileStep."),
+        ("column", "kernels_changes", "ratio", "difference relative to before."),
+        ("row", "idle", "rank 0 GPU 0 Waiting for CPU", "nothing was queued"),
+        ("row", "perf_summary", "ips (steps/s)", "steps (batches in evaluation loops) and samples"),
+        ("row", "flops", "Recompute", "forward work done again"),
+        ("row", "model_summary", "Gradient clipping", "configure_gradient_clipping"),
+        ("row", "phases", "Dataloader", "time waiting for the next batch"),
+        ("verdict", "input_bound", "", "these findings take at least 20%"),
     ],
 )
 def test_terms(kind, name, label, begins):
-    assert text_of(definition_of(kind, name, label)["html"]).startswith(begins)
+    assert definition_of(kind, name, label).startswith(begins)
 
 
 def test_nobody_defines_what_is_not_there():
-    assert definition_of("column", "kernels", "nonsense") is None
-    assert definition_of("table", "nonsense") is None
-    assert definition_of("row", "kernels", "aten::add") is None
+    assert definition_of("column", "kernels", "nonsense") == ""
+    assert definition_of("table", "nonsense") == ""
+    assert definition_of("row", "kernels", "aten::add") == ""
 
 
-def text_of(html):
-    """What a reader sees, blanks as one."""
-    reader = HTMLParser()
-    parts = []
-    reader.handle_data = parts.append
-    reader.feed(html)
-    return " ".join("".join(parts).split())
-
-
-def test_the_document_is_small_whole_and_plain():
-    document = definitions_document(tuple(view_sections()))
-    assert len(json.dumps(document).encode()) < 300_000
-    assert set(document["figures"].values()) <= set(document["sections"])
-    assert all(re.fullmatch(r"[a-z0-9-]+(#[a-z0-9-]+)?", anchor) for anchor in document["sections"])
-
-
-def test_the_html_is_plain():
-    """Tables are tables; nothing that runs, loads or leads anywhere."""
-    found = set()
-    reader = HTMLParser()
-    reader.handle_starttag = lambda tag, attributes: found.add((tag, *(name for name, _ in attributes)))
-    for section in definitions_document(tuple(view_sections()))["sections"].values():
-        reader.feed(section["html"])
-    tags = {tag for tag, *_ in found}
-    assert {"table", "td", "strong", "code", "li"} <= tags
-    assert tags <= {
-        *("p", "strong", "em", "code", "pre", "ul", "ol", "li"),
-        *("table", "thead", "tbody", "tr", "th", "td"),
-    }
-    assert {name for _, *names in found for name in names} <= {"start"}
-
-
-def test_html_of_the_page_itself_is_shown_and_not_run():
-    render = renderer()
-    assert "<img" not in render("a <img src=x onerror=alert(1)> b\n\n<script>alert(1)</script>")
-    assert "&lt;operator&gt;" in render("**in <operator>**")
-    assert "href" not in render("[compare.md](compare.md) [x](javascript:alert(1))")
-
-
-def test_the_browser_makes_the_same_keys():
-    """``helpKey`` of help.js is ``key_of``; the labels are those of the page and some odd ones."""
-    node = subprocess.run(["which", "node"], capture_output=True, text=True, check=False).stdout.strip()
-    if not node:
-        pytest.skip("node is not installed")
-    labels = [
-        "Ratio(%)",
-        "%",
-        "Occupancy 0 (%)",
-        "CPU(Process)",
-        "FLOP/s",
-        " Größe, ß ",
-        "",
-        "a_b",
-        "MFU / HFU",
-    ]
-    source = (SOURCE / "show" / "html" / "help" / "help.js").read_text(encoding="utf-8")
-    function = re.search(r"export (function helpKey.*?\n})\n", source, re.DOTALL).group(1)
-    script = f"{function}; console.log(JSON.stringify({json.dumps(labels)}.map(helpKey)))"
-    done = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [key_of(label) for label in labels]
-
-
-def test_the_plugin_starts_without_markdown():
-    """TensorBoard imports it at its start."""
-    script = (
-        "import sys, lightning_modelprof.tensorboard_plugin.answers;"
-        "print('markdown' in sys.modules, 'torch' in sys.modules)"
+def test_definitions_on_a_page_are_plain_text():
+    markdown = {one.text for section in sections() for one in (section, *section.terms)}
+    assert any("`" in one for one in markdown)
+    assert any("**" in one for one in markdown)
+    tables = [definition_of("table", name) for name in KNOWN]
+    columns = [definition_of("column", kind.id, one.key) for kind in KNOWN.values() for one in kind.columns]
+    drawings = [definition_of("chart", one.id) or definition_of("flame", one.id) for one in DRAWINGS]
+    shown = [*tables, *columns, *drawings, *(definition_of("rule", rule.kind) for rule in RULES)]
+    assert [one for one in shown if re.search(r"\*\*|`|\]\(", one)] == []
+    assert definition_of("rule", "input_bound").endswith(
+        "Warning, critical: 5%, 20%\n\nWhere: data set, collate_fn; with workers, their busiest statement"
     )
+
+
+def test_the_plugin_answers_without_torch():
+    """TensorBoard imports it at its first request."""
+    script = "import sys, lightning_modelprof.tensorboard_plugin.answers; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, env=os.environ
     )
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.split() == ["False"]

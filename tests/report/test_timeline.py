@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter as Multiset
 from dataclasses import fields, replace
@@ -330,15 +329,6 @@ def test_kinds_in_plain_words():
 
 def test_every_kind_has_a_colour():
     assert [word for word in (*WORDS, *IDLE_WORDS) if color_class(word) is None] == []
-
-
-def test_the_download_knows_every_kind():
-    """A collective has a category of Kineto's by the side that it is on; other events keep their word."""
-    source = (STATIC / "timeline" / "chrome_trace.js").read_text(encoding="utf-8")
-    body = re.search(r"const KINETO = {(.*?)};", source, re.DOTALL).group(1)
-    keys = {quoted or plain for quoted, plain in re.findall(r'(?:"([^"]+)"|(\w+)):', body)}
-    assert keys | {"communication", "other event"} == set(WORDS)
-    assert PYTHON_FUNCTION in keys
 
 
 def test_details():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_modelprof.report.definitions import row_definition
 from lightning_modelprof.report.model import Chart, Column, Report, Series, Table, Unit
 from lightning_modelprof.show.html.page import render_html
 from tests.show.test_show_html import hostile_everywhere
@@ -121,6 +122,15 @@ def test_sorting_goes_round(browser, tmp_path):
     assert names(browser)[:100] == as_it_came
     press(browser, "thead button", 0)
     assert names(browser)[:3] == ["row 0", "row 1", "row 2"]  # 2 before 10
+
+
+def test_searching_looks_at_names_and_not_at_definitions(browser, tmp_path):
+    rows = (("Forward",), *((f"row {place}",) for place in range(20)))
+    show(browser, tmp_path, report_of(Table(id="phases", title="P", columns=(Column("n", "N"),), rows=rows)))
+    search(browser, row_definition("phases", "Forward").split()[-1])
+    assert names(browser) == []
+    search(browser, "forward")
+    assert names(browser) == ["Forward"]
 
 
 def test_searching_finds_rows_that_are_not_shown(browser, tmp_path):

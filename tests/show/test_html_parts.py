@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.definitions import column_definition, definition, row_definition
+from lightning_modelprof.report.model import (
+    Chart,
+    Column,
+    Finding,
+    Series,
+    Severity,
+    Status,
+    Table,
+    Unit,
+    Verdict,
+)
 from lightning_modelprof.show.html import parts as html_parts
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER, render_html
 from tests.show.test_show_html import Page, hostile_everywhere, report_of
+from tests.support.sample_flames import flame_of
 from tests.support.sample_reports import ALL_REPORTS, flame_report, gpu_report
 
 
@@ -47,6 +59,59 @@ def test_pieces_are_those_of_the_page(name):
     assert bool(written) == (name != "empty")
     for piece in written:
         assert piece in page
+
+
+def test_headings_have_their_definitions_as_titles():
+    columns = (Column("name", "Name"), Column("blocks_per_sm", "Blocks per SM", Unit.RATE), Column("x", "X"))
+    phases = Table(id="phases", title="P", columns=(Column("p", "p"),), rows=(("Forward",), ("mine",)))
+    steps = Series(key="s", label="S", values=(1.0,))
+    report = report_of(
+        Table(id="kernels_2", title="Kernels", columns=columns, rows=(("gemm", 1.0, "y"),)),
+        phases,
+        Table(id="own", title="Own", columns=columns[:1], rows=(("Backward",),)),
+        charts=(
+            Chart(
+                id="step_time",
+                title="Times",
+                kind="line",
+                x_label="x",
+                x=(0.0,),
+                unit=Unit.COUNT,
+                series=(steps,),
+            ),
+        ),
+        flames=(flame_of([("f", 1.0, True, [])], id="modules", title="F"),),
+        verdict=Verdict(kind="host_bound", summary="", accounted_ratio=None),
+        findings=(
+            Finding(
+                kind="launch_bound", status=Status.FOUND, severity=Severity.WARNING, title="Late", summary=""
+            ),
+        ),
+        sections={"benchmark": {"batch_cost_ns": {"avg": 1.0, "p50": 1.0, "p99": 1.0}}},
+    )
+    page = Page(render_html(report))
+    tags = ("strong", "h2", "h3", "dt", "th")
+    headings = [one for one in page.elements if one["tag"] in tags]
+    rows = [one for one in headings if one["attributes"].get("scope") == "row"]
+    titles = {one["text"]: one["attributes"].get("title", "") for one in headings if one not in rows}
+    assert titles == {
+        "Kernels": definition("table", "kernels"),
+        "Name": "",
+        "Blocks per SM": column_definition("kernels", "blocks_per_sm"),
+        "X": "",
+        "P": definition("table", "phases"),
+        "p": "",
+        "Own": "",
+        "Times": definition("chart", "step_time"),
+        "Flame graph": "",
+        "F": definition("flame", "modules"),
+        "HOST-BOUND": definition("verdict", "host_bound"),
+        "Late": definition("rule", "launch_bound"),
+        "batch_cost": definition("figure", "batch_cost"),
+    }
+    assert len([title for title in titles.values() if title]) == 8
+    forward = row_definition("phases", "Forward")
+    assert [one["attributes"].get("title", "") for one in rows] == ["", forward, "", ""] != [""] * 4
 
 
 def test_nothing_of_an_empty_report():
@@ -101,7 +166,7 @@ def test_the_modules_that_are_shared_exist_and_import_those_before_them():
         imported = re.findall(r'^import .* from "(.*)";$', text, re.MULTILINE)
         before = names[: names.index(name)]  # one after the other they are the script of report.html
         assert {normpath(f"{Path(name).parent}/{one}") for one in imported} <= set(before)
-        assert "innerHTML" not in text or name == "help/help_card.js"  # which shows our own words alone
+        assert "innerHTML" not in text
 
 
 def test_joined_modules_have_no_lines_between_files():

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from decimal import Decimal
 from pathlib import Path
 
@@ -32,7 +30,6 @@ from lightning_modelprof.units import (
     size,
     three_digits,
 )
-from tests.house.test_layering import SOURCE
 
 TIME_UNITS = ("s", "ms", "us", "ns")
 
@@ -234,26 +231,25 @@ def test_labels_of_an_axis_have_the_same_decimals(value, step, is_place, expecte
 
 
 VECTORS = Path(__file__).parents[1] / "data" / "units.json"
-"""Kind, value and text; what is written in both languages is there once for both."""
+"""Kind, value and text."""
 
 WRITERS = {
-    "duration": (format_duration, "formatDuration"),
-    "bytes": (lambda value: format_amount(value, Unit.BYTES), "formatBytes"),
-    "count": (lambda value: format_amount(value, Unit.COUNT), "formatCount"),
-    "ratio": (lambda value: format_amount(value, Unit.RATIO), "formatRatio"),
-    "rate": (lambda value: format_amount(value, Unit.RATE), "formatRate"),
-    "tick": (lambda value: format_tick(*value), "formatTick"),
-    "begin": (None, "formatBegin"),
-    "flops": (lambda value: format_amount(value, Unit.FLOPS), None),
-    "bandwidth": (lambda value: format_amount(value, Unit.BYTES_PER_S), None),
-    "cell ms": (lambda value: format_cell(value, Unit.DURATION_NS), None),
-    "milliseconds": (milliseconds, None),
-    "percent": (percent, None),
-    "size": (size, None),
-    "digits": (digits, None),
-    "three digits": (three_digits, None),
+    "duration": format_duration,
+    "bytes": lambda value: format_amount(value, Unit.BYTES),
+    "count": lambda value: format_amount(value, Unit.COUNT),
+    "ratio": lambda value: format_amount(value, Unit.RATIO),
+    "rate": lambda value: format_amount(value, Unit.RATE),
+    "tick": lambda value: format_tick(*value),
+    "flops": lambda value: format_amount(value, Unit.FLOPS),
+    "bandwidth": lambda value: format_amount(value, Unit.BYTES_PER_S),
+    "cell ms": lambda value: format_cell(value, Unit.DURATION_NS),
+    "milliseconds": milliseconds,
+    "percent": percent,
+    "size": size,
+    "digits": digits,
+    "three digits": three_digits,
 }
-"""Kind → how Python writes it, and JavaScript, as far as they do."""
+"""Kind → what writes it."""
 
 
 def vectors():
@@ -261,35 +257,12 @@ def vectors():
 
 
 def test_python_writes_the_vectors():
-    asked = [one for one in vectors() if WRITERS[one["kind"]][0]]
-    written = [{**one, "text": WRITERS[one["kind"]][0](one["value"])} for one in asked]
-    assert written == asked
-    assert {one["kind"] for one in vectors()} == set(WRITERS)
+    asked = vectors()
+    assert [{**one, "text": WRITERS[one["kind"]](one["value"])} for one in asked] == asked
+    assert {one["kind"] for one in asked} == set(WRITERS)
 
 
-def test_javascript_writes_the_vectors(tmp_path):
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    script = SOURCE / "tensorboard_plugin" / "static" / "units.js"
-    (tmp_path / "units.mjs").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
-    asked = [one | {"name": WRITERS[one["kind"]][1]} for one in vectors() if WRITERS[one["kind"]][1]]
-    (tmp_path / "check.mjs").write_text(
-        'import * as units from "./units.mjs";\n'
-        f"const asked = {json.dumps(asked)};\n"
-        "console.log(JSON.stringify(asked.map(({ name, value }) => units[name](...[value].flat()))));\n"
-        f"const names = {json.dumps([name for _, name in WRITERS.values() if name][:5])};\n"
-        "const none = [null, NaN, Infinity, -Infinity];\n"
-        "console.log(names.every((name) => none.every((value) => units[name](value) === units.DASH)));\n",
-        encoding="utf-8",
-    )
-    done = subprocess.run([node, tmp_path / "check.mjs"], capture_output=True, text=True, check=True)
-    texts, odd = done.stdout.splitlines()
-    assert json.loads(texts) == [one["text"] for one in asked]
-    assert odd == "true"
-
-
-SCALARS = {kind: write for kind, (write, _) in WRITERS.items() if write is not None and kind != "tick"}
+SCALARS = {kind: write for kind, write in WRITERS.items() if kind != "tick"}
 SCALES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "%": Decimal("0.01")}
 SCALES |= {
     **NS_PER,

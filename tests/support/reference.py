@@ -9,7 +9,6 @@ import re
 import textwrap
 
 from lightning_modelprof.report.definitions import sections
-from lightning_modelprof.tensorboard_plugin.views import view_sections
 from tests.support.fits import ROOT
 
 PAGE = ROOT / "docs" / "report.md"
@@ -19,7 +18,7 @@ WIDTH = 140
 def with_definitions(page):
     """The page with its generated parts as they are to be; what stands around them is not touched."""
     before = ""
-    for section in (*sections(), *view_sections()):
+    for section in sections():
         begin, end = f"<!-- generated: {section.key} -->\n", "\n<!-- end -->\n"
         block = f"{begin}\n{wrapped(section.markdown)}\n{end}"
         known = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)

@@ -19,7 +19,7 @@ PAGE = """<!doctype html><html data-theme="light"><meta charset="utf-8"><title>T
 START = """
 import { unpackColumns } from "./columns.js";
 import { mountTimeline } from "./timeline/view.js";
-import * as format from "./units.js";
+import * as format from "./format.js";
 window.changes = [];
 window.format = format;
 const packed = await (await fetch("./data")).arrayBuffer();

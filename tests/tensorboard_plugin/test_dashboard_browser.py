@@ -12,6 +12,7 @@ import pytest
 
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.report.build_profile import step_columns
+from lightning_modelprof.report.definitions import column_definition, definition
 from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
@@ -383,9 +384,10 @@ def test_an_empty_view_says_what_to_do(page):
     assert "ModelProfCallback" in page.run("return document.querySelector('.empty').textContent")
 
 
-def test_help_is_beside_the_figures(page):
+def test_headings_say_what_they_mean(page):
     page.open(run="net/version_0", view="tables")
-    page.wait("return document.querySelectorAll('button[aria-label^=\"What is\"]').length > 5")
+    titles = "return [...document.querySelectorAll('h2, thead th')].map(one => one.title).filter(Boolean)"
+    assert {definition("table", "phases"), column_definition("phases", "max_ns")} < set(page.run(titles))
 
 
 def test_the_theme_follows_tensorboards(page):

@@ -19,6 +19,7 @@ from lightning_modelprof.show.tensorboard.profile_blob import unpack_steps
 from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timeline
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from lightning_modelprof.trace.reader import read_trace
+from lightning_modelprof.units import format_duration
 from tests.support.fits import Net, fit_quietly, loader, make_trainer
 from tests.support.tensorboard_server import tensorboard
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.slow
 RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_1"}
 BEFORE = {f"before_{key}": value for key, value in RUN.items()}
 STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
+TRACE = {"run": RUN["run"], "tag": RUN["window"], "file": "rank0_steps_16-17.pt.trace.json.gz"}
 
 
 def fit(root, version=0):
@@ -163,6 +165,15 @@ def test_every_view_has_something_or_says_what_to_do(server):
         assert len(answer["empty"]) > 20
 
 
+def test_steps_have_the_figures_and_the_histogram_of_the_whole_run(server, logdir):
+    report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
+    html = server.ask("view", view="steps", **RUN)["html"]
+    cost, _, unit = format_duration(report["benchmark"]["batch_cost_ns"]["avg"]).partition(" ")
+    assert f"<b>{cost}</b> {unit}" in html
+    assert 'id="chart-step_time"' in html
+    assert "<h2>Whole run</h2>" not in server.ask("view", view="trace", **RUN)["html"]
+
+
 def test_steps_are_those_of_the_archive(server, logdir):
     steps = load_run(logdir / "net/version_0/modelprof").ranks[0].steps
     served = unpack_steps(server.columns(run=RUN["run"], tag="modelprof/run", kind="steps"))
@@ -179,6 +190,16 @@ def test_the_timeline_is_the_trace(server, logdir):
     assert np.array_equal(np.sort(served.slice_begin_ns), np.sort(trace.begin_ns))
     names = sorted(trace.names[name] for name in trace.name)
     assert sorted(served.names[name] for name in served.name) == names
+
+
+def test_the_trace_is_served_as_the_run_saved_it(server, logdir):
+    folder = logdir / RUN["run"] / "modelprof"
+    saved = folder / load_run(folder).ranks[0].windows[1].trace_file
+    [columns] = server.ask("view", view="trace", **RUN)["columns"]
+    assert (columns["file"], columns["where"]) == (saved.name, "") == (TRACE["file"], "")
+    status, media_type, body = server.raw("plugin/modelprof/trace", **TRACE)
+    assert (status, media_type) == (200, "application/octet-stream")
+    assert body == saved.read_bytes()
 
 
 def test_compare_says_what_the_command_says(server, logdir, tmp_path):
@@ -216,6 +237,10 @@ WRONG = {
     "an unknown kind": ("columns", STEPS | {"kind": "/etc/passwd"}, "got none"),
     "columns of nothing": ("columns", {}, "expected a profile"),
     "a rank of a million digits": ("view", RUN | {"rank": "9" * 5_000}, "expected a rank number"),
+    "a trace of no run": ("trace", TRACE | {"run": "../../etc"}, "in the run '../../etc'"),
+    "a trace of no window": ("trace", TRACE | {"tag": "../x"}, "expected a profile '../x'"),
+    "a trace by its path": ("trace", TRACE | {"file": "../run.json"}, "expected the trace '../run.json'"),
+    "a file that is no trace": ("trace", TRACE | {"file": "run.json"}, "expected the trace 'run.json'"),
     "half a comparison": ("compare", RUN, "Select one"),
 }
 
@@ -285,6 +310,11 @@ def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, caps
         for view in VIEWS:
             there = other.ask("view", view=view.key, **(RUN | {"run": "version_0"}))
             here = server.ask("view", view=view.key, **RUN)
+            for one in there["columns"] if view.key == "trace" else ():  # it stays where it was saved
+                assert TRACE["file"] in one.pop("where")
+                assert one.pop("file") == ""
+            for one in here["columns"] if view.key == "trace" else ():
+                del one["where"], one["file"]
             assert there == here, view.key
 
 
@@ -316,11 +346,6 @@ def test_the_text_of_a_link_is_never_markup(server):
     sentence = server.problem("view", run="<script>alert(1)</script>", profile="x")
     assert "<script>" in sentence, "JSON says it as it is; the page sets it as text"
     assert re.search("application/json", server.raw("plugin/modelprof/view")[1])
-
-
-def test_the_page_of_definitions_is_served(server):
-    document = server.ask("definitions")
-    assert document["sections"]
 
 
 def test_files_are_all_known():

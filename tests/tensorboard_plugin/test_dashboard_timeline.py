@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
-from base64 import b64decode
 from contextlib import contextmanager
 from decimal import Decimal
 
 import numpy as np
 import pytest
 
-from lightning_modelprof.report.model import Unit
-from lightning_modelprof.trace.model import Category
-from lightning_modelprof.trace.reader import read_trace
-from lightning_modelprof.units import DASH, NS_PER, UNIT_NAMES, format_amount, format_duration
+from lightning_modelprof.units import NS_PER, UNIT_NAMES, format_duration
 from tests.support.dashboard_page import serve, wait, watched
 from tests.support.sample_reports import HOSTILE_NAMES
 from tests.support.timeline_page import make_trace, packed_trace, page_files
@@ -612,7 +607,7 @@ def test_counters_say_their_value_at_the_pointer(page):
     now = state(page)
     at = now["begin"] + 700.5 / canvas["width"] * (now["end"] - now["begin"])
     last = np.flatnonzero(COLUMNS["counter_0_time"] <= at)[-1]
-    expected = format_amount(float(COLUMNS["counter_0_value"][last]), Unit.BYTES)
+    expected = f"{COLUMNS['counter_0_value'][last] / 2**20:.3g} MiB"
     assert page.execute_script("return document.querySelector('.tl-value').textContent") == expected
     tooltip = page.execute_script(
         "const t = document.querySelector('.tl-tooltip'); return t.hidden ? '' : t.textContent"
@@ -620,68 +615,33 @@ def test_counters_say_their_value_at_the_pointer(page):
     assert "operator" in tooltip or "Launch" in tooltip or "ProfilerStep" in tooltip
 
 
-def read_back(browser, tmp_path, function="chromeTrace"):
-    text = browser.execute_async_script(
-        """
-        const [name, done] = arguments;
-        (async () => {
-          const { Slices } = await import("/timeline/slices.js");
-          const trace = await import("/timeline/chrome_trace.js");
-          const bytes = new Uint8Array(await (await trace[name](new Slices(unpacked))).arrayBuffer());
-          let text = "";
-          for (let at = 0; at < bytes.length; at += 30000) {
-            text += String.fromCharCode(...bytes.subarray(at, at + 30000));
-          }
-          done(btoa(text));
-        })().catch((error) => done(String(error)));
-        """,
-        function,
+TRACE = """
+window.loads = 0;
+const load = async () => { window.loads += 1; return new Blob(["trace"]); };
+window.mount({ trace: { file: "rank0.json.gz", where: "", which: "", load, ...arguments[0] } });
+"""
+BUTTONS = "return [...document.querySelectorAll('.tl-buttons button')].map(b => b.textContent)"
+
+
+def test_a_trace_that_is_elsewhere_is_named_and_has_no_buttons(page):
+    assert "Open in Perfetto" not in page.execute_script(BUTTONS)  # nothing is known of one
+    page.execute_script(TRACE, {"file": "", "where": "<b>there</b>"})
+    assert "Open in Perfetto" not in page.execute_script(BUTTONS)
+    assert page.execute_script("return document.querySelector('.tl-where').textContent") == "<b>there</b>"
+    page.execute_script(TRACE, {"which": " (rank 3)"})
+    assert {"Open in Perfetto (rank 3)", "Download .json.gz (rank 3)"} < set(page.execute_script(BUTTONS))
+
+
+def test_the_download_is_the_file(page):
+    page.execute_script(TRACE, {})
+    page.execute_script(
+        "URL.createObjectURL = (blob) => { window.saved = blob; return 'blob:x'; };"
+        "HTMLAnchorElement.prototype.click = function () { window.named = this.download; };"
+        "[...document.querySelectorAll('.tl-buttons button')].find(b => b.title.includes('rank0')).click()"
     )
-    path = tmp_path / "trace.json"
-    path.write_bytes(b64decode(text))
-    return path
-
-
-def test_the_chrome_trace_holds_everything(page, tmp_path):
-    path = read_back(page, tmp_path)
-    trace = read_trace(path)
-    assert trace.damage == ()
-    lanes = [META["rows"][row][0] for row in ROW_OF]
-    ours = sorted(
-        (META["lanes"][lane]["label"], int(BEGIN[i]), int(DURATION[i]), str(NAMES[i]))
-        for i, lane in enumerate(lanes)
-    )
-    theirs = sorted(
-        (trace.thread_names[int(track)], int(begin) + trace.base_ns, int(end - begin), trace.names[name])
-        for track, begin, end, name in zip(trace.track, trace.begin_ns, trace.end_ns, trace.name, strict=True)
-    )
-    assert theirs == ours
-    events = json.loads(path.read_text())["traceEvents"]
-    # What torch's readers look for: who launched what, by flows and by correlation ids.
-    starts = {e["id"]: e for e in events if e["ph"] == "s"}
-    stops = {e["id"]: e for e in events if e["ph"] == "f"}
-    launched = np.flatnonzero(COLUMNS["launch"] >= 0)
-    assert len(starts) == len(stops) == len(launched)
-
-    def ns(number):
-        return int(Decimal(str(number)) * 1000)
-
-    pairs = sorted((ns(starts[key]["ts"]), ns(stops[key]["ts"])) for key in starts)
-    assert pairs == sorted((int(BEGIN[COLUMNS["launch"][i]]), int(BEGIN[i])) for i in launched)
-    events_of = list(zip(trace.correlation.tolist(), (trace.begin_ns + trace.base_ns).tolist(), strict=True))
-    calls = {events_of[row] for row in np.flatnonzero(trace.category == Category.RUNTIME)}
-    launched_at = {number: begin for number, begin in calls if number > 0}
-    work = [events_of[row] for row in trace.device.event]
-    assert sorted((launched_at[number], begin) for number, begin in work) == pairs
-    counted = [(ns(e["ts"]), *e["args"].values()) for e in events if e["ph"] == "C"]
-    assert counted == list(
-        zip(COLUMNS["counter_0_time"].tolist(), COLUMNS["counter_0_value"].tolist(), strict=True)
-    )
-
-
-def test_the_download_is_the_same_compressed(page, tmp_path):
-    plain = read_back(page, tmp_path).read_bytes()
-    assert gzip.decompress(read_back(page, tmp_path, "gzippedTrace").read_bytes()) == plain
+    wait(page, "return window.named === 'rank0.json.gz'")
+    saved = page.execute_async_script("window.saved.text().then(arguments[0])")
+    assert (saved, page.execute_script("return window.loads")) == ("trace", 1)
 
 
 STUB = """
@@ -699,6 +659,7 @@ MESSAGE = "return document.querySelector('.tl-message').textContent"
 
 
 def test_perfetto_gets_the_trace_once_it_answers(page):
+    page.execute_script(TRACE, {})
     page.execute_script(STUB, True)
     assert page.execute_script("return window.asked") == "https://ui.perfetto.dev"
     wait(page, "return window.sent.length > 1")
@@ -720,14 +681,14 @@ def test_perfetto_gets_the_trace_once_it_answers(page):
     assert page.execute_script("return window.sent.length") == count  # once, and no more asking
     got = page.execute_script(
         "const [d, o] = window.sent.at(-1); return [o, d.perfetto.title,"
-        "JSON.parse(new TextDecoder().decode(d.perfetto.buffer))"
-        ".traceEvents.filter(e => e.ph === 'X').length]"
+        "new TextDecoder().decode(d.perfetto.buffer), window.loads]"
     )
-    assert got == ["https://ui.perfetto.dev", "test", len(BEGIN)]
+    assert got == ["https://ui.perfetto.dev", "test", "trace", 1]
     assert "opened in Perfetto" in page.execute_script(MESSAGE)
 
 
 def test_perfetto_may_not_open_or_not_answer(page):
+    page.execute_script(TRACE, {})
     page.execute_script(STUB, False)
     assert "pop-ups" in page.execute_script(MESSAGE)
     said = page.execute_async_script(
@@ -758,16 +719,6 @@ def test_hostile_names_stay_text(browser):
         next_frame(browser)
         time.sleep(0.2)
         assert browser.execute_script("return window.ran === undefined && document.images.length === 0")
-
-
-def test_hostile_names_survive_the_chrome_trace(browser, tmp_path):
-    meta, columns = make_trace(num_operators=3, num_steps=2)
-    names = ['"', "\\", "\n", "\u2028", "</script>", "é", "\U0001f600", ""]
-    meta["names"] = [names[place % len(names)] for place in range(len(meta["names"]))]
-    with opened(browser, meta, columns):
-        trace = read_trace(read_back(browser, tmp_path))
-    expected = sorted(np.array(meta["names"], dtype=object)[columns["name"]])
-    assert sorted(trace.names[name] for name in trace.name) == expected
 
 
 def test_nothing_to_show(browser):
@@ -825,26 +776,6 @@ def test_sharp_screens_get_all_their_pixels(page):
         assert state(page)["selected"] in expected_at(1, now["begin"], half, 600)
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_numbers_are_written_as_python_writes_them(page):
-    random = np.random.default_rng(0)
-    whole = [int(value) for power in range(16) for value in random.integers(0, 10**power + 1, 60)]
-    whole += [10**power + shift for power in range(16) for shift in (-1, 0, 1)]
-    halves = [125, 1_125, 12_345, 99_950, 999_500, 9_995_000, 7_200 * 10**9 - 1, 120 * 10**9, 119_999_999_999]
-    parts = [float(value) for power in range(-9, 22) for value in random.random(30) * 10.0**power]
-    values = [*whole, *halves, *parts, *(-value for value in parts[:200]), 0.5, 2.5, 0.125, 1e300, 5e-324]
-    for name, unit in (
-        ("formatDuration", Unit.DURATION_NS), ("formatBytes", Unit.BYTES), ("formatCount", Unit.COUNT),
-        ("formatRatio", Unit.RATIO), ("formatRate", Unit.RATE),
-    ):  # fmt: skip
-        script = f"return arguments[0].map((value) => format.{name}(value))"
-        written = page.execute_script(script, values)
-        for value, text in zip(values, written, strict=True):
-            assert text == format_amount(value, unit), (name, value)
-        assert (
-            page.execute_script(f"return [null, NaN, Infinity, -Infinity].map(format.{name})") == [DASH] * 4
-        )
 
 
 def test_the_largest_of_neighbours_is_found_without_looking_at_all(page):

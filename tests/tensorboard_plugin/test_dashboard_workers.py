@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 
 import pytest
 
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
-from lightning_modelprof.trace.reader import parse_trace
 from tests.support.dashboard_page import serve, wait, watched
 from tests.support.timeline_page import page_files
 from tests.support.worker_windows import loader, window
@@ -84,24 +82,3 @@ def test_the_arrow_goes_from_the_end_of_the_batch_to_the_end_of_its_fetch(browse
             (from_x, to_x) = arrows[-1]
             assert from_x == pytest.approx(end_ns[batch] / 30_000_000 * width, abs=3)
             assert to_x + 4 == pytest.approx(end_ns[fetch] / 30_000_000 * width, abs=3)  # behind is its head
-
-
-DOWNLOAD = """
-const done = arguments[0];
-(async () => {
-  const { Slices } = await import("/timeline/slices.js");
-  const { chromeTrace } = await import("/timeline/chrome_trace.js");
-  done(await (await chromeTrace(new Slices(unpacked))).text());
-})().catch((error) => done(String(error)));
-"""
-
-
-def test_the_download_has_the_batches_and_no_launch_of_a_fetch(browser):
-    with opened(browser):
-        text = browser.execute_async_script(DOWNLOAD)
-    events = json.loads(text)["traceEvents"]
-    flows = [(one["ph"], one["ts"]) for one in events if one.get("cat") == "batch" and one["ph"] != "X"]
-    assert flows == [("s", 9000), ("f", 12100), ("s", 20600), ("f", 22100)]
-    assert [one for one in events if "correlation" in one.get("args", {})] == []
-    trace = parse_trace(text.encode(), "downloaded")
-    assert {"batch 6", "batch 7", "samples", "collate", "modelprof: dataloader"} <= set(trace.names)

@@ -69,7 +69,7 @@ CHARTS: Final = (
             " rule, with at most 60 bins. If the slowest step took more than twice p99, the histogram ends"
             " at p99 and a note counts the slower steps."
         ),
-        views=("overview",),
+        views=("overview", "steps"),
     ),
     Drawing(
         id="throughput",

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import Chart, Unit
 from lightning_modelprof.show.html.colors import color_classes, nameless_class
 from lightning_modelprof.units import (
@@ -73,6 +74,7 @@ class ChartView(Record, frozen=True, kw_only=True):
     """What the template needs of a chart.
 
     Attributes:
+        about: what it means.
         form: ``bar`` for one stacked bar, ``area`` for bars side by side, ``line`` for curves.
         layers: the lowest first.
         hover: what is shown when a point is looked at: the points, and for each layer its values.
@@ -81,6 +83,7 @@ class ChartView(Record, frozen=True, kw_only=True):
 
     id: str
     title: str
+    about: str
     form: str
     y_label: str
     x_label: str
@@ -122,6 +125,7 @@ def chart_view(chart: Chart) -> ChartView | None:
     return ChartView(
         id=chart.id,
         title=one_line(chart.title),
+        about=definition("chart", chart.id),
         form="bar" if is_bar else "line" if chart.kind == "line" else "area",
         y_label="" if is_bar else y_label,
         x_label=one_line(chart.x_label),

@@ -13,6 +13,7 @@ from typing import Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.units import format_amount, format_cell
@@ -62,6 +63,7 @@ class FlameView(Record, frozen=True, kw_only=True):
     """What the template needs of a flame graph.
 
     Attributes:
+        about: what it means.
         boxes: outer ones before those in them.
         rows: how deep it is.
         kinds: class and word of the kinds of boxes, for a legend; empty where no box is anybody's code.
@@ -71,6 +73,7 @@ class FlameView(Record, frozen=True, kw_only=True):
 
     id: str
     title: str
+    about: str
     whole: str
     boxes: tuple[Box, ...]
     rows: int
@@ -90,6 +93,7 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
     return FlameView(
         id=flame.id,
         title=one_line(flame.title),
+        about=definition("flame", flame.id),
         whole=format_amount(whole, flame.unit),
         boxes=tuple(_box(frame, whole, kind, flame.unit) for frame, kind in zip(shown, kinds, strict=True)),
         rows=1 + max(frame.depth for frame in shown),

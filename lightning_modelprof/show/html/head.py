@@ -9,6 +9,7 @@ from typing import Any, Final
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import (
     CodeChange,
     Evidence,
@@ -73,6 +74,7 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
         "word": verdict_word(verdict),
         "summary": one_line(verdict.summary),
         "accounted": little_named(verdict),
+        "about": definition("verdict", verdict.kind),
     }
 
 
@@ -97,6 +99,7 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
         "symbol": symbol,
         "word": word,
         "title": one_line(finding.title),
+        "about": definition("rule", finding.kind),
         "summary": one_line(finding.summary),
         "action": one_line(finding.action),
         "change": None if finding.change is None else _change(finding.change),
@@ -167,6 +170,11 @@ class Headline(Record, frozen=True):
     value: str
     unit: str
     detail: str
+
+    @property
+    def about(self) -> str:
+        """What it means."""
+        return definition("figure", self.label)
 
 
 def key_figures(sections: Mapping[str, Any]) -> list[Headline]:

@@ -31,7 +31,6 @@ from lightning_modelprof.show.html.head import (
     setting_lines,
     verdict_view,
 )
-from lightning_modelprof.show.html.help.definitions import as_data_block, report_definitions
 from lightning_modelprof.show.html.table import table_view
 from lightning_modelprof.show.step_card import card_svg
 
@@ -47,13 +46,10 @@ _MODULES: Final = (
     "flame.js",
     "step_card.js",
     "parts.js",
-    "make.js",
-    "help/help_card.js",
-    "help/help.js",
 )
 
-SHARED_FILES: Final = ("parts.css", "help/help.css", *_MODULES)
-"""What a page that shows parts needs: styles, and modules. ``parts.js`` and ``help.js`` call the others."""
+SHARED_FILES: Final = ("parts.css", *_MODULES)
+"""What a page that shows parts needs: styles, and modules. ``parts.js`` calls the others."""
 
 _ONLY_BETWEEN_FILES: Final = re.compile(
     r"^import .*\n|^/\*\* @typedef \{import\(.*\n|^export (?=class|function|async|const)", re.MULTILINE
@@ -75,14 +71,13 @@ def render_html(report: Report) -> bytes:
     """
     shown = [table for table in part_absent(report.tables)[0] if table.rows]
     script = _script()
-    definitions = report_definitions(report, shown)
     page = (
         _environment()
         .get_template("report.html.j2")
         .render(
             title=one_line(report.title),
             policy=_policy(script),
-            style=_text("parts.css") + _text("help/help.css") + _text("report.css"),
+            style=_text("parts.css") + _text("report.css"),
             script=script,
             verdict=verdict_view(report.verdict),
             findings=found_views(report.findings),
@@ -97,7 +92,6 @@ def render_html(report: Report) -> bytes:
             absent=absent_lines(report.tables),
             notes=note_lines(report.notes),
             files=file_lines(report.sections),
-            definitions=as_data_block(definitions) if definitions["figures"] else "",
         )
     )
     # Half a surrogate pair, as in some file names, has no UTF-8.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from lightning_modelprof.errors import one_line
+from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import Chart, FlameGraph, Report, Slices, Table
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.html.flame import flame_view
@@ -103,7 +104,9 @@ def table_html(
     """
     macros = part_macros()
     if not table.rows:
-        return str(macros.empty_table(table.id, one_line(table.title), absent_sentence(table), id_prefix))
+        about = definition("table", table.id)
+        reason = absent_sentence(table)
+        return str(macros.empty_table(table.id, one_line(table.title), about, reason, id_prefix))
     return str(macros.table(table_view(table), is_open, id_prefix, no_slices))
 
 

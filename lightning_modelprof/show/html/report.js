@@ -1,11 +1,8 @@
 // The page of report.html around its parts: its theme, its contents, links into it, and paper.
 
-import { attachHelp } from "./help/help.js";
 import { connectParts } from "./parts.js";
 
 const parts = connectParts(document);
-const definitions = document.getElementById("definitions");
-if (definitions) attachHelp(document.body, JSON.parse(definitions.textContent ?? ""));
 
 // Theme: as the system says, or as chosen.
 const themes = ["auto", "light", "dark"];

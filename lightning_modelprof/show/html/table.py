@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from lightning_modelprof.errors import one_line
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.definitions import column_definition, definition, row_definition
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.grid import Block, Strip, build_grid, shown_rows
 from lightning_modelprof.show.html.columns import (
@@ -41,10 +42,12 @@ class RowView:
     """One row; in a tree with its depth, whether it has rows below it, and whether they are open.
 
     ``raw_name`` is the name with the unit of the raw numbers, where that changes by row; ``""`` elsewhere.
+    ``about`` says what it means, where its name is one of ours.
     """
 
     name: CellView
     raw_name: str
+    about: str
     cells: list[CellView]
     depth: int
     is_parent: bool
@@ -53,7 +56,7 @@ class RowView:
 
 
 class TableView(Record, frozen=True, kw_only=True):
-    """What the template needs of a table.
+    """What the template needs of a table; ``about`` says what it means.
 
     ``groups`` are headings above headings: how many these are, and how many of them are seen. ``hidden`` are
     the classes that hide the others; ``sorted_by`` is the place of the column that orders the rows.
@@ -64,6 +67,7 @@ class TableView(Record, frozen=True, kw_only=True):
 
     id: str
     title: str
+    about: str
     unit: str
     headers: tuple[Header, ...]
     groups: tuple[tuple[str, int, int], ...]
@@ -104,9 +108,11 @@ def table_view(table: Table) -> TableView:
         for place, one in zip(shown[1:], cells, strict=True)
     ]
     rows = [
-        RowView(name, raw_name, list(written), depth, False, True, False)
-        for name, raw_name, depth, *written in zip(
-            names, _raw_names(table, places), grid.depths, *columns, strict=True
+        RowView(
+            name, raw_name, row_definition(table.id, str(row[0])), list(written), depth, False, True, False
+        )
+        for name, raw_name, row, depth, *written in zip(
+            names, _raw_names(table, places), values, grid.depths, *columns, strict=True
         )
     ]
     _open(rows, limit)
@@ -121,8 +127,12 @@ def table_view(table: Table) -> TableView:
     return TableView(
         id=table.id,
         title=one_line(table.title),
+        about=definition("table", table.id),
         unit="" if grid.time_unit is None else f"time in {UNIT_NAMES[grid.time_unit]}",
-        headers=tuple(replace(header, key=key) for header, key in zip(headers, keys, strict=True)),
+        headers=tuple(
+            replace(header, key=key, about=column_definition(table.id, key))
+            for header, key in zip(headers, keys, strict=True)
+        ),
         groups=spans(groups, hidden) if any(label for label, _ in groups) else (),
         hidden=hidden,
         sorted_by=sorted_by,
@@ -250,6 +260,7 @@ class Header(Record, frozen=True):
         raw: the heading of the raw numbers, with the group and their unit: ``CPU Total (ns)``.
         full: the heading of the numbers as shown, where nothing else says group and unit: ``CPU Total (ms)``.
         key: of the column; ``""`` of a group of which nothing was measured.
+        about: what the column means.
     """
 
     label: str
@@ -258,6 +269,7 @@ class Header(Record, frozen=True):
     raw: str
     full: str
     key: str = ""
+    about: str = ""
 
 
 class CellView(Record, frozen=True):

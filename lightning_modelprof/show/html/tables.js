@@ -186,7 +186,7 @@ export class SortableTable {
   matches(row) {
     if (row.text === null) {
       /** @type {NodeListOf<HTMLElement>} */
-      const titled = row.element.querySelectorAll("[title]");
+      const titled = row.element.querySelectorAll("span[title]");
       const texts = Array.from(row.element.querySelectorAll("th, td:not(.n)"), (cell) => cell.textContent);
       row.text = [...texts, ...Array.from(titled, (name) => name.title)].join(" ").toLowerCase(); // no numbers
     }

@@ -3,11 +3,11 @@
 import { unpackColumns } from "./columns.js";
 import { make } from "./dom.js";
 import { parseLink } from "./link.js";
-import { askColumns } from "./server.js";
+import { askColumns, askTrace } from "./server.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {{destroy: () => void}} Drawing */
-/** @typedef {{tag: string, kind: string, rank: number | null}} Columns */
+/** @typedef {{tag: string, kind: string, rank: number | null, file?: string, where?: string}} Columns */
 
 /** @typedef {import("./columns.js").Unpacked} Unpacked */
 /** @typedef {{rank: number | null, unpacked: Unpacked}} Ranked */
@@ -63,9 +63,22 @@ export async function draw(container, columns, known, choice, remember, isWanted
     initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
     onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
     title: `${choice.run} ${columns[0].tag}`,
+    trace: traceOf(columns, choice),
     ...known,
   };
   return mount(container, ranks, options);
+}
+
+/**
+ * The trace that a timeline is made of, of several that of the first rank that has one.
+ * @param {Columns[]} columns
+ * @param {Choice} choice
+ * @returns {import("./timeline/toolbar.js").TraceFile}
+ */
+function traceOf(columns, { run }) {
+  const { file = "", where = "", tag, rank } = columns.find((one) => one.file) ?? columns[0];
+  const which = columns.length > 1 ? ` (rank ${rank})` : "";
+  return { file, where, which, load: () => askTrace({ run, tag, file }) };
 }
 
 /**

@@ -1,19 +1,11 @@
-// Brings the parts of a view to life: what report.html does on its page, and the help beside each figure.
+// Brings the parts of a view to life, as report.html does on its page.
 
 import { make } from "./dom.js";
-import { HelpPage } from "./help_page.js";
-import { attachHelp } from "./html/help/help.js";
 import { connectParts } from "./html/parts.js";
 import { showRow } from "./html/rows.js";
 import { parseLink } from "./link.js";
-import { askJson } from "./server.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
-
-/** @type {Promise<any> | undefined} */
-let definitions;
-/** @type {HelpPage | undefined} */
-let page;
 
 /**
  * @param {HTMLElement} root
@@ -32,15 +24,6 @@ export function showParts(root, html, choice, remember) {
   if (typeof name === "string" && !showRow(root, name)) {
     root.prepend(make("p", { class: "note", role: "status" }, `No row is named ${name}.`));
   }
-  definitions ??= askJson("definitions");
-  definitions
-    .then((known) => {
-      page ??= new HelpPage(known);
-      if (root.isConnected) attachHelp(root, known, (anchor, from) => page?.open(anchor, from));
-    })
-    .catch(() => {
-      definitions = undefined; // the figures are there without their help
-    });
 }
 
 /**

@@ -31,7 +31,7 @@
  * @property {string} title
  * @property {string} html
  * @property {string} empty what to do when there is nothing
- * @property {{tag: string, kind: string, rank: number | null}[]} [columns]
+ * @property {{tag: string, kind: string, rank: number | null, file?: string, where?: string}[]} [columns] `file`: its trace; `where`: where that is instead
  * @property {import("./steps/readout.js").Words} words what a step and its samples are called
  */
 
@@ -68,4 +68,12 @@ export async function askJson(route, parameters = {}) {
  */
 export async function askColumns(parameters) {
   return (await ask("columns", parameters)).arrayBuffer();
+}
+
+/**
+ * A trace as its run saved it.
+ * @param {Record<string, string>} parameters
+ */
+export async function askTrace(parameters) {
+  return (await ask("trace", parameters)).blob();
 }

@@ -1,6 +1,6 @@
 // The two charts over the steps: phases and throughput, with one cursor and one range.
 
-import { durationLabels, formatCount, formatDuration, formatRate, tickLabels } from "../units.js";
+import { durationLabels, formatCount, formatDuration, formatRate, tickLabels } from "../format.js";
 import { axisTop, joinSteps } from "./bins.js";
 import { make } from "../dom.js";
 import { Plot } from "./plot.js";
@@ -53,7 +53,6 @@ export class StepCharts {
     const shared = {
       palette: this.palette,
       xLabels: (/** @type {number[]} */ values) => this.numbers(values),
-      hasWholeX: true,
       onSelect: (/** @type {number} */ from, /** @type {number} */ to) =>
         this.listeners.onSelect(Math.round(from - this.origin), Math.round(to - this.origin)),
       onReset: this.listeners.onReset,

@@ -1,7 +1,7 @@
 // The legend of the stacked chart: values under the cursor, and buttons that show and hide layers.
 
 import { make } from "../dom.js";
-import { formatDuration } from "../units.js";
+import { formatDuration } from "../format.js";
 
 /** @typedef {import("./data.js").Layer} Layer */
 

@@ -9,13 +9,12 @@ import uPlot from "../vendor/uplot/uPlot.esm.js";
  * @property {number} height in CSS pixels
  * @property {() => Palette} palette
  * @property {{color: (palette: Palette) => string, width: number}[]} curves
- * @property {(values: number[]) => string[]} xLabels
+ * @property {(values: number[]) => string[]} xLabels of whole numbers
  * @property {(values: number[]) => string[]} yLabels
  * @property {(plot: Plot) => void} [before] draws what is behind the curves
  * @property {(point: number | null, plot: Plot) => void} onCursor
- * @property {(from: number, to: number) => void} [onSelect] a range of x that was dragged
- * @property {() => void} [onReset] a double click
- * @property {boolean} [hasWholeX] whether x are whole numbers
+ * @property {(from: number, to: number) => void} onSelect a range of x that was dragged
+ * @property {() => void} onReset a double click
  */
 
 const AXIS_WIDTH = 62;
@@ -59,10 +58,10 @@ export class Plot {
       cursor: {
         y: false,
         points: { show: false },
-        drag: { x: Boolean(options.onSelect), y: false, setScale: false },
+        drag: { x: true, y: false, setScale: false },
         bind: {
           dblclick: () => () => {
-            options.onReset?.();
+            options.onReset();
             return null;
           },
         },
@@ -78,7 +77,7 @@ export class Plot {
           size: 30,
           space: 70,
           values: write(options.xLabels),
-          ...(options.hasWholeX ? { incrs: WHOLE_STEPS } : {}),
+          incrs: WHOLE_STEPS,
         },
         { ...axis, size: AXIS_WIDTH, values: write(options.yLabels) },
       ],
@@ -109,7 +108,7 @@ export class Plot {
     if (!width) return;
     const [from, to] = [left, left + width].map((place) => this.chart.posToVal(place, "x"));
     this.chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    if (width >= LEAST_DRAG) this.options.onSelect?.(from, to);
+    if (width >= LEAST_DRAG) this.options.onSelect(from, to);
   }
 
   /**

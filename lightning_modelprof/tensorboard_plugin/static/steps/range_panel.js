@@ -1,10 +1,9 @@
-// What is said of the steps of a range: figures, histogram and tables.
+// What is said of the steps of a range: the figures of one that was dragged, and its slowest steps.
 
-import { formatCount, formatDuration, formatRate, formatRatio } from "../units.js";
+import { formatCount, formatDuration, formatRate, formatRatio } from "../format.js";
 import { make } from "../dom.js";
-import { Histogram } from "./histogram.js";
-import { causesOfSlowness, rangeFigures, slowestSteps } from "./statistics.js";
-import { causesTable, slowestTable } from "./tables.js";
+import { rangeFigures, slowestSteps } from "./statistics.js";
+import { slowestTable } from "./tables.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./readout.js").Words} Words */
@@ -18,22 +17,18 @@ export class RangePanel {
   /**
    * @param {Steps} steps
    * @param {Words} words
-   * @param {() => import("./palette.js").Palette} palette
    * @param {(step: number) => void} onChoose
    * @param {import("./readout.js").Goto} goto
    */
-  constructor(steps, words, palette, onChoose, goto) {
+  constructor(steps, words, onChoose, goto) {
     this.steps = steps;
     this.words = words;
     this.onChoose = onChoose;
     this.goto = goto;
-    this.histogram = new Histogram(palette, words);
     this.figures = make("dl", { class: "figures" });
     this.about = make("p", { class: "note" });
-    this.causes = make("section", { class: "table steps-causes" });
     this.slowest = make("section", { class: "table steps-slowest" });
-    const pair = make("div", { class: "steps-pair" }, this.histogram.element, this.causes);
-    this.element = make("div", { class: "steps-range", "aria-busy": "false" }, this.figures, this.about, pair, this.slowest);
+    this.element = make("div", { class: "steps-range", "aria-busy": "false" }, this.figures, this.about, this.slowest);
   }
 
   /**
@@ -43,9 +38,10 @@ export class RangePanel {
    */
   draw(first, last, onlyClean) {
     const figures = rangeFigures(this.steps, first, last);
-    this.drawFigures(figures);
-    this.histogram.draw(figures);
-    this.drawCauses(figures, first, last);
+    const isWhole = figures.steps === this.steps.count; // its figures come from Python
+    this.figures.replaceChildren();
+    this.about.textContent = "";
+    if (!isWhole) this.drawFigures(figures);
     this.drawSlowest(figures, first, last, onlyClean);
   }
 
@@ -69,30 +65,9 @@ export class RangePanel {
     const unknown = figures.clean && figures.samplesPerS === null
       ? ` ${words.samples}/s is unknown because a clean ${words.step} has no ${words.samples} count.`
       : "";
-    const place = figures.steps === steps.count ? "the run" : "the range";
     const net = steps.hasProfilerTime ? ", without profiler overhead" : "";
     this.about.textContent =
-      `Figures are for clean ${words.steps} in ${place}, as in Perf Summary${net}.${few}${unknown}`;
-  }
-
-  /**
-   * @param {Figures} figures
-   * @param {number} first
-   * @param {number} last
-   */
-  drawCauses({ p90, clean }, first, last) {
-    const { words } = this;
-    const causes = p90 === null ? null : causesOfSlowness(this.steps, first, last, p90);
-    const title = make("h2", {}, `Time lost in the slowest 10% of ${words.steps}`);
-    if (!causes) {
-      const why = clean ? `No clean ${words.step} took longer than p90.` : `No clean ${words.step} in this range.`;
-      this.causes.replaceChildren(title, make("p", { class: "note" }, why));
-      return;
-    }
-    const [slow, others] = [causes.slow, causes.others].map(formatCount);
-    const about =
-      `Mean per phase over the ${slow} clean ${words.steps} above p90 (${formatDuration(p90)}) and over the other ${others}.`;
-    this.causes.replaceChildren(title, make("p", { class: "note" }, about), causesTable(causes, words));
+      `Figures are for clean ${words.steps} in the range, as in Perf Summary${net}.${few}${unknown}`;
   }
 
   /**

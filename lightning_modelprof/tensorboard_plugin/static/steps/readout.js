@@ -1,7 +1,7 @@
 // What is said of the point under the cursor.
 
 import { make } from "../dom.js";
-import { formatCount, formatDuration, formatRate } from "../units.js";
+import { formatCount, formatDuration, formatRate } from "../format.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./bins.js").Points} Points */

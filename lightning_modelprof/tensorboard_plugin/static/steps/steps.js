@@ -92,7 +92,7 @@ class StepsView {
       onSelect: (first, last) => this.show(first, last),
       onReset: () => this.reset(),
     });
-    this.panel = new RangePanel(steps, words, palette, (step) => this.showStep(step), goto);
+    this.panel = new RangePanel(steps, words, (step) => this.showStep(step), goto);
     this.clean = make("input", { type: "checkbox" });
     this.clean.checked = clean;
     this.all = make("button", { type: "button" }, `Show all ${words.steps}`);
@@ -103,7 +103,6 @@ class StepsView {
     container.append(this.root);
     this.palette = this.readPalette();
     this.charts.mount();
-    this.panel.histogram.mount();
     this.listen();
     this.draw();
   }
@@ -167,7 +166,6 @@ class StepsView {
     this.repaint = () => {
       this.palette = this.readPalette();
       this.charts.repaint();
-      this.panel.histogram.plot?.repaint();
     };
     document.addEventListener("themechange", this.repaint);
     let width = this.root.clientWidth;
@@ -175,7 +173,6 @@ class StepsView {
       if (this.root.clientWidth === width || !this.root.clientWidth) return;
       width = this.root.clientWidth;
       this.charts.resize();
-      this.panel.histogram.plot?.resize();
       this.draw();
     });
     this.observer.observe(this.root);
@@ -315,7 +312,6 @@ class StepsView {
     if (this.repaint) document.removeEventListener("themechange", this.repaint);
     this.observer?.disconnect();
     this.charts.destroy();
-    this.panel.histogram.plot?.destroy();
     this.root.remove();
   }
 }

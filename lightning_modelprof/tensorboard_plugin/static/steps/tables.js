@@ -1,11 +1,10 @@
-// The tables of a range: its slowest steps, and what slow steps spend their time on.
+// The table of a range's slowest steps.
 
-import { DASH, formatDuration, formatRate, formatRatio } from "../units.js";
+import { DASH, formatDuration, formatRate } from "../format.js";
 import { make } from "../dom.js";
 import { traceLink } from "./readout.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
-/** @typedef {import("./statistics.js").Cause} Cause */
 /** @typedef {import("./readout.js").Words} Words */
 
 /**
@@ -66,24 +65,3 @@ export function slowestTable(steps, slowest, median, words, onChoose, goto) {
 }
 
 const LEFT_OUT = "reason excluded";
-
-/**
- * What makes slow steps slow.
- * @param {{step: Cause, phases: Cause[]}} causes
- * @param {Words} words
- */
-export function causesTable({ step, phases }, words) {
-  const rows = [...phases, { ...step, label: `Whole ${words.step}` }].map((cause) =>
-    make(
-      "tr",
-      cause.key === "step" ? { class: "steps-sum" } : {},
-      make("th", { scope: "row" }, cause.label),
-      numberCell(formatDuration(cause.slow)),
-      numberCell(formatDuration(cause.others)),
-      numberCell(cause.more !== null && cause.more > 0 ? `+${formatDuration(cause.more)}` : formatDuration(cause.more)),
-      numberCell(formatRatio(cause.share)),
-    ),
-  );
-  const names = ["phase", "slow", "others", "difference", "share of difference"];
-  return table(names, [], rows);
-}

@@ -1,6 +1,6 @@
 // Where the time axis has its marks, and what they say.
 
-import { durationUnit, formatTick } from "../units.js";
+import { durationUnit, formatTick } from "../format.js";
 
 const ROOM = 95; // pixels from mark to mark
 const MOST_DIGITS = 5;

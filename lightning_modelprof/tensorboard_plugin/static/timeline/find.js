@@ -1,6 +1,6 @@
 // What a link wants to have found: slices by exact name, by category or both, or a step.
 
-import { formatCount } from "../units.js";
+import { formatCount } from "../format.js";
 import { showFound } from "./toolbar.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */

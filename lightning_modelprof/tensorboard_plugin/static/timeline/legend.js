@@ -1,6 +1,6 @@
 // What the colours mean, and which categories are shown: each is a button.
 
-import { formatCount } from "../units.js";
+import { formatCount } from "../format.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */

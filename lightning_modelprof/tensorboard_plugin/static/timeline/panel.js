@@ -2,7 +2,7 @@
 
 import { firstFrom } from "../sorted.js";
 import { keepFocus, make } from "../dom.js";
-import { formatBegin, formatCount, formatDuration } from "../units.js";
+import { formatBegin, formatCount, formatDuration } from "../format.js";
 import { detailOf, framesOf, lineOf, lineWithStack } from "./stack.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */

@@ -6,13 +6,13 @@ const EVERY_MS = 100;
 const PATIENCE_MS = 30_000;
 
 /**
- * @param {() => Promise<Blob>} build makes the trace; called once the tab is open
+ * @param {() => Promise<Blob>} load fetches the trace; called once the tab is open
  * @param {string} title
  * @param {(message: string) => void} say
  * @param {number} patienceMs how long the other tab has to answer
  * @returns {() => void} stops waiting
  */
-export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
+export function openInPerfetto(load, title, say, patienceMs = PATIENCE_MS) {
   const opened = window.open(ORIGIN);
   if (!opened) {
     say("The browser blocked the new tab. Allow pop-ups for this page, or download the trace.");
@@ -20,7 +20,7 @@ export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
   }
   const tab = opened;
   say("Waiting for Perfetto…");
-  const built = build();
+  const loaded = load();
   let isOver = false;
   const asking = setInterval(() => tab.postMessage("PING", ORIGIN), EVERY_MS);
   const patience = setTimeout(() => {
@@ -40,19 +40,19 @@ export function openInPerfetto(build, title, say, patienceMs = PATIENCE_MS) {
     if (event.source !== tab || event.origin !== ORIGIN || event.data !== "PONG" || isOver) return;
     stop();
     try {
-      const buffer = await (await built).arrayBuffer();
+      const buffer = await (await loaded).arrayBuffer();
       tab.postMessage({ perfetto: { buffer, title } }, ORIGIN, [buffer]);
       say("Trace opened in Perfetto.");
     } catch (error) {
-      say(`Can't write the trace: ${error instanceof Error ? error.message : error}`);
+      say(`Can't load the trace: ${error instanceof Error ? error.message : error}`);
     }
   }
 
   addEventListener("message", hear);
-  built.catch((error) => {
+  loaded.catch((error) => {
     if (isOver) return;
     stop();
-    say(`Can't write the trace: ${error.message}`);
+    say(`Can't load the trace: ${error.message}`);
   });
   return stop;
 }

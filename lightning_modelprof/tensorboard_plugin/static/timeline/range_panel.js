@@ -1,7 +1,7 @@
 // What is in the selected stretch of time: first how busy the devices are, then what runs.
 
 import { keepFocus, make } from "../dom.js";
-import { formatBegin, formatCount, formatDuration, formatRatio } from "../units.js";
+import { formatBegin, formatCount, formatDuration, formatRatio } from "../format.js";
 import { deviceTimes, rangeSums } from "./range_sums.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */

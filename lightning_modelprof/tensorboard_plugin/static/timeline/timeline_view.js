@@ -12,7 +12,7 @@ import { checkedFind, labelOf, showFind } from "./find.js";
 import { fillLanes, makeParts } from "./parts.js";
 import { fillLegend, hiddenAtFirst } from "./legend.js";
 import { fillToolbar, showFound } from "./toolbar.js";
-import { formatCount } from "../units.js";
+import { formatCount } from "../format.js";
 import { listen } from "./input.js";
 import { showRange } from "./range_panel.js";
 import { showSelection, spoken } from "./panel.js";
@@ -20,7 +20,7 @@ import { showValues } from "./tooltip.js";
 
 /** @typedef {import("./find.js").Find} Find */
 /** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: place in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link wanted to have found, which has been shown */
-/** @typedef {{onChange?: (state: State) => void, initial?: Partial<State> & {find?: Find}, title?: string}} Options */
+/** @typedef {{onChange?: (state: State) => void, initial?: Partial<State> & {find?: Find}, title?: string, trace?: import("./toolbar.js").TraceFile | null}} Options */
 
 const QUIET_MS = 200; // after the last change before it is told
 
@@ -30,7 +30,7 @@ export class TimelineView {
    * @param {import("../columns.js").Unpacked} unpacked
    * @param {Options} options
    */
-  constructor(container, unpacked, { onChange = () => {}, initial = {}, title = "trace" }) {
+  constructor(container, unpacked, { onChange = () => {}, initial = {}, title = "trace", trace = null }) {
     this.unpacked = unpacked;
     /** @type {string[]} */
     const categories = unpacked.meta.categories;
@@ -42,6 +42,7 @@ export class TimelineView {
     /** @type {Slices | null} */
     this.whole = null;
     this.title = title;
+    this.trace = trace;
     this.onChange = onChange;
     this.viewport = new Viewport(this.slices.traceBegin, this.slices.traceEnd);
     /** @type {Set<string>} */

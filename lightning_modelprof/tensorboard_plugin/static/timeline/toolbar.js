@@ -1,11 +1,11 @@
 // The line above the timeline: search, and what is done with the whole trace.
 
 import { make } from "../dom.js";
-import { chromeTrace, gzippedTrace } from "./chrome_trace.js";
-import { formatCount } from "../units.js";
+import { formatCount } from "../format.js";
 import { openInPerfetto, saveFile } from "./perfetto.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
+/** @typedef {{file: string, where: string, which: string, load: () => Promise<Blob>}} TraceFile `file`: its name; `where`: where it is instead; `which`: of several ranks */
 
 const AFTER_TYPING_MS = 120;
 
@@ -14,21 +14,21 @@ const AFTER_TYPING_MS = 120;
  * @returns {() => void} stops what is under way
  */
 export function fillToolbar(view) {
-  const { parts, title } = view;
+  const { parts, title, trace } = view;
   /** @param {string} text */
   const say = (text) => (parts.message.textContent = text);
   let stop = () => {};
   const perfetto = () => {
     stop();
-    stop = openInPerfetto(() => chromeTrace(view.all), title, say);
+    if (trace) stop = openInPerfetto(trace.load, title, say);
   };
   const download = async () => {
-    say("Writing the trace…");
+    say("Loading the trace…");
     try {
-      saveFile(await gzippedTrace(view.all), `${fileName(title)}.json.gz`);
+      if (trace) saveFile(await trace.load(), trace.file);
       say("");
     } catch (error) {
-      say(`Can't write the trace: ${error instanceof Error ? error.message : error}`);
+      say(`Can't load the trace: ${error instanceof Error ? error.message : error}`);
     }
   };
   /**
@@ -43,10 +43,15 @@ export function fillToolbar(view) {
     button("Previous", "Previous match (Shift+Enter)", () => view.nextFound(-1), { class: "tl-found" }),
     button("Next", "Next match (Enter)", () => view.nextFound(1), { class: "tl-found" }),
     button("Show all", "Show the whole trace (0)", () => view.showAll()),
-    button("Open in Perfetto", "Open the trace in a new ui.perfetto.dev tab", perfetto),
-    button("Download .json.gz", "Download as a Chrome trace", download),
+    ...(trace?.file
+      ? [
+          button(`Open in Perfetto${trace.which}`, "Open the trace in a new ui.perfetto.dev tab", perfetto),
+          button(`Download .json.gz${trace.which}`, `Download ${trace.file}`, download),
+        ]
+      : []),
     button("?", "Keyboard shortcuts (?)", () => parts.help.showModal(), { "aria-label": "Keyboard shortcuts" }),
   );
+  if (trace?.where) parts.bar.append(make("span", { class: "tl-where" }, trace.where));
   parts.search.addEventListener("keydown", (event) => {
     if (event.key === "Enter") {
       search();
@@ -80,9 +85,4 @@ export function showFound({ parts, found, at: selected }) {
   for (const one of parts.buttons.querySelectorAll(".tl-found")) {
     /** @type {HTMLButtonElement} */ (one).disabled = found.count === 0;
   }
-}
-
-/** @param {string} title */
-function fileName(title) {
-  return title.replace(/[^\w.-]+/g, "_").replace(/^\.+|\.json(\.gz)?$/g, "") || "trace";
 }

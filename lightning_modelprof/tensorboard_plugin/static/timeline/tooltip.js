@@ -1,7 +1,7 @@
 // What is under the pointer: a few words beside it, and the values of the counters at that time.
 
 import { make } from "../dom.js";
-import { formatBytes, formatCount, formatDuration, formatRatio } from "../units.js";
+import { formatBytes, formatCount, formatDuration, formatRatio } from "../format.js";
 import { firstAbove } from "../sorted.js";
 import { detailOf } from "./stack.js";
 

@@ -1,1 +1,0 @@
-"""The definitions beside figures."""
