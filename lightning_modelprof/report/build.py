@@ -235,6 +235,10 @@ def _mean_step_section(facts: ModelFlops) -> dict[str, Any] | None:
     }
 
 
+_OF_A_DEFINITION: Final = ("file", "line", "is_library", "package")
+_OF_A_PLACE: Final = ("module", "package", "is_library", "is_exact", "inner", "call")
+
+
 def _memory_section(analysis: Analysis) -> dict[str, Any] | None:
     """Without the curve, which is in run.json."""
     use = analysis.memory
@@ -242,6 +246,14 @@ def _memory_section(analysis: Analysis) -> dict[str, Any] | None:
         return None
     section = asdict(use.record)
     section["num_points"] = len(section.pop("curve"))
+    # A place has the fields that it had in the first version of report.json.
+    for growing in section["growing"]:
+        growing["lines"] = [
+            {"name": one["function"], **{key: one[key] for key in _OF_A_DEFINITION}}
+            for one in growing["lines"]
+        ]
+    for name in _OF_A_PLACE if section["out_of_memory"] else ():
+        del section["out_of_memory"][name]
     return section | {
         "growth": [asdict(growth) for growth in use.growth],
         "unused_bytes": use.unused_bytes,

@@ -1,4 +1,4 @@
-"""The model of a loader's queue, against torch's own code in simulated time, and the law of shared CPUs."""
+"""The model of a loader's queue, against torch's own code in simulated time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.steps.cpu_sharing import stretched
 from lightning_modelprof.analysis.steps.loader_queue import ASSUMED_HANDOVER_NS, WITHIN, loader_queue
 from lightning_modelprof.analysis.steps.played_queue import played
 from lightning_modelprof.run.workers import WorkerBatches
@@ -150,34 +149,6 @@ def test_one_slow_batch_blocks_those_behind_it_only_where_order_is_kept():
     assert unordered[:6].tolist() == [10, 10, 10, 20, 20, 20]
 
 
-def balanced_stretch(busy, waiting, cpus):
-    """The same network from its balance equations: state k has k computing, the rest wait."""
-    flows = np.zeros((busy + 1, busy + 1))
-    for computing in range(busy + 1):
-        if computing < busy:
-            flows[computing, computing + 1] = (busy - computing) / waiting
-        if computing:
-            flows[computing, computing - 1] = min(computing, cpus)
-    balance = flows.T - np.diag(flows.sum(axis=1))
-    balance[-1] = 1
-    shares = np.linalg.solve(balance, np.eye(busy + 1)[-1])
-    rate = sum(share * min(computing, cpus) for computing, share in enumerate(shares))
-    return busy / rate - waiting
-
-
-@pytest.mark.parametrize("busy", [1, 2, 5, 9])
-@pytest.mark.parametrize("waiting", [0.01, 0.5, 3.0])
-@pytest.mark.parametrize("cpus", [0.7, 1.0, 2.0, 3.5, 8.0])
-def test_shared_cpus_stretch_as_the_balance_equations_say(busy, waiting, cpus):
-    found = stretched(np.array([float(busy)]), waiting, np.array([cpus]))[0]
-    assert found == pytest.approx(max(1.0, balanced_stretch(busy, waiting, cpus)), rel=1e-9)
-
-
-def test_without_waiting_cpus_are_simply_divided():
-    found = stretched(np.array([1.0, 2.0, 3.0, 6.0]), 0.0, np.full(4, 2.0))
-    assert found == pytest.approx([1.0, 1.0, 1.5, 3.0])
-
-
 def measured(service_ns, workers, *, rest_ns=0, cpu_share=0.0, turn_ns=0, factor=2, in_order=True):
     """Batches as they would be recorded, by torch's own code, and the waits of steps for them."""
     service_ns = [int(one) + turn_ns for one in service_ns]
@@ -261,13 +232,12 @@ def test_the_rest_of_a_step_takes_cpus_too():
     _, steps = predicted(batches, waits_ns, 1, 6 * MS, cpus=2.0, rest_cpu_ns=6.0 * MS)
     assert steps[1, 2].step_ns == pytest.approx(12 * MS, rel=0.01)
     assert steps[2, 2].step_ns == pytest.approx(9 * MS, rel=0.02)
-    assert steps[2, 2].stretch == pytest.approx(1.5, rel=0.02)
 
 
 def test_what_is_measured_under_interference_is_freed_of_it():
     """4 workers on 2 CPUs need 24 ms for 12 ms of work: two need 12."""
     batches, waits_ns = measured([24 * MS] * 100, 4, cpu_share=0.5)
-    found, steps = predicted(batches, waits_ns, 4, 0, cpus=2.0)
+    found, steps = predicted(batches, waits_ns, 4, 0, cpus=2.0, cpu_wait=0.5)
     assert found.computing == pytest.approx(1, rel=1e-4)
     assert steps[4, 2].step_ns == pytest.approx(6 * MS, rel=0.01)
     assert steps[2, 2].step_ns == pytest.approx(6 * MS, rel=0.01)

@@ -1,7 +1,7 @@
 """A DataLoader played through: how long a step would take with another number of workers.
 
-Service times are drawn from the measured ones, and so is the rest of a step. What computes in them takes
-longer when more workers compute than CPUs are free, by the law of ``analysis/steps/cpu_sharing.py``.
+Service times are drawn from the measured ones, and so is the rest of a step. No step is shorter than the CPU
+time of a batch and of the rest of the step, divided by the CPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.steps.cpu_sharing import Interference
 from lightning_modelprof.analysis.steps.played_queue import played
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.workers import WorkerBatches
@@ -62,11 +61,11 @@ _LONGEST_TURN_NS: Final = 500_000
 """A longer gap is one in which the worker, or the machine, did something else."""
 
 
-_ROUNDS: Final = 10
+_SHORT_OF_CPUS: Final = 0.05
+"""Share of their time in which workers were ready and had no CPU; beyond it they used all that there are."""
 
 
-_ROUGHLY: Final = 4
-"""Replications in which the stretch is looked for."""
+_MOSTLY: Final = 0.5
 
 
 _SEED: Final = 20_240_717
@@ -79,7 +78,6 @@ class PredictedStep(Record, frozen=True, kw_only=True):
         workers, prefetch_factor: of the loader; without workers the factor means nothing.
         step_ns: mean over all replications.
         low_ns, high_ns: in between are 95 % of the replications' means.
-        stretch: how many times as long the computing part of a batch takes as with a CPU of its own.
     """
 
     workers: int
@@ -87,7 +85,6 @@ class PredictedStep(Record, frozen=True, kw_only=True):
     step_ns: float
     low_ns: float
     high_ns: float
-    stretch: float = 1.0
 
     @property
     def steps_per_s(self) -> float:
@@ -107,8 +104,7 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
         handover_ns: of the wait, what passes although the batch is ready.
         ready: share of the present steps whose batch is ready when they ask for it; 0 without workers.
         computing: share of the service time that would compute if nobody else needed a CPU.
-        cpus: that the training and its workers may use; ``None`` where that is unknown, and nothing is
-            stretched.
+        cpus: that the training and its workers may use; ``None`` where that is unknown.
         predictions: by number of workers and prefetch factor.
         present: with the loader's own numbers.
         best: the shortest step; of equal ones that with the fewest workers.
@@ -202,39 +198,39 @@ def loader_queue(
     turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(service_ns))) if num_workers else 0.0
     service_ns = service_ns + round(turn_ns)
     mean_ns, rest_ns, wait_ns = (float(np.mean(one)) for one in (service_ns, rests_ns, waits_ns))
-    law = Interference.measured(
-        max(1.0, mean_ns),
-        max(0.0, float(cpu_ns.mean())),
-        busy=min(float(num_workers), max(1.0, mean_ns / max(1.0, rest_ns + wait_ns))),
-        cpus=cpus,
-        rest_cpu_ns=rest_cpu_ns,
-        step_ns=rest_ns + wait_ns,
-        cpu_wait_ns=None if cpu_wait is None else cpu_wait * mean_ns,
-    )
+    cpu_ns_per_batch = min(mean_ns, max(0.0, float(cpu_ns.mean())))
+    waited_ns = min((cpu_wait or 0.0) * mean_ns, mean_ns - cpu_ns_per_batch)
+    alone = 1.0 - waited_ns / max(1.0, mean_ns)  # service time with a CPU of its own, by measured
+    computing = cpu_ns_per_batch / max(1.0, alone * mean_ns)
+    if cpus is not None:
+        used = (cpu_ns_per_batch + rest_cpu_ns) / max(1.0, rest_ns + wait_ns)
+        is_short = num_workers > 0 and computing >= _MOSTLY and waited_ns > _SHORT_OF_CPUS * mean_ns
+        cpus = max(1.0, used) if is_short else max(cpus, used)
+    least_ns = (cpu_ns_per_batch + rest_cpu_ns) / cpus if cpus else 0.0
     most = max(1, num_workers, num_cpus or round(cpus or 1))
-    if cpus is None or law.computing < 0.5:
+    if cpus is None or computing < _MOSTLY:
         most = max(most, WAITING_WORKERS)
     draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
     present = [(num_workers, factor)]
-    ready = _ready(present[0], draws, law, is_ordered) if num_workers else 0.0
+    ready = _ready(present[0], draws, alone, is_ordered) if num_workers else 0.0
     handover_ns = _handover_ns(waits_ns, ready, assumed_handover_ns)
     factors = sorted({factor, *PREFETCH_FACTORS})
     numbers = [one for one in _numbers(most, num_workers) if one]
     found = _predict(
         [(0, factor), *((workers, each) for workers in numbers for each in factors)],
         draws,
-        law,
+        alone,
         handover_ns,
         is_ordered,
         exposed=1.0 if num_workers else min(1.0, wait_ns / max(1.0, mean_ns)),
-        least_ns=0.0 if num_workers or not law.cpus else (law.compute_ns + rest_cpu_ns) / law.cpus,
+        least_ns=least_ns,
     )
     best = min(found, key=lambda one: (one.step_ns, one.workers, one.prefetch_factor))
     enough = [one for one in found if one.step_ns <= (1 + WITHIN) * best.step_ns]
     own = next(one for one in found if (one.workers, one.prefetch_factor) == present[0])
     unordered_ns = None
     if is_ordered and num_workers:
-        unordered_ns = _predict(present, draws, law, handover_ns, False)[0].step_ns
+        unordered_ns = _predict(present, draws, alone, handover_ns, False, least_ns=least_ns)[0].step_ns
     return LoaderQueue(
         num_batches=len(service_ns),
         service_ns=mean_ns,
@@ -243,8 +239,8 @@ def loader_queue(
         rest_ns=rest_ns,
         handover_ns=handover_ns,
         ready=ready,
-        computing=law.computing,
-        cpus=law.cpus,
+        computing=computing,
+        cpus=cpus,
         predictions=tuple(found),
         present=own,
         best=best,
@@ -325,15 +321,14 @@ def _drawn(values: _Ints, rows: int, generator: np.random.Generator) -> _Ints:
     return drawn
 
 
-def _ready(setting: tuple[int, int], draws: _Draws, law: Interference, is_ordered: bool) -> float:
+def _ready(setting: tuple[int, int], draws: _Draws, factor: float, is_ordered: bool) -> float:
     """Share of the steps that find their batch ready, if handing it over takes no time."""
-    stretch = _predict([setting], draws, law, 0.0, is_ordered)[0].stretch
     got_ns = played(
         draws.service_ns,
         draws.rest_ns,
         [setting],
         is_ordered=is_ordered,
-        factors=law.factor(np.array([stretch])),
+        factors=np.array([factor]),
     )[:, 0]
     waits_ns = np.diff(got_ns, axis=0) - draws.rest_ns[:-1]
     return float((waits_ns[draws.warm :] == 0).mean())
@@ -348,7 +343,7 @@ def _handover_ns(waits_ns: _Floats, ready: float, assumed_ns: float) -> float:
 def _predict(
     settings: list[tuple[int, int]],
     draws: _Draws,
-    law: Interference,
+    factor: float,
     handover_ns: float,
     is_ordered: bool,
     *,
@@ -357,42 +352,24 @@ def _predict(
 ) -> list[PredictedStep]:
     """The mean step with each pair of a number of workers and a prefetch factor.
 
-    Without workers, so much of the time of a batch is ``exposed`` as a device does not hide with its work.
-    With workers no step is shorter than ``least_ns``, what it and a batch take of the CPUs.
+    A batch takes ``factor`` of the drawn time. Without workers, so much of that is ``exposed`` as a device
+    does not hide with its work. With workers no step is shorter than ``least_ns``.
     """
-    handover = round(handover_ns)
-
-    def mean_steps(stretch: _Floats, which: list[tuple[int, int]], replications: int) -> _Floats:
-        got_ns = played(
-            draws.service_ns[:, :replications],
-            draws.rest_ns[:, :replications],
-            which,
-            handover_ns=handover,
-            is_ordered=is_ordered,
-            factors=law.factor(stretch) * np.array([1.0 if one else exposed for one, _ in which]),
-        )
-        # Whole rounds of the workers: of equal batches each round's come at once.
-        rounds = np.array([max(1, one) for one, _ in which])
-        last = len(got_ns) - 1
-        rounds = np.minimum(rounds, last - draws.warm)
-        counted = (last - draws.warm) // rounds * rounds
-        steps: _Floats = (got_ns[-1] - got_ns[last - counted, np.arange(len(which))]) / counted[:, None]
-        return np.maximum(steps, 1e-3)
-
     workers = np.array([one for one, _ in settings])
-    low = np.ones(len(settings))
-    high = law.most(workers)
-    is_open = np.flatnonzero(high > 1.005)
-    if len(is_open):
-        which = [settings[one] for one in is_open]
-        for _ in range(_ROUNDS):
-            tried = np.sqrt(low * high)
-            steps_ns = mean_steps(tried[is_open], which, _ROUGHLY).mean(axis=1)
-            is_more = law.at(tried[is_open], workers[is_open], steps_ns) > tried[is_open]
-            low[is_open] = np.where(is_more, tried[is_open], low[is_open])
-            high[is_open] = np.where(is_more, high[is_open], tried[is_open])
-    steps = mean_steps(low, settings, _REPLICATIONS)
-    steps = np.maximum(steps, np.where(workers > 0, least_ns, 0.0)[:, None])
+    got_ns = played(
+        draws.service_ns,
+        draws.rest_ns,
+        settings,
+        handover_ns=round(handover_ns),
+        is_ordered=is_ordered,
+        factors=factor * np.where(workers > 0, 1.0, exposed),
+    )
+    # Whole rounds of the workers: of equal batches each round's come at once.
+    last = len(got_ns) - 1
+    rounds = np.minimum(np.maximum(workers, 1), last - draws.warm)
+    counted = (last - draws.warm) // rounds * rounds
+    steps: _Floats = (got_ns[-1] - got_ns[last - counted, np.arange(len(settings))]) / counted[:, None]
+    steps = np.maximum(steps, np.where(workers > 0, max(least_ns, 1e-3), 1e-3)[:, None])
     ends = np.quantile(steps, (0.025, 0.975), axis=1)
     return [
         PredictedStep(
@@ -401,7 +378,6 @@ def _predict(
             step_ns=float(steps[place].mean()),
             low_ns=float(ends[0, place]),
             high_ns=float(ends[1, place]),
-            stretch=float(low[place]),
         )
         for place, setting in enumerate(settings)
     ]
