@@ -30,8 +30,8 @@ from generate_trace import generate_trace
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_profile import run_profile, window_profile
-from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
@@ -63,7 +63,7 @@ look();
 """
 
 
-def a_run() -> Profile:
+def a_run() -> DashboardEntry:
     """A run of a thousand steps with three phases."""
     random = np.random.default_rng(0)
     phases_ns = np.zeros((STEPS, len(PHASES)), np.int64)

@@ -43,7 +43,7 @@ def record(num_steps: int, *, traces: bool) -> tuple[Recorder, list[tuple[int, i
         started = time.perf_counter()
         recorder.add((row, 0, 32))
         if step % EVERY == 0:
-            live.cut()
+            live.flush()
         if step % (4 * EVERY) == 0:
             watch.look(0)
         ours_s += time.perf_counter() - started

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.loader_queue import PREFETCH_FACTORS, LoaderQueue, loader_queue
-from lightning_modelprof.measure.workers.watch import WatchedLoaders
+from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.run.workers import WorkerBatches
 
 SEED, PIPELINES, BATCHES, MOST_WORKERS, PREFETCH, WARM = 20261125, 20, 240, 8, 2, 16
@@ -222,7 +222,7 @@ def real(
         collate_fn=joined,
     )
     found = Epoch([], [], [], [])
-    watched = WatchedLoaders() if is_watched and workers else None
+    watched = WorkerProbes() if is_watched and workers else None
     if watched is not None:
         watched.add(loader)
     asked_ns = time.perf_counter_ns()

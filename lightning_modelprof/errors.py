@@ -7,7 +7,7 @@
     └── MissingExtraError  a feature needs a package that isn't installed
 
 Every message says where, what was expected, what it got and what to do. It's one line of printable characters
-and limited length, whatever names and values it contains: see :func:`one_line` and :func:`quoted`.
+and limited length, whatever names and values it contains: see :func:`printable` and :func:`quoted`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ModelProfError(Exception):
     """Base of every error this package raises on purpose."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(_cut(one_line(_cut(str(message), 2 * _MAX_MESSAGE)), _MAX_MESSAGE))
+        super().__init__(_cut(printable(_cut(str(message), 2 * _MAX_MESSAGE)), _MAX_MESSAGE))
 
 
 class ConfigError(ModelProfError):
@@ -60,7 +60,7 @@ class MissingExtraError(ModelProfError):
     """A feature needs a package that isn't installed; the message shows the install command."""
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What is told of somebody's error: its type and its message, whatever its ``__str__`` does."""
     try:
         message = str(error).strip()
@@ -71,7 +71,7 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     r"""Make a name safe to print: what is not printable becomes its escape, as ``\n`` or ``\x1b``.
 
     A name comes from anybody's code. A newline in it would break a table, an escape sequence would reach
@@ -131,10 +131,10 @@ def quoted(value: Any) -> str:
         text = _SHORT.repr(value)
     except Exception:  # somebody's own notation
         text = f"<{type(value).__name__}>"
-    return one_line(_cut(text, 2 * _MAX_QUOTED))
+    return printable(_cut(text, 2 * _MAX_QUOTED))
 
 
-def nearest(name: object, known: Iterable[str], meaning: Mapping[str, str] | None = None) -> str:
+def did_you_mean(name: object, known: Iterable[str], meaning: Mapping[str, str] | None = None) -> str:
     """A question that names the nearest of the known names, or what it stands for; ``""`` if none is near."""
     wanted = (name if isinstance(name, str) else quoted(name))[:MAX_NAME]
     import difflib  # noqa: PLC0415 -- TensorBoard imports this module at its start
@@ -143,7 +143,7 @@ def nearest(name: object, known: Iterable[str], meaning: Mapping[str, str] | Non
     return f" Did you mean {(meaning or {}).get(close[0], close[0])!r}?" if close else ""
 
 
-def given_path(value: Any, refuse: type[ModelProfError]) -> Path:
+def as_path(value: Any, refuse: type[ModelProfError]) -> Path:
     """The path that is meant, of which the system can be asked what is there; nothing may be.
 
     Args:
@@ -163,7 +163,7 @@ def given_path(value: Any, refuse: type[ModelProfError]) -> Path:
         pass
     except Exception as error:  # of anybody's __fspath__ too
         raise refuse(
-            f"can't read {quoted(given)}: {getattr(error, 'strerror', None) or told(error)}."
+            f"can't read {quoted(given)}: {getattr(error, 'strerror', None) or describe_error(error)}."
             " Check the path and permissions."
         ) from None
     return path
@@ -207,7 +207,7 @@ def warn(message: str, who: str = "ModelProfCallback") -> None:
     """Warn with a message that ends in a period; where warnings are errors, log it instead."""
     if "\n" not in message and not message.endswith("."):
         message += "."
-    text = "\n".join(map(one_line, f"{who}: {message}".split("\n")))  # a traceback has several
+    text = "\n".join(map(printable, f"{who}: {message}".split("\n")))  # a traceback has several
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any, Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Count, Record
 
 INSTALLED: Final = ("site-packages", "dist-packages")
@@ -58,12 +58,12 @@ class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
         """The number of a notebook's cell; of a library what follows the directory it is installed in."""
         file = self.file or ""
         if _CELL.search(file):
-            return one_line(_cell(file))
+            return printable(_cell(file))
         for directory in INSTALLED:
             _, found, path = file.rpartition(f"{directory}/")
             if found:
-                return one_line(path)
-        return one_line(file)
+                return printable(path)
+        return printable(file)
 
     @property
     def at(self) -> str:
@@ -75,7 +75,7 @@ class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
     def where(self) -> str:
         """Such as ``in Net.training_step``; ``""`` if nothing but the line is known."""
         words = (("in", self.function), ("module", self.module), ("of", self.package))
-        return ", ".join(f"{word} {one_line(name)}" for word, name in words if name)
+        return ", ".join(f"{word} {printable(name)}" for word, name in words if name)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.at, self.where)))

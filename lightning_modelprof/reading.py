@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze as derive
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, ModelProfError, given_path, told
+from lightning_modelprof.errors import ArchiveError, ModelProfError, as_path, describe_error
 from lightning_modelprof.reading_traces import window_traces
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
@@ -18,7 +18,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.finding import find_run, newest_run, runs_below, told_choice
+from lightning_modelprof.run.locate import find_run, newest_run, runs_below, told_choice
 from lightning_modelprof.run.ranks import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.findings import list_line
@@ -37,7 +37,7 @@ def read_report(
     Raises:
         ArchiveError: If there's no saved run, or it can't be read.
     """
-    path = given_path(path, ArchiveError)
+    path = as_path(path, ArchiveError)
     run, options = load_with_options(path)
     file, options = find_run(path), choose(options)
     facts, notes = read_windows(run, file.parent)
@@ -60,8 +60,8 @@ def refuse_damaged(file: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise ArchiveError(
-            f"{file}: expected a run to make a report of, got {told(error)}. The file is damaged, or"
-            " lightning-modelprof has a bug."
+            f"{file}: expected a run to make a report of, got {describe_error(error)}."
+            " The file is damaged, or lightning-modelprof has a bug."
         ) from error
 
 

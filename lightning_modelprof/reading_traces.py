@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ConfigError, TraceError, given_path, quoted, remedy
+from lightning_modelprof.errors import ConfigError, TraceError, as_path, quoted, remedy
 from lightning_modelprof.processes import start_module
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, parse_step_range
@@ -76,7 +76,7 @@ def analyze_files(
     """
     chosen: list[tuple[Path, Path]] = []  # what was asked for, and a file that it means
     seen: set[Path] = set()
-    asked = [given_path(path, TraceError) for path in paths]
+    asked = [as_path(path, TraceError) for path in paths]
     with_traces: set[Path] = set()
     for path in asked:
         for file in trace_files(path):

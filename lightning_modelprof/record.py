@@ -51,7 +51,7 @@ MAX_RANKS: Final = 2**20
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 """How many there are, or the number of one of them."""
 
-Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+Int = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
 """Bytes, nanoseconds, FLOPs, settings; a clock that is put back makes negative ones."""
 
 Real = Annotated[float, Meta(ge=-1e30, le=1e30)]

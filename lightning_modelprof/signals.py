@@ -10,7 +10,7 @@ from traceback import walk_tb
 from types import FrameType
 
 
-def is_from_handler(error: BaseException) -> bool:
+def raised_by_signal(error: BaseException) -> bool:
     """Whether the handler of a signal raised an error: torch's where a worker was killed, or a timeout's.
 
     Args:

@@ -21,7 +21,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Final, Literal
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 
 Cell = str | int | float | None
 """A raw value; ``None`` is *not measured* and prints as a dash, never as zero."""
@@ -94,7 +94,7 @@ def format_cell(value: Cell, unit: Unit, *, time_unit: TimeUnit = "ms") -> str:
         One line of text.
     """
     if isinstance(value, str):
-        return one_line(value)
+        return printable(value)
     number = _number(value)
     if number is None:
         return DASH

@@ -27,7 +27,7 @@ from lightning_modelprof.analysis.steps.step_costs import slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import validation_split
 from lightning_modelprof.analysis.steps.workers import workers_facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.run.loops import Loop, loop_of
+from lightning_modelprof.run.loops import LoopKind, loop_of
 from lightning_modelprof.run.records import (
     RankRecord,
     Run,
@@ -173,7 +173,7 @@ def _epoch_starts(steps: StepTimings, num_steps: int) -> list[int]:
     return [int(step) for step in steps.step[(steps.tags & BEGINS_EPOCH) != 0]]
 
 
-def _kept_notes(num_kept: int, num_steps: int, loop: Loop) -> tuple[str, ...]:
+def _kept_notes(num_kept: int, num_steps: int, loop: LoopKind) -> tuple[str, ...]:
     """Which figures of a long run are of a part of its steps."""
     if num_kept == num_steps:
         return ()

@@ -84,7 +84,6 @@ class Side(Record, frozen=True):
 
     @property
     def num_steps(self) -> int:
-        """Clean steps of all runs."""
         return sum(map(len, self.columns))
 
     @property
@@ -141,7 +140,6 @@ def side_of(runs: Sequence[StepTimings]) -> Side:
 
 
 def step_time(means: Floats) -> Floats:
-    """Nanoseconds per step."""
     return means[..., _DURATION]
 
 
@@ -171,7 +169,6 @@ def _phase_time(index: int) -> Figure:
 
 
 def speed_figures(sides: Sides) -> tuple[Change, ...]:
-    """The figures of the Perf Summary."""
     reader, samples = PHASE_INDEX["dataloader"], SAMPLES
     return (
         change_of("batch_cost", sides, step_time),

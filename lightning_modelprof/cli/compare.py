@@ -143,7 +143,7 @@ def compare_stages(paths: Sequence[str], tolerance: float) -> Report:
 
 
 def _different_runs(paths: Sequence[str]) -> list[str]:
-    from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.run.locate import newest_run
 
     seen: dict[str, str] = {}
     for path in paths:
@@ -157,7 +157,7 @@ def _different_runs(paths: Sequence[str]) -> list[str]:
 
 
 def _choices(paths: Sequence[str]) -> tuple[str, ...]:
-    from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.run.locate import newest_run
 
     return tuple(filter(None, (newest_run(path)[1] for path in paths)))
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import ArchiveError, TraceError, one_line, quoted, remedy
+from lightning_modelprof.errors import ArchiveError, TraceError, printable, quoted, remedy
 from lightning_modelprof.reading import load_with_options, refuse_damaged
 from lightning_modelprof.reading_traces import read_with_progress, trace_files, window_traces
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_profile import run_profile, window_profile
+from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
 from lightning_modelprof.report.build_trace import group_ranks
-from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE, find_run
+from lightning_modelprof.run.locate import DEFAULT_FOLDER, RUN_FILE, find_run
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.trace.merged import split_processes
@@ -56,7 +56,7 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
         runs = _runs(path)
         sources = ((_run_name(run, path), _profiles_of_run(run)) for run in runs)
         for wanted, profiles in sources if runs else _trace_folders(path, max_bytes):
-            folder = _free_folder(logdir / one_line(wanted))  # the name is a label in TensorBoard
+            folder = _free_folder(logdir / printable(wanted))  # the name is a label in TensorBoard
             number = write_event_file(folder, ((tag_of(profile), profile) for profile in profiles))
             written.append((folder.relative_to(logdir).as_posix(), number))
     return written
@@ -89,7 +89,7 @@ def _free_folder(wanted: Path) -> Path:
     return folder
 
 
-def _profiles_of_run(path: Path) -> Iterator[Profile]:
+def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
     """Of the archive of a run: of the whole run, and of each window whose trace is there."""
     (run, options), folder = load_with_options(path), path.parent
     others = _windows_of_other_ranks(folder)
@@ -118,7 +118,7 @@ def _windows_of_other_ranks(folder: Path) -> list[Window]:
     return [window for run in runs for record in run.ranks for window in record.windows]
 
 
-def _trace_folders(path: Path, max_bytes: int) -> Iterator[tuple[str, Iterator[Profile]]]:
+def _trace_folders(path: Path, max_bytes: int) -> Iterator[tuple[str, Iterator[DashboardEntry]]]:
     """Each folder with traces becomes a run; torch_tb_profiler calls a run by its folder, too."""
     by_folder: dict[Path, list[Path]] = defaultdict(list)
     for file in trace_files(path):
@@ -136,7 +136,7 @@ def _trace_name(file: Path) -> str:
     return name
 
 
-def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Profile]:
+def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[DashboardEntry]:
     """Traces of several ranks of one job are one window; the others are windows in order of their steps."""
     if len(files) == 1:
         trace = _read(files[0], max_bytes)

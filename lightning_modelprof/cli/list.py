@@ -23,11 +23,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line for each run."""
-    from lightning_modelprof.errors import ArchiveError, given_path
+    from lightning_modelprof.errors import ArchiveError, as_path
     from lightning_modelprof.reading import list_runs
     from lightning_modelprof.show.terminal.terminal import print_lines
 
-    folder = given_path(options.path, ArchiveError)
+    folder = as_path(options.path, ArchiveError)
     print_lines(list_runs(folder))
     return 0

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import ConfigError, ModelProfError, nearest, quoted
+from lightning_modelprof.errors import ConfigError, ModelProfError, did_you_mean, quoted
 
 HELP = "Profile a DataLoader without training"
 DESCRIPTION = (
@@ -141,7 +141,7 @@ def find_loader(text: str) -> Any:
         if not hasattr(found, part):
             raise ConfigError(
                 f"loader: {module_name} has no {quoted(name)}."
-                f"{nearest(part, [one for one in dir(found) if not one.startswith('_')])}"
+                f"{did_you_mean(part, [one for one in dir(found) if not one.startswith('_')])}"
             )
         found = getattr(found, part)
     with _users(f"a DataLoader from {quoted(text)}"):

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from lightning_modelprof import __version__
 from lightning_modelprof.cli import COMMANDS
-from lightning_modelprof.errors import ModelProfError, one_line
+from lightning_modelprof.errors import ModelProfError, printable
 
 _EXAMPLES: Final = """examples:
   lightning-modelprof run train.py                     Profile a script without changing it
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="Show this help and exit")
 
     def error(self, message: str) -> NoReturn:
-        super().error(one_line(message))
+        super().error(printable(message))
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return 128 + _SIGPIPE
     except OSError as error:
-        reason = one_line(error.strerror or str(error))
+        reason = printable(error.strerror or str(error))
         print(f"lightning-modelprof: {options.command}: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lightning_modelprof.cli.report import PATH_HELP
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 
 HELP = "Open a saved run's page in the browser"
 DESCRIPTION = (
@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     """Open the page, writing it first if the run has none."""
     import webbrowser
 
-    from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.run.locate import newest_run
     from lightning_modelprof.show.progress import show_waiting
 
     with show_waiting(f"looking for runs in {options.path}"):
@@ -35,10 +35,10 @@ def run(options: argparse.Namespace) -> int:
 
         write_file(str(page), render_html(read_report(file)))
     if choice:
-        print(one_line(choice))
+        print(printable(choice))
     try:
         is_open = webbrowser.open(page.as_uri())
     except (webbrowser.Error, OSError):
         is_open = False
-    print(one_line(str(page) if is_open else f"No browser found. Open this page: {page}"))
+    print(printable(str(page) if is_open else f"No browser found. Open this page: {page}"))
     return 0

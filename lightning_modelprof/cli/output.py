@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_modelprof.cli.arguments import asks_for_tables
-from lightning_modelprof.errors import ArchiveError, given_path, one_line
+from lightning_modelprof.errors import ArchiveError, as_path, printable
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.opening import write_atomically
 
@@ -52,11 +52,11 @@ def write_file(path: str, data: bytes) -> None:
     Raises:
         ArchiveError: when it cannot be written.
     """
-    target = given_path(path, ArchiveError)
+    target = as_path(path, ArchiveError)
     if not target.parent.is_dir():  # a slip of the hand is not to make folders
         raise ArchiveError(f"can't write {target}: no such directory: {target.parent}")
     try:
         write_atomically(target, data)
     except OSError as error:
         raise ArchiveError(f"can't write {target}: {error.strerror}") from None
-    print(one_line(f"wrote {target}"), file=sys.stderr)
+    print(printable(f"wrote {target}"), file=sys.stderr)

@@ -31,19 +31,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report, or write it."""
-    from lightning_modelprof.run.finding import newest_run
+    from lightning_modelprof.run.locate import newest_run
     from lightning_modelprof.show.progress import show_waiting
 
     with show_waiting(f"looking for runs in {options.path}"):
         file, choice = newest_run(options.path)  # what is not there is told before the rest is imported
     from lightning_modelprof.cli.output import put_out
-    from lightning_modelprof.errors import one_line
+    from lightning_modelprof.errors import printable
     from lightning_modelprof.reading import read_report
 
     report = read_report(file, lambda saved: table_options(options, saved))
     if choice:
         report = replace(report, notes=(choice, *report.notes))
     shown = file.parent if newest_run(file.parent)[0] == file else file
-    rest = one_line(f"all tables: lightning-modelprof report {shlex.quote(str(shown))} --full")
+    rest = printable(f"all tables: lightning-modelprof report {shlex.quote(str(shown))} --full")
     put_out(report, options, [] if options.full else [*filter(None, [choice]), rest])
     return 0

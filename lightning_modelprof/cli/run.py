@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightning_modelprof.cli.option_help import option_help
 from lightning_modelprof.config.options import GROUPS, SWITCH, ProfileConfig
-from lightning_modelprof.errors import ConfigError, one_line
+from lightning_modelprof.errors import ConfigError, printable
 from lightning_modelprof.lightning.from_environment import SEEN
 
 HELP = "Profile a script without changing it"
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
                 " profile a loop of your own, use LoopProfiler, or analyze a torch.profiler trace with"
                 " lightning-modelprof analyze."
             )
-            print(one_line(line), file=sys.stderr)
+            print(printable(line), file=sys.stderr)
     return code
 
 

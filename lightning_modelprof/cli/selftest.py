@@ -50,13 +50,13 @@ def _check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the checks; write the file after each, so that there always is one."""
-    from lightning_modelprof.errors import ArchiveError, ModelProfError, given_path
+    from lightning_modelprof.errors import ArchiveError, ModelProfError, as_path
     from lightning_modelprof.run.opening import write_atomically
     from lightning_modelprof.selftest.runner import Check, Result, run_checks, run_child
     from lightning_modelprof.selftest.summary import attachment, closing, heading, line_of
     from lightning_modelprof.show.terminal.terminal import print_lines
 
-    target = given_path(options.json, ArchiveError)
+    target = as_path(options.json, ArchiveError)
     if not target.absolute().parent.is_dir():
         raise ArchiveError(f"can't write {target}: no such directory: {target.parent}")
     _show_progress("importing torch")

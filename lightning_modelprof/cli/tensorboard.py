@@ -6,7 +6,7 @@ import argparse
 import shlex
 
 from lightning_modelprof.cli.arguments import add_max_gib
-from lightning_modelprof.errors import ArchiveError, given_path, one_line
+from lightning_modelprof.errors import ArchiveError, as_path, printable
 
 HELP = "Add saved runs or traces to TensorBoard"
 DESCRIPTION = (
@@ -32,13 +32,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Add runs and traces to the log directory, and say where to see them."""
     from lightning_modelprof.cli.import_profiles import import_into
-    from lightning_modelprof.run.finding import told_choice
+    from lightning_modelprof.run.locate import told_choice
 
-    logdir = given_path(options.logdir, ArchiveError)
-    paths = [given_path(path, ArchiveError) for path in options.paths]
+    logdir = as_path(options.logdir, ArchiveError)
+    paths = [as_path(path, ArchiveError) for path in options.paths]
     for choice in filter(None, map(told_choice, paths)):
-        print(one_line(choice))
+        print(printable(choice))
     for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
-        print(one_line(f"{name}: {number} profile{'' if number == 1 else 's'}"))
-    print(one_line(f"Open the Model Profile tab: tensorboard --logdir {shlex.quote(str(logdir))}"))
+        print(printable(f"{name}: {number} profile{'' if number == 1 else 's'}"))
+    print(printable(f"Open the Model Profile tab: tensorboard --logdir {shlex.quote(str(logdir))}"))
     return 0

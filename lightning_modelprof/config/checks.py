@@ -22,7 +22,7 @@ from lightning_modelprof.config.options import (
     ReportOptions,
     parse_options,
 )
-from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.errors import ConfigError, did_you_mean, quoted
 from lightning_modelprof.report.rules.all_rules import configure_rules
 
 ACTIVITIES: Final = ("cpu", "cuda", "xpu")
@@ -118,7 +118,7 @@ def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
                 f"{where}: {inside}{name} is {belongs}. Write {_written(where, place, name, value)}."
             )
         elsewhere = _IN_OTHER_PROFILERS.get(name) if isinstance(name, str) else None
-        near = nearest(name, known) or nearest(name, (*FIELDS, *GROUP_OF))
+        near = did_you_mean(name, known) or did_you_mean(name, (*FIELDS, *GROUP_OF))
         hint = near if elsewhere is None else f" {elsewhere}"
         raise ConfigError(
             f"{where}: {inside}unknown argument {quoted(name)}.{hint}"
@@ -241,7 +241,7 @@ def _check_activities(config: ProfileConfig, where: str) -> None:
             name = activity.lower() if isinstance(activity, str) else quoted(activity)
             raise ConfigError(
                 f"{where}: activities: unknown activity {quoted(activity)}."
-                f"{nearest(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
+                f"{did_you_mean(_OTHER_NAMES.get(name, name), ACTIVITIES)}"
                 f" Expected a list of {_ACTIVITY_NAMES}, or None for all the machine has."
             )
     if not list(config.activities) and config.schedule.active:
@@ -312,7 +312,8 @@ def _check_inspect(options: InspectOptions, where: str) -> None:
     for dtype in peak if isinstance(peak, Mapping) else ():
         if dtype not in DTYPES:
             raise ConfigError(
-                f"{where}: inspect: peak_flops_per_s: unknown dtype {quoted(dtype)}.{nearest(dtype, DTYPES)}"
+                f"{where}: inspect: peak_flops_per_s: unknown dtype {quoted(dtype)}."
+                f"{did_you_mean(dtype, DTYPES)}"
                 f" Expected one of {', '.join(DTYPES)}."
             )
     ignored: Any = options.ignore_modules

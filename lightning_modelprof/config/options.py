@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from lightning_modelprof.errors import ConfigError, one_line
+from lightning_modelprof.errors import ConfigError, printable
 from lightning_modelprof.measure.window.schedule import Schedule
 from lightning_modelprof.report.options import (
     DEFAULT_OPTIONS,
@@ -230,7 +230,7 @@ class ProfileConfig:
         for name in ("steps", "activities", "ignore_modules"):
             plain[name] = None if plain[name] is None else list(plain[name])
         plain["ranks"] = plain["ranks"] if isinstance(plain["ranks"], str) else list(plain["ranks"])
-        plain["dirpath"] = None if self.dirpath is None else one_line(str(self.dirpath))
+        plain["dirpath"] = None if self.dirpath is None else printable(str(self.dirpath))
         formulas, peak = plain["flop_formulas"], plain["peak_flops_per_s"]
         plain["flop_formulas"] = (
             None if formulas is None else {str(k): _name_of(f) for k, f in formulas.items()}

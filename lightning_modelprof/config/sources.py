@@ -16,7 +16,7 @@ import yaml
 
 from lightning_modelprof.config.checks import ENVIRONMENT, check_names, make_config
 from lightning_modelprof.config.options import GROUPS, SWITCH, WHERE
-from lightning_modelprof.errors import ConfigError, given_path, quoted, remedy
+from lightning_modelprof.errors import ConfigError, as_path, quoted, remedy
 
 _MAX_BYTES: Final = 2**16
 _MAX_VALUES: Final = 10_000
@@ -39,7 +39,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
             twice, or is invalid.
     """
-    file = given_path(path, ConfigError)
+    file = as_path(path, ConfigError)
     where = str(file)
     try:
         raw = _parse_yaml(_read_text(file), where)
@@ -166,7 +166,6 @@ def arguments_in_environment() -> dict[str, Any] | None:
 
 
 def _asked_for(value: str) -> dict[str, Any] | None:
-    """What a value of the variable asks for."""
     where = f"{ENVIRONMENT} {SWITCH}"
     if value.lower() in _SWITCHED_OFF or not value:
         return None

@@ -27,10 +27,10 @@ from lightning_modelprof.errors import ConfigError, warn
 from lightning_modelprof.lightning.checks import check_ignored, ignore_repeats, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
-from lightning_modelprof.loop.host import check_machine, say_off
+from lightning_modelprof.loop.loop import check_machine, say_off
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import LoopSession, end_status
-from lightning_modelprof.run.loops import FIT, LOOPS, Loop
+from lightning_modelprof.run.loops import FIT, LOOPS, LoopKind
 from lightning_modelprof.run.records import IGNORED_CALLBACK
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.signals import children_later
@@ -137,7 +137,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         config = make_config({name: value for name, value in locals().items() if name in FIELDS})
         super().__init__(config)
         with suppress(Exception):  # of another torch or pytorch_lightning
-            know_lightning(ModelProfCallback, Callback)
+            register_safe_globals(ModelProfCallback, Callback)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ModelProfCallback:
@@ -277,7 +277,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             self._guard(lambda: inspection.end_batch(failed=True))
         session = self._session
         if session is not None and session.is_armed:
-            self._guard(lambda: check_epoch(session.seam, session.ledger))
+            self._guard(lambda: check_epoch(session.phase_source, session.ledger))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
@@ -374,7 +374,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         except Exception:  # an invalid value was never used, and must not keep a model from being saved
             return {}
 
-    def _enter(self, trainer: Any, loop: Loop) -> None:
+    def _enter(self, trainer: Any, loop: LoopKind) -> None:
         super()._enter(trainer, loop)
         roots = [kind.__module__.partition(".")[0] for kind in type(trainer).__mro__]
         self._package = next((root for root in roots if root in _PACKAGES), "")
@@ -387,7 +387,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             original.report, original.run = self.report, self.run
 
 
-def know_lightning(own: type, lightnings: type) -> None:
+def register_safe_globals(own: type, lightnings: type) -> None:
     """Have files opened by ``torch.load`` that hold a callback, and older Trainers take ours.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, nearest, quoted, warn
+from lightning_modelprof.errors import ConfigError, did_you_mean, quoted, warn
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.stored import modules_of, named_modules
 
@@ -80,5 +80,5 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
         if name not in names:
             raise ConfigError(
                 "ModelProfCallback: inspect: ignore_modules: expected class names or module paths in"
-                f" {type(pl_module).__name__}, got {quoted(name)}.{nearest(name, names)}"
+                f" {type(pl_module).__name__}, got {quoted(name)}.{did_you_mean(name, names)}"
             )

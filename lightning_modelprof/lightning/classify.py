@@ -40,7 +40,7 @@ from lightning_modelprof.measure.steps.actions import (
     PhaseAction,
 )
 from lightning_modelprof.measure.steps.ledger import PREDICTIONS, PhaseLedger
-from lightning_modelprof.run.loops import PREDICT, VALIDATE, Loop
+from lightning_modelprof.run.loops import PREDICT, VALIDATE, LoopKind
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
 PHASE_OF_HOOK: Final[dict[str, str]] = {
@@ -315,7 +315,7 @@ class EvaluationClassifier(Classifier):
         loop: which one.
     """
 
-    def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop) -> None:
+    def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: LoopKind) -> None:
         super().__init__(ledger, trainer, own_prefix)
         self._loop = loop
 
@@ -348,8 +348,7 @@ class EvaluationClassifier(Classifier):
         return LoopEndAction(self._ledger, self._module_hook(name, hook))
 
 
-def make_classifier(ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: Loop) -> Classifier:
-    """What knows the names of a loop."""
+def make_classifier(ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: LoopKind) -> Classifier:
     if loop.is_fit:
         return Classifier(ledger, trainer, own_prefix)
     return EvaluationClassifier(ledger, trainer, own_prefix, loop)

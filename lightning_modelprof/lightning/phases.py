@@ -3,7 +3,7 @@
 Lightning tells its profiler when every hook, fetch and step begins and ends. Its own PassThroughProfiler
 makes a generator context for each of these about 24 events a step; this one hands out ready objects, and
 gains so much by it that its clock reads cost a few microseconds a step in all. ``docs/architecture.md`` has
-the reasons for this seam, and ``tests/lightning/test_contract_lightning.py`` holds Lightning to the names.
+the reasons, and ``tests/lightning/test_contract_lightning.py`` holds Lightning to the names.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from lightning_modelprof.measure.steps.actions import (
     TracedAction,
 )
 from lightning_modelprof.measure.steps.ledger import USER_PROFILER, PhaseLedger
-from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop, CallbackTime
-from lightning_modelprof.signals import is_from_handler
+from lightning_modelprof.signals import raised_by_signal
 
 _UNGUARDED: Final = {Action, PhaseAction, CallbackAction}
 
@@ -71,7 +71,7 @@ class PhaseProfiler(Profiler):
         ledger: PhaseLedger,
         trainer: Any,
         own_prefix: str,
-        loop: Loop = FIT,
+        loop: LoopKind = FIT,
         *,
         around: AroundClock | None = None,
     ) -> None:
@@ -98,11 +98,9 @@ class PhaseProfiler(Profiler):
     # Lightning's interface
 
     def start(self, action_name: str) -> None:
-        """An action begins."""
         self.profile(action_name).__enter__()
 
     def stop(self, action_name: str) -> None:
-        """An action ends."""
         self.profile(action_name).__exit__(None, None, None)
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
@@ -249,7 +247,7 @@ def make_delegate(
     ledger: PhaseLedger,
     trainer: Any,
     own_prefix: str,
-    loop: Loop = FIT,
+    loop: LoopKind = FIT,
     *,
     around: AroundClock | None = None,
 ) -> PhaseProfiler:
@@ -271,7 +269,7 @@ class GuardedAction(Action):
         try:
             self.action.__enter__()
         except Exception as failed:  # Ctrl+C is the user's
-            if is_from_handler(failed):
+            if raised_by_signal(failed):
                 raise
             self.profiler.fail()
 
@@ -279,7 +277,7 @@ class GuardedAction(Action):
         try:
             self.action.__exit__(kind, error, trace)
         except Exception as failed:
-            if is_from_handler(failed):
+            if raised_by_signal(failed):
                 raise
             self.profiler.fail()
 
@@ -347,7 +345,6 @@ class AroundClock:
             self._enter(running, self._before)
 
     def begin(self, name: str) -> None:
-        """An action begins."""
         if self._times is None:
             return
         if not self._open:
@@ -359,7 +356,6 @@ class AroundClock:
             self._depth += 1
 
     def end(self, name: str) -> None:
-        """An action ends."""
         if not self._open or (SANITY_CHECK if name.endswith(_END_OF_CHECK) else name) != self._open:
             return
         if self._depth:

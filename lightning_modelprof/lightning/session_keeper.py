@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, told, traceback_text, warn
-from lightning_modelprof.lightning.host import LightningHost
-from lightning_modelprof.lightning.meeting import TOO_SHORT, Meeting, StepAnnouncements, steps_until_stop
+from lightning_modelprof.errors import ConfigError, describe_error, traceback_text, warn
 from lightning_modelprof.lightning.phases import AroundClock, check_names
+from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore, StepAnnouncements, steps_until_stop
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.loop.process_loops import (
     PROCESS_LOOPS,
     ShortLoop,
@@ -25,9 +25,9 @@ from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.records import Run
-from lightning_modelprof.signals import children_later, is_from_handler
+from lightning_modelprof.signals import children_later, raised_by_signal
 
 _T = TypeVar("_T")
 
@@ -41,7 +41,7 @@ _OF_A_LOOP: Final = (
     "_ledger",
     "_evaluation",
     "_aborted",
-    "_meeting",
+    "_rank_store",
     "_stop_at",
     "_short",
     "_twin",
@@ -87,7 +87,7 @@ class SessionKeeper:
         self.around: AroundClock | None = None
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
-        self._loop: Loop = FIT
+        self._loop: LoopKind = FIT
         self._directory: Path | None = None  # wanted for files
         self._why_there = ""  # and not beside the run
         self._session: LoopSession | None = None
@@ -95,7 +95,7 @@ class SessionKeeper:
         self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
         self._dataloader_idx = 0
         self._aborted: LoopSession | None = None  # an error of ours has ended it
-        self._meeting: Meeting | None = None  # with the other ranks, who count on us from setup to the end
+        self._rank_store: RankStore | None = None  # of the other ranks, who count on us to the end
         self._is_cut_off = False  # whether they could not be reached, which is said once
         self._stop_at: int | None = None  # batch of the fit at which windows end training on all ranks
         self._short: ShortLoop | None = None  # the loop that runs and gets no report
@@ -115,7 +115,7 @@ class SessionKeeper:
         }
         return {**kept, **away, "_around": [], "around": None, "_count": SampleCounter()}
 
-    def _enter(self, trainer: Any, loop: Loop) -> None:
+    def _enter(self, trainer: Any, loop: LoopKind) -> None:
         """A loop is set up; if it is called in one that we measure, that one goes on when it is over.
 
         Raises:
@@ -149,7 +149,7 @@ class SessionKeeper:
         around, self.around = self.around or AroundClock(self._clock, f"{prefix}setup"), None
         session = LoopSession(
             self.config,
-            LightningHost(trainer, self._loop, prefix, around),
+            TrainerLoop(trainer, self._loop, prefix, around),
             clock=self._clock,
             warn=warn,
             guard=self._guard,
@@ -159,26 +159,26 @@ class SessionKeeper:
         self._session = session
         if self._around:
             session.note(_RAN_INSIDE)
-        session.seam.on_error = self._step_aside
+        session.phase_source.on_error = self._step_aside
         end_with_process(self)
 
     def _come(self, trainer: Any) -> None:
         """Other ranks count on us from now on."""
-        meeting = self._meeting = Meeting(trainer)
-        self._among_ranks(meeting.come)
+        store = self._rank_store = RankStore(trainer)
+        self._among_ranks(store.join)
 
     def _propose_stop(self, trainer: Any) -> None:
-        num_steps, meeting = steps_until_stop(self.config, trainer.world_size), self._meeting
-        if num_steps is not None and meeting is not None:
-            self._among_ranks(lambda: meeting.propose_stop(num_steps))
+        num_steps, store = steps_until_stop(self.config, trainer.world_size), self._rank_store
+        if num_steps is not None and store is not None:
+            self._among_ranks(lambda: store.propose_stop(num_steps))
 
     def _agree_on_stop(self, trainer: Any) -> None:
         """Keep to the planned end if all ranks do: one that ended alone would leave the others waiting."""
-        num_steps, meeting = steps_until_stop(self.config, trainer.world_size), self._meeting
+        num_steps, store = steps_until_stop(self.config, trainer.world_size), self._rank_store
         self._stop_at = None
-        if num_steps is None or meeting is None:
+        if num_steps is None or store is None:
             return
-        if self._among_ranks(lambda: meeting.agrees_on_stop(num_steps)):
+        if self._among_ranks(lambda: store.agrees_on_stop(num_steps)):
             self._stop_at = trainer.fit_loop.total_batch_idx + num_steps
         else:
             warn(
@@ -190,20 +190,20 @@ class SessionKeeper:
         """The loop begins; returns the session's ledger if there is something to measure."""
         if self._session is not None and self._session.is_armed:  # somebody else calls our hooks as well
             return self._session.ledger
-        if self._meeting is None:
+        if self._rank_store is None:
             return None
         short = self._find_short(trainer, pl_module)
-        folder, is_short = self._meet(trainer, self._meeting, is_short=short is not None)
+        folder, is_short = self._meet(trainer, self._rank_store, is_short=short is not None)
         if is_short:
             self._time_only(short)
             return None
         session = self._session
-        if session is None:  # it has failed, and has been at the meeting all the same
+        if session is None:  # it has failed, and has joined the store all the same
             return None
         if isinstance(self._count, SampleCounter):
             self._count.look_at_loaders(getattr(trainer, self._loop.trainer_attribute))
         why_there = self._why_there if trainer.is_global_zero else ""
-        self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.seam)))
+        self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.phase_source)))
         return session.ledger if self._session is session else None
 
     def _pass_over(self, hooks: Iterable[str]) -> None:
@@ -230,7 +230,7 @@ class SessionKeeper:
             found.append(
                 short_loop(
                     self.config,
-                    LightningHost(trainer, self._loop),
+                    TrainerLoop(trainer, self._loop),
                     model=type(pl_module).__name__,
                     wanted=self._directory,
                     now=self._clock(),
@@ -255,19 +255,19 @@ class SessionKeeper:
             self._guard(lambda: PROCESS_LOOPS.add_short(short, self._clock(), failed=failed))
         return short is not None
 
-    def _meet(self, trainer: Any, meeting: Meeting, *, is_short: bool) -> tuple[Path | None, bool]:
+    def _meet(self, trainer: Any, store: RankStore, *, is_short: bool) -> tuple[Path | None, bool]:
         """The ranks come together. The first one decides for all.
 
         Args:
             trainer: that runs the loop.
-            meeting: of its ranks.
+            store: of its ranks.
             is_short: whether this rank finds the loop too short for a report.
 
         Returns:
             The folder for files, which the first rank has claimed, and whether the loop is too short.
         """
         claimed = ""
-        is_first = self._among_ranks(lambda: meeting.is_first)
+        is_first = self._among_ranks(lambda: store.is_first)
         if is_first is None:
             is_first = trainer.is_global_zero
         if is_first and is_short:
@@ -277,15 +277,15 @@ class SessionKeeper:
                 claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
             except OSError as error:
                 warn(
-                    f"couldn't create a directory for files at {self._directory}: {told(error)}. The results"
-                    " will be in callback.report and callback.run"
+                    f"couldn't create a directory for files at {self._directory}: {describe_error(error)}."
+                    " The results will be in callback.report and callback.run"
                 )
             except Exception:  # the other ranks are waiting
                 self._step_aside()
-        agreed = self._among_ranks(lambda: meeting.agree_on_folder(claimed))
+        agreed = self._among_ranks(lambda: store.agree_on_folder(claimed))
         if agreed == TOO_SHORT or (agreed is None and is_short):
             return None, True
-        absent = (self._among_ranks(meeting.find_absent) or ()) if is_first else ()
+        absent = (self._among_ranks(store.find_absent) or ()) if is_first else ()
         if absent:
             warn(
                 f"{len(absent)} of {trainer.world_size} ranks don't profile {self._loop.subject}, so the"
@@ -296,8 +296,8 @@ class SessionKeeper:
             warn("the first rank didn't say where to write files, so this rank writes none")
         if self._session is not None:
             self._session.is_first = is_first
-            if meeting.can_talk:
-                self._session.announcements = StepAnnouncements(meeting, is_first, self._ask_ranks)
+            if store.can_talk:
+                self._session.announcements = StepAnnouncements(store, is_first, self._ask_ranks)
         folder = claimed if agreed is None else agreed
         return (Path(folder) if folder else None), False
 
@@ -307,23 +307,23 @@ class SessionKeeper:
             self._end_loop(trainer)
 
     def _end_loop(self, trainer: Any) -> None:
-        meeting = self._meeting if self._is_running(trainer) else None
-        if meeting is None or self._end_short():
+        store = self._rank_store if self._is_running(trainer) else None
+        if store is None or self._end_short():
             return
         self._stop_session("finished")
         session = self._session
         heard: dict[int, bytes] = {}
         if trainer.world_size > 1:
             message = None if session is None else session.message
-            self._among_ranks(lambda: meeting.say(message, _FAILED))
+            self._among_ranks(lambda: store.send(message, _FAILED))
             if session is not None and session.is_first:
-                heard = self._among_ranks(meeting.hear) or {}
-        self._finish("finished", heard, meeting.absent)
+                heard = self._among_ranks(store.receive) or {}
+        self._finish("finished", heard, store.absent)
         if session is not None:
-            seam: Any = session.seam
-            seam.around.on_end = lambda: self._add_around(session)
-        self._meeting = None
-        self._among_ranks(meeting.leave)
+            phase_source: Any = session.phase_source
+            phase_source.around.on_end = lambda: self._add_around(session)
+        self._rank_store = None
+        self._among_ranks(store.leave)
 
     def _among_ranks(self, talk: Callable[[], _T]) -> _T | None:
         """Talk to other ranks; ``None`` if that fails, as when the first one has died."""
@@ -332,7 +332,7 @@ class SessionKeeper:
         except Exception as error:  # each rank is measured for itself
             if not self._is_cut_off:
                 self._is_cut_off = True
-                warn(f"couldn't reach the other ranks: {told(error)}")
+                warn(f"couldn't reach the other ranks: {describe_error(error)}")
             return None
 
     def _ask_ranks(self, talk: Callable[[], _T]) -> _T | None:
@@ -356,9 +356,7 @@ class SessionKeeper:
         self, session: LoopSession, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]
     ) -> None:
         def is_brief() -> bool:
-            return PROCESS_LOOPS.has_printed(self._loop) or is_worker(
-                LightningHost(self._trainer, self._loop)
-            )
+            return PROCESS_LOOPS.has_printed(self._loop) or is_worker(TrainerLoop(self._trainer, self._loop))
 
         session.finish(status, heard, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 
@@ -382,7 +380,7 @@ class SessionKeeper:
 
     def _leave_loop(self) -> None:
         session, self._session = self._session, None
-        meeting, self._meeting = self._meeting, None
+        store, self._rank_store = self._rank_store, None
         twin, self._twin = self._twin, None
         aborted, self._aborted = self._aborted, None
         self._ledger = self._evaluation = self._stop_at = None
@@ -394,11 +392,11 @@ class SessionKeeper:
             self._take_results(aborted)
         if twin is not None:
             self._take_results(twin)
-        if meeting is not None:
-            self._among_ranks(meeting.leave)
+        if store is not None:
+            self._among_ranks(store.leave)
         if session is not None:
             self._guard(session.close)
-            self._guard(session.tell)
+            self._guard(session.print_report)
             self._take_results(session)  # another callback's exception may have kept ours from being told
 
     def _forget_module(self) -> None:
@@ -411,7 +409,7 @@ class SessionKeeper:
         try:
             work()
         except Exception as error:  # the loop must not notice
-            if is_from_handler(error):
+            if raised_by_signal(error):
                 raise
             self._step_aside()
 
@@ -446,7 +444,7 @@ class SessionKeeper:
 
     def _stop_counting(self, error: Exception) -> None:
         counter = "samples_fn" if self.config.samples_fn is not None else "counting the samples"
-        reason = f"{counter} raised {told(error)}"
+        reason = f"{counter} raised {describe_error(error)}"
         self._count = NothingCounted(reason)
         self._guard(lambda: warn(f"{reason}. The report won't have {self.config.unit}/s"))
 
@@ -477,7 +475,7 @@ class SessionKeeper:
         for session in sessions:
             if session is not None:
                 session.ledger.ranges = session.ledger.inspection = None
-                session.seam.disarm()
+                session.phase_source.disarm()
 
 
 def _is_passed_over(name: str, value: Any) -> bool:

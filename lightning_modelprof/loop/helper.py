@@ -92,7 +92,6 @@ class Helper:
         return len(self._open)
 
     def send(self, task: Task) -> None:
-        """Hand a task over."""
         self._open.append(task)
         self._do_next()
 
@@ -146,7 +145,6 @@ class ThreadHelper(Helper):
         start_thread(self._run, "modelprof-traces")
 
     def send(self, task: Task) -> None:
-        """Hand a task over."""
         self._open.append(task)
         self._tasks.put(task)
 
@@ -202,7 +200,6 @@ class ProcessHelper(Helper):
         self._write(setting)
 
     def send(self, task: Task) -> None:
-        """Hand a task over."""
         self._open.append(task)
         self._write(task)
 

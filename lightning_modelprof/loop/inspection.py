@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.config.options import InspectOptions
-from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.errors import ModelProfError, describe_error
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.core.model_copies import (
     compiled_frames,
@@ -27,7 +27,7 @@ from lightning_modelprof.inspect.core.model_copies import (
     refuse_closures,
     values_are_missing,
 )
-from lightning_modelprof.inspect.core.untouched import DeeperStack, modes_on, random_states_kept
+from lightning_modelprof.inspect.core.preserved import DeeperStack, modes_on, random_states_kept
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
@@ -38,8 +38,8 @@ from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.inspect.modules.modules import module_records
-from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection_plan import InspectionPlan, SizePlan
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
@@ -50,7 +50,7 @@ from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
-from lightning_modelprof.signals import is_from_handler
+from lightning_modelprof.signals import raised_by_signal
 
 NEVER: Final = 2**62
 
@@ -82,7 +82,7 @@ class Inspection:
     def __init__(
         self,
         plan: InspectionPlan,
-        host: Host,
+        host: Loop,
         *,
         options: InspectOptions,
         follows_memory: bool,
@@ -199,7 +199,6 @@ class Inspection:
         return self._size_plan.again_at
 
     def wants_size(self, step: int, size: int) -> bool:
-        """Whether this step is to be counted for the size of its batch."""
         return self._size_plan.wants(step, size)
 
     def begin_size(self, step: int, size: int) -> None:
@@ -459,9 +458,9 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
         return work(), ""
     except (Exception, SystemExit) as error:
         # Whatever the user's model or a library does when we ask it, it isn't training's fault.
-        if is_from_handler(error):
+        if raised_by_signal(error):
             raise
-        said = str(error) if isinstance(error, ModelProfError) else told(error)
+        said = str(error) if isinstance(error, ModelProfError) else describe_error(error)
         return None, said.partition("\n")[0]
 
 
@@ -472,7 +471,7 @@ class StepCopy(Record, frozen=True):
     a sentence.
     """
 
-    host: Host
+    host: Loop
     arguments: tuple[Any, ...]
     instead: str = ""
 

@@ -175,7 +175,6 @@ class SizePlan:
         return self._num_between < _MOST_BETWEEN or not self._lies_between(shapes)
 
     def add(self, size: int, step: int, count: StepCount) -> None:
-        """A step of this size was counted."""
         shapes = self._sizes.shapes(size)
         if shapes is None:
             return

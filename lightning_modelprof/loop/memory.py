@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.inspect.modules.live_tensors import (
     LiveTensors,
     held_buffers,
     held_parameters,
     storages_of,
 )
-from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.measure.resources.growing import GrowthWatch
 from lightning_modelprof.measure.resources.memory import (
     MemoryCurve,
@@ -41,7 +41,7 @@ class LoopMemory:
         out_of_memory: what was there when memory ran out; ``None`` if it did not.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Loop) -> None:
         self._host = host
         self._device = host.device
         self._curve = MemoryCurve(self._device)
@@ -86,7 +86,7 @@ class LoopMemory:
                 storages_of=storages_of,
             )
         except Exception as ours:  # the user's exception is on its way, and nothing may come before it
-            self._note = f"What held the memory when it ran out is unknown: {told(ours)}."
+            self._note = f"What held the memory when it ran out is unknown: {describe_error(ours)}."
 
     def record(self, followed: FollowedStep | None) -> MemoryRecord:
         """What is known now.
@@ -119,7 +119,7 @@ class FollowedStep:
         note: why there is nothing, a sentence; ``""`` if there is.
     """
 
-    def __init__(self, host: Host, step: int | None, *, is_wanted: bool) -> None:
+    def __init__(self, host: Loop, step: int | None, *, is_wanted: bool) -> None:
         self._host, loop = host, host.loop
         self._step = step
         self._is_wanted = is_wanted and step is not None
@@ -163,4 +163,4 @@ class FollowedStep:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.note = f"Live tensors weren't tracked: {told(error)}."
+        self.note = f"Live tensors weren't tracked: {describe_error(error)}."

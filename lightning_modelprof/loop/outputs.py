@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from lightning_modelprof.config.options import ReportOptions
-from lightning_modelprof.errors import one_line, told
+from lightning_modelprof.errors import describe_error, printable
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.archive import check_same_run, pack, save_run
-from lightning_modelprof.run.finding import RUN_FILE
+from lightning_modelprof.run.locate import RUN_FILE
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.opening import write_atomically
 from lightning_modelprof.run.ranks import rank_file
@@ -151,7 +151,6 @@ class Outputs:
 
     @property
     def report_paths(self) -> list[Path]:
-        """Where this rank writes the report."""
         directory = self.directory if self.is_first else None
         return [] if directory is None else [directory / name for name in REPORT_FILES]
 
@@ -177,7 +176,7 @@ class Outputs:
             self._try_file(path, partial(_write_rendered, path, render, report))
 
     def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:
-        """Write the report to TensorBoard as text; it is printed by :meth:`tell`.
+        """Write the report to TensorBoard as text; it is printed by :meth:`print_report`.
 
         Args:
             report: of the loop.
@@ -190,7 +189,7 @@ class Outputs:
         if self._options.terminal:
             self._untold = report, is_brief
 
-    def tell(self, bar: Any) -> None:
+    def print_report(self, bar: Any) -> None:
         """Print the report, once: when the progress bar is closed, which would be drawn again below it.
 
         Args:
@@ -249,7 +248,7 @@ class Outputs:
             _short_path(self.directory, self._work_folder),
             _short_path(Path(folders[0]), self._work_folder),
         )
-        return one_line("lightning-modelprof tensorboard {} --logdir {}".format(*map(shlex.quote, paths)))
+        return printable("lightning-modelprof tensorboard {} --logdir {}".format(*map(shlex.quote, paths)))
 
     @property
     def _place(self) -> str:
@@ -286,7 +285,7 @@ class Outputs:
             f"dashboard: tensorboard --logdir {shlex.quote(_short_path(Path(folder), self._work_folder))}"
             for folder in folders
         ]
-        return [one_line(place) for place in places] or ["all tables: callback.report"]
+        return [printable(place) for place in places] or ["all tables: callback.report"]
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars to every logger of the run."""
@@ -322,7 +321,8 @@ class Outputs:
         except Exception as error:  # as in _try
             self.warn_once(
                 FILES,
-                f"couldn't write {path}: {told(error)}. The results are in callback.report and callback.run",
+                f"couldn't write {path}: {describe_error(error)}."
+                " The results are in callback.report and callback.run",
             )
             return False
         self._has_files = True
@@ -347,7 +347,7 @@ class Outputs:
         try:
             write()
         except Exception as error:  # whatever an output does, training and the other outputs go on
-            self.warn_once(what, f"couldn't write to {what}: {told(error)}")
+            self.warn_once(what, f"couldn't write to {what}: {describe_error(error)}")
             return False
         return True
 

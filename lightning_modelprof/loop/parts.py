@@ -10,22 +10,22 @@ from typing import Any, Final, Protocol
 
 from lightning_modelprof import __version__
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import NUM_TIMED, SHORT_LOOP, plan_inspection
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import WindowResults, make_capture, recording_ranks
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Look, Sampler
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Probe, Sampler
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.training_setup import read_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.window.capture import Capture, nothing_made
-from lightning_modelprof.measure.workers.watch import WatchedLoaders
+from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.run.records import RunInfo, Window
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import StackSamples
@@ -60,14 +60,14 @@ class LoopParts:
 
 def make_parts(
     config: ProfileConfig,
-    host: Host,
+    host: Loop,
     timing: StepTiming,
     *,
     directory: Path | None,
     is_first: bool,
     on_window: Callable[[Window, Path | None], None],
     why_no_window: Callable[[], str],
-    workers: WatchedLoaders | None,
+    workers: WorkerProbes | None,
     clock: HostClock,
     warn: Callable[[str], None],
     cleanup: ExitStack,
@@ -127,7 +127,7 @@ def make_parts(
         why_not=why_no_window,
         epoch_step=lambda: timing.ledger.epoch_step,
         batches=nothing_made if workers is None else workers.batches_between,
-        theirs=timing.seam.inner,
+        theirs=timing.phase_source.inner,
     )
     has_bar = bool(config.report.progress_bar) and host.loop.is_fit and host.progress_bar is not None
     if has_bar:
@@ -146,7 +146,7 @@ def make_parts(
 
 def _make_inspection(
     config: ProfileConfig,
-    host: Host,
+    host: Loop,
     timing: StepTiming,
     *,
     clock: HostClock,
@@ -178,7 +178,7 @@ _MEMORY_INTERVAL_NS: Final = 100_000_000
 """Least time between two looks at memory, each of which asks the system."""
 
 
-class MemoryLook(Protocol):
+class MemoryProbe(Protocol):
     """Notes how much memory is in use."""
 
     def look(self, step: int) -> None:
@@ -196,10 +196,10 @@ class Sampling:
     """
 
     def __init__(
-        self, ledger: PhaseLedger, pl_module: Any, memory: MemoryLook | None, clock: HostClock
+        self, ledger: PhaseLedger, pl_module: Any, memory: MemoryProbe | None, clock: HostClock
     ) -> None:
-        self._stack = StackLook(ledger, UserCode((type(pl_module),)))
-        looks: dict[str, Look] = {"the stack": self._stack.look}
+        self._stack = StackProbe(ledger, UserCode((type(pl_module),)))
+        looks: dict[str, Probe] = {"the stack": self._stack.look}
         if memory is not None:
             looks["memory"] = _memory_look(memory, ledger)
         self._sampler = Sampler(looks, clock, lambda: self._stack.clocks.is_crowded)
@@ -217,7 +217,7 @@ class Sampling:
         )
 
 
-def _memory_look(memory: MemoryLook, ledger: PhaseLedger) -> Look:
+def _memory_look(memory: MemoryProbe, ledger: PhaseLedger) -> Probe:
     since_ns = _MEMORY_INTERVAL_NS  # the first look is at once
 
     def look(elapsed_ns: int) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import warn
-from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.outputs import NOWHERE, Outputs
 from lightning_modelprof.loop.run_folder import claim_directory
 from lightning_modelprof.loop.step_boundaries import SaveTimer
@@ -28,7 +28,7 @@ from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import with_loops
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.loops import MAX_KEPT, MAX_LINES, Loop, LoopLine, ShortLoops, loop_of
+from lightning_modelprof.run.loops import MAX_KEPT, MAX_LINES, LoopKind, LoopLine, ShortLoops, loop_of
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTimings, is_kept
 from lightning_modelprof.show.terminal.terminal import print_lines
@@ -58,7 +58,7 @@ class ShortLoop(Record, frozen=True, kw_only=True):
         uses_terminal: whether its report would have been printed.
     """
 
-    loop: Loop
+    loop: LoopKind
     model: str
     batches: int
     begin_ns: int
@@ -67,7 +67,7 @@ class ShortLoop(Record, frozen=True, kw_only=True):
 
 
 def short_loop(
-    config: ProfileConfig, host: Host, *, model: str, wanted: Path | None, now: int
+    config: ProfileConfig, host: Loop, *, model: str, wanted: Path | None, now: int
 ) -> ShortLoop | None:
     """The loop that begins, if it is too short for a report; ``None`` if it gets one.
 
@@ -88,7 +88,7 @@ def short_loop(
     )
 
 
-def is_worker(host: Host) -> bool:
+def is_worker(host: Loop) -> bool:
     """Whether this process is one of many that run trainings for a program, as joblib's and Ray's are.
 
     The ranks of one training are none.
@@ -152,7 +152,7 @@ class ProcessLoops:
         self._clock = host_clock
         self._saves = SaveTimer(self._clock)
 
-    def claim(self, wanted: Path, loop: Loop) -> Path:
+    def claim(self, wanted: Path, loop: LoopKind) -> Path:
         """The folder of a loop: ``wanted``, or one in that of the loop of this process which wanted the same.
 
         Raises:
@@ -177,7 +177,7 @@ class ProcessLoops:
         kind.add(short.batches, end_ns - short.begin_ns, failed=failed)
         self._is_unsaved = True
 
-    def has_printed(self, loop: Loop) -> bool:
+    def has_printed(self, loop: LoopKind) -> bool:
         """Whether such a loop of this program, or of this cell of a notebook, has printed its report before.
 
         From then on it has.
@@ -202,7 +202,6 @@ class ProcessLoops:
             self._saves.save(self.save)
 
     def renew(self, run: Run, report: Report) -> None:
-        """More is known of a loop that was added."""
         if self._first is not None and self._first[1].info is run.info:
             self._first = self._first[0], run, report
 
@@ -277,7 +276,6 @@ def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
 
 
 def _last_line(short: Sequence[ShortLoops]) -> str:
-    """All short loops in one line."""
     parts = [
         f"{one.calls:,} {loop_of(one.loop).name} loop{'' if one.calls == 1 else 's'} of {one.model}"
         f" took {milliseconds(one.total_ns)}"

@@ -13,8 +13,8 @@ from torch import nn
 
 from lightning_modelprof.config.checks import make_config
 from lightning_modelprof.config.sources import is_switched_off
-from lightning_modelprof.errors import ConfigError, nearest, quoted, told, traceback_text, warn
-from lightning_modelprof.loop.host import Host, check_machine, say_off
+from lightning_modelprof.errors import ConfigError, describe_error, did_you_mean, quoted, traceback_text, warn
+from lightning_modelprof.loop.loop import Loop, check_machine, say_off
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, end_with_process, is_worker
 from lightning_modelprof.loop.run_folder import check_writeable
 from lightning_modelprof.loop.session import LoopSession, end_status
@@ -33,11 +33,11 @@ from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, Sample
 from lightning_modelprof.measure.steps.ledger import DATALOADER, PhaseLedger
 from lightning_modelprof.measure.window.schedule import fit_schedule
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.finding import DEFAULT_FOLDER
+from lightning_modelprof.run.locate import DEFAULT_FOLDER
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import CallbackTime, Run
 from lightning_modelprof.run.steps import NOT_MEASURED
-from lightning_modelprof.signals import children_later, is_from_handler
+from lightning_modelprof.signals import children_later, raised_by_signal
 
 _Batch = TypeVar("_Batch")
 
@@ -58,7 +58,7 @@ NAMES: Final = tuple(phase.key for phase in PHASES if phase.key not in _OURS)
 """What :meth:`LoopProfiler.phase` takes."""
 
 
-class PlainSeam:
+class _PlainPhases:
     """Phases that the user's own code tells of.
 
     Args:
@@ -85,19 +85,16 @@ class PlainSeam:
         return action if self.ledger.device is None else DeviceMarkedAction(self.ledger, action)
 
     def arm(self) -> None:
-        """As of Seam."""
         self.ledger.restart()
         self.is_armed = True
 
     def disarm(self) -> None:
-        """As of Seam."""
         if self.is_armed:
             self.is_armed = False
             self.ledger.charge()
             self.ledger.discard()
 
     def choose_table(self) -> None:
-        """As of Seam."""
         self.phases = self._plain if self.ledger.ranges is None else self._traced
 
     def callback_times(self) -> tuple[CallbackTime, ...]:
@@ -105,7 +102,7 @@ class PlainSeam:
         return ()
 
 
-class PlainHost(Host):
+class _PlainLoop(Loop):
     """A loop of the user's own.
 
     Args:
@@ -135,17 +132,14 @@ class PlainHost(Host):
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """As of Host."""
         return self._optimizers
 
     @property
     def num_steps(self) -> int | None:
-        """As of Host."""
         return self._num_steps
 
     @property
     def logger_step(self) -> int:
-        """As of Host."""
         return max(0, self.steps - 1)
 
     def fetches_from(self, loader: Any, iterator: Any = None) -> None:
@@ -153,19 +147,16 @@ class PlainHost(Host):
         self._loader, self._iterator = loader, iterator
 
     def iterators(self) -> Sequence[Any]:
-        """As of Host."""
         return () if self._iterator is None else (self._iterator,)
 
     def loaders(self) -> Sequence[Any]:
-        """As of Host."""
         return () if self._loader is None else (self._loader,)
 
-    def make_seam(self, ledger: PhaseLedger) -> PlainSeam:
-        """As of Host."""
-        return PlainSeam(ledger)
+    def make_phase_source(self, ledger: PhaseLedger) -> _PlainPhases:
+        return _PlainPhases(ledger)
 
     def stop(self) -> None:
-        """As of Host: ``fetch`` gives no more batches."""
+        """As of Loop: ``fetch`` gives no more batches."""
         self.wants_stop = True
 
 
@@ -231,9 +222,9 @@ class LoopProfiler:
         self._loggers, self._on_trace_ready = loggers, on_trace_ready
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()
-        self._host: PlainHost | None = None
+        self._host: _PlainLoop | None = None
         self._session: LoopSession | None = None
-        self._seam: PlainSeam | None = None
+        self._phase_source: _PlainPhases | None = None
         self._fetches = False  # whether batches come by fetch()
         self._epochs = 0
         self._datasets: list[Callable[[], Any]] = []  # that batches came from
@@ -266,12 +257,12 @@ class LoopProfiler:
             folder = Path(config.dirpath or DEFAULT_FOLDER).expanduser()
             check_writeable(folder)
         self._count = make_counter(config.samples_fn)
-        host = self._host = PlainHost(self._model, self._optimizers, self._num_steps, self._loggers)
+        host = self._host = _PlainLoop(self._model, self._optimizers, self._num_steps, self._loggers)
         self._fetches = self._has_batch = False
         self._guard(lambda: self._begin(host, folder))
         end_with_process(self)
 
-    def _begin(self, host: PlainHost, folder: Path | None) -> None:
+    def _begin(self, host: _PlainLoop, folder: Path | None) -> None:
         session = self._session = LoopSession(
             self.config,
             host,
@@ -287,22 +278,22 @@ class LoopProfiler:
                 claimed = PROCESS_LOOPS.claim(folder.absolute(), host.loop)
             except OSError as error:
                 _warn(
-                    f"couldn't create a directory for files at {folder}: {told(error)}. The results are in"
-                    " .report and .run"
+                    f"couldn't create a directory for files at {folder}: {describe_error(error)}."
+                    " The results are in .report and .run"
                 )
-        seam: Any = session.seam
-        seam.on_error = self._step_aside
+        phase_source: Any = session.phase_source
+        phase_source.on_error = self._step_aside
         if self._on_trace_ready is not None:
             session.on_trace_ready = self._on_trace_ready
         session.arm(claimed)
-        self._seam = seam
+        self._phase_source = phase_source
 
     def stop(self) -> None:
         """Stop measuring and show the report. Calling it again does nothing."""
         self._stop("finished", None)
 
     def _stop(self, status: str, error: BaseException | None) -> None:
-        session, self._session, self._seam = self._session, None, None
+        session, self._session, self._phase_source = self._session, None, None
         if session is None:
             return
 
@@ -311,7 +302,7 @@ class LoopProfiler:
                 session.note_exception(error)
             session.stop(status)
             session.finish(status, {}, {}, is_brief=self._is_brief, on_report=PROCESS_LOOPS.add)
-            session.tell()
+            session.print_report()
 
         try:
             with children_later(is_failing=error is not None):
@@ -330,8 +321,8 @@ class LoopProfiler:
 
     def fetch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield one epoch's batches; the time until each arrives is the phase Dataloader."""
-        seam, host = self._seam, self._host
-        if seam is None or host is None:
+        phase_source, host = self._phase_source, self._host
+        if phase_source is None or host is None:
             yield from loader
             return
         self._fetches = True
@@ -341,20 +332,22 @@ class LoopProfiler:
             self._epochs += 1
             self._guard(lambda: workers.add(loader, self._epochs, self._position_of(loader)))
         try:
-            self._guard(seam.epoch.__enter__)
+            self._guard(phase_source.epoch.__enter__)
             iterator = iter(loader)
             host.fetches_from(loader, iterator)
             while not host.wants_stop:
                 if self._has_batch:
                     self.step()
-                self._guard(seam.fetch.__enter__)
+                self._guard(phase_source.fetch.__enter__)
                 try:
                     batch = next(iterator)
                 except StopIteration:
-                    seam.ledger.batch_began = False  # there is none, which is no batch that did not end
+                    phase_source.ledger.batch_began = (
+                        False  # there is none, which is no batch that did not end
+                    )
                     break
                 finally:
-                    self._guard(seam.fetch.__exit__)
+                    self._guard(phase_source.fetch.__exit__)
                 self._has_batch = True
                 self._guard(lambda batch=batch, number=number: self._begin_batch(batch, number))  # type: ignore[misc]
                 yield batch
@@ -363,8 +356,8 @@ class LoopProfiler:
             host.fetches_from(loader)  # workers of an epoch that is broken off end with its iterator
             if self._has_batch:
                 self.step()
-            if self._seam is seam:
-                self._guard(seam.epoch.__exit__)
+            if self._phase_source is phase_source:
+                self._guard(phase_source.epoch.__exit__)
 
     def _position_of(self, loader: Any) -> int:
         """Which loader of the loop it is: those of one data set are one that is made anew."""
@@ -390,9 +383,8 @@ class LoopProfiler:
         try:
             ledger.samples = self._count(batch)
         except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
-            reason = (
-                f"{'samples_fn' if self.config.samples_fn else 'counting the samples'} raised {told(error)}"
-            )
+            what = "samples_fn" if self.config.samples_fn else "counting the samples"
+            reason = f"{what} raised {describe_error(error)}"
             self._count = NothingCounted(reason)
             _warn(f"{reason}. The report won't have {self.config.unit}/s")
         if ledger.sizes is not None and ledger.sizes(batch) != ledger.sizes.last:
@@ -413,21 +405,21 @@ class LoopProfiler:
         if name not in NAMES:
             raise ConfigError(
                 f"{_WHO}.phase: expected one of {', '.join(NAMES)},"
-                f" got {quoted(name)}.{nearest(str(name), NAMES)}"
+                f" got {quoted(name)}.{did_you_mean(str(name), NAMES)}"
             )
-        seam = self._seam
-        if seam is None or threading.get_ident() != self._session_thread:
+        phase_source = self._phase_source
+        if phase_source is None or threading.get_ident() != self._session_thread:
             return INHERIT
         self._begin_unfetched()
         if name == "backward":
             self._before_backward(None)
-        return seam.phases[name]
+        return phase_source.phases[name]
 
     def _begin_unfetched(self) -> None:
         """Where batches do not come by fetch(), the first step begins with what is done first."""
-        if not self._fetches and self._seam is not None and not self._seam.has_begun:
-            self._seam.has_begun = True
-            self._guard(self._seam.ledger.begin_evaluation)
+        if not self._fetches and self._phase_source is not None and not self._phase_source.has_begun:
+            self._phase_source.has_begun = True
+            self._guard(self._phase_source.ledger.begin_evaluation)
 
     @property
     def _session_thread(self) -> int:
@@ -442,18 +434,18 @@ class LoopProfiler:
         """Call ``loss.backward()`` as the phase Backward; this also times each module's backward."""
         self._begin_unfetched()
         self._before_backward(loss)
-        seam = self._seam
-        with INHERIT if seam is None else seam.phases["backward"]:
+        phase_source = self._phase_source
+        with INHERIT if phase_source is None else phase_source.phases["backward"]:
             loss.backward(**kwargs)
 
     def step(self) -> None:
         """End the current step."""
-        if self._seam is not None:
+        if self._phase_source is not None:
             self._guard(self._end_step)
 
     def _end_step(self) -> None:
-        seam, host, session = self._seam, self._host, self._session
-        if seam is None or host is None or session is None:
+        phase_source, host, session = self._phase_source, self._host, self._session
+        if phase_source is None or host is None or session is None:
             return
         ledger = session.ledger
         if ledger.inspection is not None:
@@ -461,7 +453,7 @@ class LoopProfiler:
         host.steps += 1
         if self._has_batch:
             self._has_batch = False
-            seam.end.__exit__()
+            phase_source.end.__exit__()
         elif not self._fetches:
             ledger.charge()
             ledger.self_ns[DATALOADER] = NOT_MEASURED
@@ -478,12 +470,12 @@ class LoopProfiler:
         try:
             work()
         except Exception as error:  # the loop must not notice
-            if is_from_handler(error):
+            if raised_by_signal(error):
                 raise
             self._step_aside()
 
     def _step_aside(self) -> None:
-        session, self._session, self._seam = self._session, None, None
+        session, self._session, self._phase_source = self._session, None, None
         _warn(
             "an internal error stopped the profiler; the loop continues without it. Please report this:\n"
             f"{traceback_text()}"
@@ -497,10 +489,10 @@ class LoopProfiler:
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
-        session, self._session, self._seam = self._session, None, None
+        session, self._session, self._phase_source = self._session, None, None
         if session is not None:
             session.ledger.ranges = session.ledger.inspection = None
-            session.seam.disarm()
+            session.phase_source.disarm()
 
     def end_at_exit(self) -> None:
         """The program ends, and nobody has said that the loop is over."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, told
+from lightning_modelprof.errors import ConfigError, describe_error
 from lightning_modelprof.loop.outputs import CLAIM_FILE, REPORT_FILES
-from lightning_modelprof.run.finding import DEFAULT_FOLDER, RUN_FILE
+from lightning_modelprof.run.locate import DEFAULT_FOLDER, RUN_FILE
 from lightning_modelprof.run.ranks import rank_file
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
@@ -158,7 +158,7 @@ def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
                 reasons += filter(None, [_in_the_way(folder)])
                 return folder, "; ".join(dict.fromkeys(reasons))
         except Exception as error:  # loggers are anybody's code
-            problem = f"the run's directory is unknown: {told(error)}"
+            problem = f"the run's directory is unknown: {describe_error(error)}"
         reasons += [problem] * bool(problem)
     return _private_folder() / DEFAULT_FOLDER, "; ".join(dict.fromkeys(reasons))
 

@@ -1,6 +1,6 @@
 """One loop, from the first step to the report: the parts that measure, put together.
 
-Who runs the loop is a :class:`Host`. All that is changed on a trainer or a model is undone by
+Who runs the loop is a :class:`Loop`. All that is changed on a trainer or a model is undone by
 :meth:`LoopSession.close`.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import told
-from lightning_modelprof.loop.host import Host
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.loop.inspection_plan import steps_to_skip
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.parts import LoopParts, Sampling, make_parts
 from lightning_modelprof.loop.step_boundaries import Announcements, SaveTimer, StepBoundaries
@@ -29,7 +29,7 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.training_setup import finish_setup
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.window.other_profilers import CLAIM
-from lightning_modelprof.measure.workers.watch import WatchedLoaders
+from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
@@ -50,7 +50,7 @@ class LoopSession:
 
     Args:
         config: the checked configuration.
-        host: who runs the loop; its seam is in place until :meth:`close`.
+        host: who runs the loop; its phase source is in place until :meth:`close`.
         clock: host clock.
         warn: called with one sentence.
         guard: runs a function of ours so that an error in it cannot reach the loop.
@@ -58,7 +58,7 @@ class LoopSession:
 
     Attributes:
         ledger: of the loop's steps.
-        seam: hears of phases.
+        phase_source: hears of phases.
         live: averages while the loop runs.
         thread: number of the thread in which the loop runs.
         workers: of its dataloaders; ``None`` where nobody looks into them.
@@ -76,7 +76,7 @@ class LoopSession:
     def __init__(
         self,
         config: ProfileConfig,
-        host: Host,
+        host: Loop,
         *,
         clock: HostClock,
         warn: Callable[[str], None],
@@ -98,9 +98,13 @@ class LoopSession:
             on_failure=lambda: guard(self._stop_early),
             on_untold=end_untold,
         )
-        self.ledger, self.seam, self.live = self._timing.ledger, self._timing.seam, self._timing.live
+        self.ledger, self.phase_source, self.live = (
+            self._timing.ledger,
+            self._timing.phase_source,
+            self._timing.live,
+        )
         self._parts: LoopParts | None = None
-        self.workers: WatchedLoaders | None = None
+        self.workers: WorkerProbes | None = None
         self._boundaries: StepBoundaries | None = None
         self._began_s = 0.0
         self._armed_ns = 0
@@ -113,7 +117,7 @@ class LoopSession:
         self._cleanup = ExitStack()
         self._cleanup.callback(self._uninstall)
         if config.inspect.workers:
-            workers = self.workers = WatchedLoaders(
+            workers = self.workers = WorkerProbes(
                 UserCode((type(host.module),)).roots, sampling=config.inspect.sampling
             )
             self._cleanup.callback(workers.end)
@@ -157,7 +161,7 @@ class LoopSession:
         )
         if why_there and directory is not None:
             self._say(f"{why_there}. Files go to {directory}")
-        no_window = why_no_window(config, host.rank, host.world_size, self.seam.inner)
+        no_window = why_no_window(config, host.rank, host.world_size, self.phase_source.inner)
         if no_window and parts.capture is None:
             self._say(no_window)
         elif no_window:
@@ -173,11 +177,11 @@ class LoopSession:
             clock=self._clock,
             announcements=self.announcements,
         )
-        host.begin(self.seam, self.ledger, self._cleanup)
+        host.begin(self.phase_source, self.ledger, self._cleanup)
         timing.slow.start()
         timing.ledger.cpu.start()
         self._cleanup.callback(timing.slow.stop)
-        self.seam.arm()
+        self.phase_source.arm()
         self.is_armed = True
         self._saves.save(self._save)
         if self.on_trace_ready is not None:
@@ -221,7 +225,7 @@ class LoopSession:
                 self._timing.device.finish()
             self._timing.device.close()
         self._ended_ns = self._clock()  # until here it is in the phase Profiler
-        self.live.cut()
+        self.live.flush()
         self._timing.slow.look(self.ledger.step_end_ns)
         if parts is not None:
             self.ledger.cpu.stop(has_workers=any(one.num_workers for one in parts.setup.loaders))
@@ -282,7 +286,7 @@ class LoopSession:
         if self.is_first and on_report is not None:
             on_report(parts.outputs, run, report)
         if status != "finished":
-            self.tell()
+            self.print_report()
         if self._boundaries is not None:
             self._boundaries.log_last()  # last: the user's loggers may take long
 
@@ -293,10 +297,10 @@ class LoopSession:
             record = replace(run.ranks[0], around=self._host.around(), report_wait_ns=self._waited_ns)
             self._report(replace(run, ranks=(record,)))
 
-    def tell(self) -> None:
+    def print_report(self) -> None:
         """Print what was reported, if that was not done yet."""
         if self._parts is not None:
-            self._parts.outputs.tell(self._host.progress_bar)
+            self._parts.outputs.print_report(self._host.progress_bar)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -314,9 +318,9 @@ class LoopSession:
 
     def _uninstall(self) -> None:
         if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
-            self.seam.disarm()
+            self.phase_source.disarm()
         else:
-            self._host.take_out(self.seam)
+            self._host.take_out(self.phase_source)
 
     def _stop_early(self) -> None:
         """An exception ended the loop, and another callback hears of it first: it may end the process."""
@@ -358,9 +362,9 @@ class LoopSession:
 
     def _on_boundary(self) -> None:
         if self._boundaries is not None and self._parts is not None:
-            self._parts.results.hear()
+            self._parts.results.poll()
             if self.workers is not None:
-                self.workers.hear()
+                self.workers.poll()
             self._boundaries.begin_step()
 
     def meet_size(self, size: int) -> None:
@@ -372,7 +376,7 @@ class LoopSession:
         """Why another window would be too much."""
         if self._config.bounds.max_overhead is None:
             return ""
-        self.live.take()
+        self.live.poll()
         return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
@@ -397,7 +401,7 @@ class LoopSession:
         try:
             self.on_trace_ready(path, report)
         except Exception as error:  # the user's own
-            self._warn(f"on_trace_ready raised {told(error)}")
+            self._warn(f"on_trace_ready raised {describe_error(error)}")
 
     # Results
 
@@ -460,7 +464,7 @@ def make_rank_record(
     samples_note: str,
     notes: Iterable[str],
     around: AroundLoop | None = None,
-    workers: WatchedLoaders | None = None,
+    workers: WorkerProbes | None = None,
 ) -> RankRecord:
     """The record of a loop that runs or has ended.
 
@@ -498,7 +502,7 @@ def make_rank_record(
         around=around,
         validation=timing.ledger.validation.times(),
         unfinished_steps=timing.ledger.unfinished_steps,
-        callbacks=timing.seam.callback_times(),
+        callbacks=timing.phase_source.callback_times(),
         windows=tuple(parts.results.windows),
         model_cost=None if inspection is None else inspection.collect(),
         setup=parts.setup,

@@ -8,9 +8,9 @@ from typing import Final, Protocol
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.loop.budget import Budget
-from lightning_modelprof.loop.host import Host, num_prefetched
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_later
+from lightning_modelprof.loop.loop import Loop, num_prefetched
 from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
@@ -104,7 +104,7 @@ class StepBoundaries:
     def __init__(
         self,
         config: ProfileConfig,
-        host: Host,
+        host: Loop,
         timing: StepTiming,
         parts: LoopParts,
         *,
@@ -173,7 +173,7 @@ class StepBoundaries:
         if self._is_watched and step >= self._next_cut:
             self._cut_if_affordable(step)
         elif step and step % _LOOK_EVERY == 0:
-            timing.live.take()
+            timing.live.poll()
         if step and step % _LOOK_EVERY == 0:
             timing.slow.look(end_ns)
         if step:
@@ -217,7 +217,7 @@ class StepBoundaries:
             self._window_ns = 0.0
             timing.recorder.drain(step, num_prefetched(self._host))
         timing.ledger.ranges = capture.ranges
-        timing.seam.choose_table()
+        timing.phase_source.choose_table()
         if capture.is_done and self._stops_trainer:
             self._host.stop()
 
@@ -374,7 +374,7 @@ class StepBoundaries:
 
     def _usual_step_ns(self, step: int) -> float:
         """What a step takes in which nothing of ours or special happens, as the budget counts."""
-        self._timing.live.take()
+        self._timing.live.poll()
         usual_ns = self._timing.budget.usual_ns
         elapsed_ns, passed_ns = self._budget.elapsed_ns, self._clock() - self._armed_ns
         if not usual_ns or passed_ns <= 0:
@@ -417,7 +417,7 @@ class StepBoundaries:
         """Show figures now if that is within bounds, or else later, over all steps until then."""
         live, is_asked = self._timing.live, bool(self._config.log_every_n_steps)
         if not is_asked and not self._cut_ns and self._logs_scalars:
-            live.take()
+            live.poll()
             self._cut_ns = self._timing.budget.most_logging_ns  # the user's own figures take as long
         wait = 0 if is_asked else self._steps_to_wait(step, self._cut_ns)
         self._has_left_out = wait > 0
@@ -430,7 +430,7 @@ class StepBoundaries:
 
     def _cut(self) -> None:
         """Show the clean steps since the last cut to those who watch."""
-        self._timing.live.cut()
+        self._timing.live.flush()
         self._log_scalars()
 
     def _log_scalars(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.host import Host, batches_made
+from lightning_modelprof.loop.loop import Loop, batches_made
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
@@ -31,7 +31,7 @@ from lightning_modelprof.units import digits
 
 
 class StepTiming:
-    """The seam that hears of phases, the ledger that it feeds, and those who keep its steps.
+    """The phase source that hears of phases, the ledger that it feeds, and those who keep its steps.
 
     Args:
         config: the checked configuration.
@@ -50,14 +50,14 @@ class StepTiming:
         live: averages while the loop runs.
         device: device time by phase; ``None`` without device events.
         ledger: splits each step into phases.
-        seam: hears of phases.
+        phase_source: hears of phases.
         skip_first: steps that the benchmark leaves out.
     """
 
     def __init__(
         self,
         config: ProfileConfig,
-        host: Host,
+        host: Loop,
         *,
         clock: HostClock,
         on_boundary: Callable[[], None],
@@ -84,7 +84,7 @@ class StepTiming:
         self.repeated = RepeatedSampleWatch(host) if host.loop.is_fit else None
         self.ledger.repeated = self.repeated
         self.skip_first = config.skip_first
-        self.seam = host.make_seam(self.ledger)
+        self.phase_source = host.make_phase_source(self.ledger)
 
     def skip(self, skip_first: int) -> None:
         """Leave out so many first steps; to be called before the first."""
@@ -112,7 +112,7 @@ class LiveFigures:
         sizes: of the batches; ``None`` where no FLOPs are counted.
 
     Attributes:
-        newest: averages of the last cut; ``None`` before the first, or when no step of it was clean.
+        newest: averages of the last flush; ``None`` before the first, or when no step of it was clean.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class LiveFigures:
         self._rates: ModelRates | None = None
         self._sizes = sizes
         self._sizes_seen = None if sizes is None else sizes.clean_steps()
-        self._newest_sizes: BatchSizes | None = None  # of the last cut
+        self._newest_sizes: BatchSizes | None = None  # of the last flush
 
-    def take(self) -> None:
+    def poll(self) -> None:
         """Take over the steps since the last time, before they become many."""
         steps = self._recorder.take_new()
         for other in self._others:
@@ -138,9 +138,9 @@ class LiveFigures:
         self._for_logs.add(steps.clean())
         self._for_step_info.add(steps)
 
-    def cut(self) -> None:
-        """Average the clean steps since the last cut."""
-        self.take()
+    def flush(self) -> None:
+        """Average the clean steps since the last flush."""
+        self.poll()
         self.newest = averages(self._for_logs.take())
         if self._sizes is not None:
             self._newest_sizes = self._sizes.record(self._sizes_seen)
@@ -151,7 +151,7 @@ class LiveFigures:
         self._rates = None if cost.count is None else ModelRates(cost)
 
     def scalars(self) -> dict[str, float]:
-        """What is logged at a cut: tag → value, only of what was measured."""
+        """What is logged at a flush: tag → value, only of what was measured."""
         figures = self.newest
         if figures is None:
             return {}
@@ -175,7 +175,7 @@ class LiveFigures:
 
     def step_info(self, unit: str | None) -> str:
         """Paddle's line over the steps, clean or not, since the last call; ``""`` if there are none."""
-        self.take()
+        self.poll()
         figures = averages(self._for_step_info.take())
         if figures is None:
             return ""
@@ -198,7 +198,6 @@ class _Unseen:
         self._sums: list[StepTotals] = []
 
     def add(self, steps: StepTimings) -> None:
-        """More of them."""
         self._parts.append(steps)
         self._num_steps += len(steps)
         if self._num_steps > _MANY:

@@ -13,15 +13,15 @@ from typing import Final, NamedTuple, TypeAlias
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
-from lightning_modelprof.errors import TraceError, told, traceback_text
+from lightning_modelprof.errors import TraceError, describe_error, traceback_text
 from lightning_modelprof.loop.outputs import FILES, NOWHERE, Outputs, Whereabouts, trace_name
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_profile import run_profile, window_profile
+from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
 from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.opening import remove_unfinished
@@ -219,7 +219,7 @@ class TraceWork:
         except TraceError as error:
             note = str(error)
         except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
-            note = f"its trace couldn't be analyzed: {told(error)}"
+            note = f"its trace couldn't be analyzed: {describe_error(error)}"
             self._problems.append(_please_report(f"window {index}: {note}"))
         if note:
             self._notes[index] = note
@@ -247,7 +247,7 @@ class TraceWork:
         )
         return _Wanted(summary, build_trace_report([facts], options) if task.wants_report else None)
 
-    def _summary(self, make: Callable[[], Profile], tag_folder: str) -> bytes | None:
+    def _summary(self, make: Callable[[], DashboardEntry], tag_folder: str) -> bytes | None:
         """What the dashboard shows, serialized; ``None`` where it is not wanted, or fails."""
         if not tag_folder:
             return None
@@ -259,7 +259,7 @@ class TraceWork:
             summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
         except Exception as error:  # the report does without
             what = "the dashboard"
-            self._problems.append(Problem(what, f"couldn't write to {what}: {told(error)}"))
+            self._problems.append(Problem(what, f"couldn't write to {what}: {describe_error(error)}"))
             return None
         return summary
 

@@ -35,7 +35,7 @@ from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
-from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.records import MAX_WINDOWS, Run, Window, WindowStatus
 from lightning_modelprof.units import digits
 
@@ -171,7 +171,7 @@ class WindowResults:
         outputs: Outputs,
         rank: int,
         warn: Callable[[str], None],
-        loop: Loop = FIT,
+        loop: LoopKind = FIT,
         options: TableOptions = DEFAULT_OPTIONS,
         *,
         max_trace_mb: float | None = None,
@@ -283,7 +283,7 @@ class WindowResults:
         problem = "" if self._helper is None else self._helper.problem
         return f"the process that analyzes traces {problem or 'lost its results'}; {READS_IT}"
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Take the answers that have come; waits for nothing."""
         helper = self._helper
         if helper is None or not (helper.num_open or self._handed_over):
@@ -306,13 +306,13 @@ class WindowResults:
         if helper is None:
             return
         try:
-            self.hear()
+            self.poll()
             while self._handed_over:
                 helper.look()
-                self.hear()
+                self.poll()
         except KeyboardInterrupt:
             helper.give_up(INTERRUPTED)
-            self.hear()
+            self.poll()
             raise
 
     def ask_for_report(self, archive: Path | None) -> None:
@@ -399,7 +399,6 @@ class WindowResults:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the list of windows does not tell."""
         num_left_out = self._left_out.total()
         if not num_left_out:
             return ()

@@ -69,7 +69,6 @@ class TorchEventClock:
         return round(elapsed_ms * 1e6)
 
     def release(self, mark: Any) -> None:
-        """Keep the event for the next mark."""
         self._pool.append(mark)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.modules.model_flops import ModelFlops
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
-from lightning_modelprof.errors import ConfigError, told
+from lightning_modelprof.errors import ConfigError, describe_error
 from lightning_modelprof.report.advice.idioms import with_idiom
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.owners import with_owners
@@ -370,7 +370,7 @@ def _ask(rule: Rule, analysis: Analysis) -> tuple[Finding, ...]:
             findings = tuple(with_idiom(one, analysis.info.created, *sampled) for one in findings)
         return tuple(with_owners(finding, analysis.setup) for finding in findings)
     except Exception as error:
-        return rule.not_evaluated(f"the rule failed because of a bug: {told(error)}")
+        return rule.not_evaluated(f"the rule failed because of a bug: {describe_error(error)}")
 
 
 def _rules_of(analysis: Analysis) -> tuple[Rule, ...]:

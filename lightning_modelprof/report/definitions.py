@@ -20,9 +20,9 @@ from lightning_modelprof.report.compare.tables import (
     SPEED,
 )
 from lightning_modelprof.report.compare.windows import STEP_CHANGES
-from lightning_modelprof.report.kinds import COMMON, WORDS, TableKind
 from lightning_modelprof.report.model import Column
 from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.specs import COMMON, WORDS, TableSpec
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE, VERDICTS
 from lightning_modelprof.run.phases import PHASES
@@ -160,7 +160,7 @@ def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---",) * len(head), *rows))
 
 
-def _of_table(kind: TableKind) -> Section:
+def _of_table(kind: TableSpec) -> Section:
     columns = (
         Term(f"column:{kind.id}:{column.key}", label_of(column), column.help)
         for column in kind.columns

@@ -151,11 +151,11 @@ def wait_shares(facts: HostWaits | Absent, device: DeviceShares | None = None) -
     around = [wait for wait in facts.waits if wait.place.phase not in ("", "dataloader", *MODEL_PHASES)]
     forward = [wait for wait in facts.waits if wait.place.phase == "forward"]
     copying = 0.0 if device is None else device.copying
-    known_ns = facts.fetch_ns + facts.communication_ns + facts.stake_ns + facts.late_ns
+    known_ns = facts.fetch_ns + facts.communication_ns + facts.saves_ns + facts.late_ns
     return WaitShares(
         late=facts.late_ns / facts.steps_ns,
         around_model=max(0.0, sum(wait.wait_ns for wait in around) / facts.steps_ns - copying),
-        forward_stake=sum(wait.stake_ns for wait in forward) / facts.steps_ns,
+        forward_stake=sum(wait.saves_ns for wait in forward) / facts.steps_ns,
         unexplained=(facts.idle_ns - known_ns) / facts.steps_ns,
     )
 

@@ -11,7 +11,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, Final, Literal
 
-from lightning_modelprof.errors import nearest, quoted
+from lightning_modelprof.errors import did_you_mean, quoted
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
@@ -34,7 +34,7 @@ class Column(Record, frozen=True):
         adds_up: whether the cells of any rows (in a tree, of those at its top) may be summed, because nothing
             is counted in two of them. Not so for means, extremes, rates, numbers of different things, and
             times that hold the time of other rows. Rows that are put together show sums of these columns.
-        help: its definition, on the column of a ``TableKind`` alone.
+        help: its definition, on the column of a ``TableSpec`` alone.
         change: ``bar`` if its numbers are changes, after less before, and ``bound`` if they are bounds of
             changes: both are written with their signs.
         is_main: whether a page shows it at first; where no column says so, it shows all.
@@ -523,5 +523,5 @@ class Report(Record, frozen=True, kw_only=True):
                 return table
         known = [table.id for table in self.tables]
         raise KeyError(
-            f"no table {quoted(table_id)}.{nearest(table_id, known)} This report has {', '.join(known)}."
+            f"no table {quoted(table_id)}.{did_you_mean(table_id, known)} This report has {', '.join(known)}."
         )

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
-from lightning_modelprof.errors import MAX_NAME, nearest, quoted
+from lightning_modelprof.errors import MAX_NAME, did_you_mean, quoted
 from lightning_modelprof.units import TimeUnit
 
 View = Literal[
@@ -216,7 +216,7 @@ class _Choice(Generic[T]):
             return self.names[plain]
         known = ", ".join(dict.fromkeys(self.names.values()))
         meant = {**self.names, **self.like}
-        hint = nearest(plain, meant, meant) or f" Expected one of {known}."
+        hint = did_you_mean(plain, meant, meant) or f" Expected one of {known}."
         raise ValueError(f"unknown {self.kind} {quoted(value)}.{hint} {self.default}")
 
 

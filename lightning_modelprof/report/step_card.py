@@ -188,7 +188,7 @@ def _idle_by_waits(
     """The idle time that waits of the host cause, that of each finding about them apart."""
     if isinstance(waits, Absent) or not waits.steps_ns:
         return []
-    left = waits.stake_ns / waits.steps_ns
+    left = waits.saves_ns / waits.steps_ns
     result: list[tuple[str, float, Place | None]] = []
     for one in found:
         if one.kind in _kinds(WaitRule):

@@ -283,10 +283,10 @@ def _host_shares(
         ]
         is_of_loop = any(one.share_of == "loop" for _, one in some if one.whole_ns)
         whole_ns = costs.loop.wall_ns if is_of_loop else costs.step_ns
-        stake_ns = sum(rule.stake_ns(one) for rule, one in some)
+        saves_ns = sum(rule.saves_ns(one) for rule, one in some)
         if bound == "overhead_bound":  # one that says another one's time too counts at least for itself
-            stake_ns = max(stake_ns, *(one.saving_ns_per_step or 0.0 for _, one in some), 0.0)
-        share = stake_ns / whole_ns if whole_ns else 0.0
+            saves_ns = max(saves_ns, *(one.saving_ns_per_step or 0.0 for _, one in some), 0.0)
+        share = saves_ns / whole_ns if whole_ns else 0.0
         if waits is not None and bound in ("overhead_bound", "host_bound"):
             share -= waits.around_model if bound == "overhead_bound" else waits.forward_stake
         shares[bound] = min(max(share, 0.0), 1.0), _THE_LOOP if is_of_loop else _EACH_STEP

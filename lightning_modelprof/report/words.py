@@ -53,7 +53,6 @@ _WORDS: Final = {
 
 
 def cause_words(one: SlowCause) -> str:
-    """The cause of one slow step."""
     words = _WORDS[one.cause] if one.cause in _WORDS else PHASES[PHASE_INDEX[one.cause]].label
     if one.cause == COLLECTOR:
         words = f"{words}, generation {one.slow.generation}"

@@ -13,8 +13,8 @@ from isal import igzip
 from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError, without_surrogates
-from lightning_modelprof.record import LARGEST, Count, Whole
-from lightning_modelprof.run.finding import RUN_FILE, find_run, no_run
+from lightning_modelprof.record import LARGEST, Count, Int
+from lightning_modelprof.run.locate import RUN_FILE, find_run, no_run
 from lightning_modelprof.run.older import upgrade
 from lightning_modelprof.run.opening import is_inside, read_archive, write_atomically
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -81,7 +81,6 @@ def check_same_run(path: Path, created: str) -> None:
 
 
 def encode_record(record: Any) -> bytes:
-    """A record as JSON."""
     try:
         return msgspec.json.encode(record, enc_hook=_encode)
     except UnicodeEncodeError:  # half a surrogate pair, as in some names
@@ -160,7 +159,7 @@ class _VersionedRun(msgspec.Struct):
     schema_version: int
 
 
-_Column = list[Whole]
+_Column = list[Int]
 _Counts = list[Count]
 _Tags = list[Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]]
 """There are fewer; a newer version may have more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.record import Count, Int, Record
 
 Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
 """The shapes of all tensors of a batch, in order. A long list of tensors is one entry: how many, their
@@ -83,19 +83,19 @@ class CpuUse(Record, frozen=True, kw_only=True):
     """
 
     num_steps: Count
-    steps_ns: Whole
-    fetches_ns: Whole
-    fetches_thread_ns: Whole
-    rest_thread_ns: Whole
-    rest_process_ns: Whole
-    loop_ns: Whole
-    process_ns: Whole
+    steps_ns: Int
+    fetches_ns: Int
+    fetches_thread_ns: Int
+    rest_thread_ns: Int
+    rest_process_ns: Int
+    loop_ns: Int
+    process_ns: Int
     num_asked: Count = 0
     num_ready: Count = 0
     depths: tuple[Count, ...] = ()
-    workers_ns: Whole | None = None
-    busy_ns: Whole | None = None
-    cpus_ns: Whole | None = None
+    workers_ns: Int | None = None
+    busy_ns: Int | None = None
+    cpus_ns: Int | None = None
 
 
 class RepeatedSamples(Record, frozen=True, kw_only=True):

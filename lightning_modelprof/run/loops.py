@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.record import Count, Real, Record, Whole
+from lightning_modelprof.record import Count, Int, Real, Record
 
 
-class Loop(Record, frozen=True, kw_only=True):
+class LoopKind(Record, frozen=True, kw_only=True):
     """One of the Trainer's loops. A validation loop inside a fit is a part of the fit.
 
     Attributes:
@@ -38,7 +38,6 @@ class Loop(Record, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The loop as the subject of a sentence."""
         return self.name if self.is_fit else f"the {self.name} loop"
 
     @property
@@ -47,7 +46,7 @@ class Loop(Record, frozen=True, kw_only=True):
         return "first in an epoch" if self.is_fit else "first in a dataloader"
 
 
-FIT: Final = Loop(
+FIT: Final = LoopKind(
     key="fit",
     name="training",
     hooks="train",
@@ -60,7 +59,7 @@ FIT: Final = Loop(
 )
 
 
-VALIDATE: Final = Loop(
+VALIDATE: Final = LoopKind(
     key="validate",
     name="validation",
     hooks="validation",
@@ -70,7 +69,7 @@ VALIDATE: Final = Loop(
 )
 
 
-TEST: Final = Loop(
+TEST: Final = LoopKind(
     key="test",
     name="test",
     hooks="test",
@@ -80,7 +79,7 @@ TEST: Final = Loop(
 )
 
 
-PREDICT: Final = Loop(
+PREDICT: Final = LoopKind(
     key="predict",
     name="prediction",
     hooks="predict",
@@ -90,10 +89,10 @@ PREDICT: Final = Loop(
 )
 
 
-LOOPS: Final[dict[str, Loop]] = {loop.key: loop for loop in (FIT, VALIDATE, TEST, PREDICT)}
+LOOPS: Final[dict[str, LoopKind]] = {loop.key: loop for loop in (FIT, VALIDATE, TEST, PREDICT)}
 
 
-def loop_of(key: str) -> Loop:
+def loop_of(key: str) -> LoopKind:
     """The loop of a saved run; one that this version does not know is read as a fit."""
     return LOOPS.get(key, FIT)
 
@@ -123,8 +122,8 @@ class ShortLoops(Record, frozen=True, kw_only=True):
     model: str
     calls: Count
     batches: Count
-    total_ns: Whole
-    durations_ns: tuple[Whole, ...] = ()
+    total_ns: Int
+    durations_ns: tuple[Int, ...] = ()
     failed: Count = 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.record import Count, Int, Record
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
 """What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
@@ -31,10 +31,10 @@ class MemoryPoint(Record, frozen=True, kw_only=True):
     """
 
     step: Count
-    rss_bytes: Whole | None
-    allocated_bytes: Whole | None
-    reserved_bytes: Whole | None
-    anonymous_bytes: Whole | None = None
+    rss_bytes: Int | None
+    allocated_bytes: Int | None
+    reserved_bytes: Int | None
+    anonymous_bytes: Int | None = None
 
 
 class PhasePeak(Record, frozen=True, kw_only=True):
@@ -50,8 +50,8 @@ class PhasePeak(Record, frozen=True, kw_only=True):
     """
 
     phase: str
-    num_bytes: Whole
-    by_category: dict[str, Whole]
+    num_bytes: Int
+    by_category: dict[str, Int]
     operator: str
     module: str
 
@@ -70,8 +70,8 @@ class StepMemory(Record, frozen=True, kw_only=True):
 
     step: Count
     device: str
-    begin_bytes: Whole
-    begin_by_category: dict[str, Whole]
+    begin_bytes: Int
+    begin_by_category: dict[str, Int]
     peaks: tuple[PhasePeak, ...]
     dropped: tuple[str, ...] = ()
 
@@ -87,7 +87,7 @@ class Holder(Record, frozen=True, kw_only=True):
 
     name: str
     category: str
-    num_bytes: Whole
+    num_bytes: Int
 
 
 class OutOfMemory(Place, frozen=True, kw_only=True):
@@ -112,11 +112,11 @@ class OutOfMemory(Place, frozen=True, kw_only=True):
     phase: str
     device: str
     message: str
-    requested_bytes: Whole | None
-    total_bytes: Whole | None
-    allocated_bytes: Whole | None
-    reserved_bytes: Whole | None
-    by_category: dict[str, Whole]
+    requested_bytes: Int | None
+    total_bytes: Int | None
+    allocated_bytes: Int | None
+    reserved_bytes: Int | None
+    by_category: dict[str, Int]
     holders: tuple[Holder, ...]
 
 
@@ -140,7 +140,7 @@ class GrowingAttribute(Record, frozen=True, kw_only=True):
     first_size: Count
     last_size: Count
     lines: tuple[Place, ...] = ()
-    element_bytes: Whole | None = None
+    element_bytes: Int | None = None
 
 
 class MemoryRecord(Record, frozen=True, kw_only=True):
@@ -164,13 +164,13 @@ class MemoryRecord(Record, frozen=True, kw_only=True):
     """
 
     curve: tuple[MemoryPoint, ...] = ()
-    peak_rss_bytes: Whole | None = None
-    peak_allocated_bytes: Whole | None = None
-    peak_reserved_bytes: Whole | None = None
+    peak_rss_bytes: Int | None = None
+    peak_allocated_bytes: Int | None = None
+    peak_reserved_bytes: Int | None = None
     num_retries: Count | None = None
     num_ooms: Count | None = None
-    total_bytes: Whole | None = None
-    host_total_bytes: Whole | None = None
+    total_bytes: Int | None = None
+    host_total_bytes: Int | None = None
     step_memory: StepMemory | None = None
     out_of_memory: OutOfMemory | None = None
     growing: tuple[GrowingAttribute, ...] = ()

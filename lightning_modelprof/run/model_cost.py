@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.record import Count, Real, Record, Whole
+from lightning_modelprof.record import Count, Int, Real, Record
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.run.sites import StepSites
 
@@ -39,7 +39,7 @@ class OperatorCount(Record, frozen=True, kw_only=True):
     operator: str
     dtype: str
     calls: Count
-    flops: Whole | None
+    flops: Int | None
 
 
 class StepCount(Record, frozen=True, kw_only=True):
@@ -78,8 +78,8 @@ class ModuleRecord(Record, frozen=True, kw_only=True):
 
     path: str
     type_name: str
-    parameters: Whole | None
-    trainable: Whole | None
+    parameters: Int | None
+    trainable: Int | None
     forward: Place | None = None
     arguments: tuple[str, ...] = ()
 
@@ -97,8 +97,8 @@ class ModuleTime(Record, frozen=True, kw_only=True):
 
     path: str
     calls: Count
-    forward_ns: Whole
-    backward_ns: Whole | None
+    forward_ns: Int
+    backward_ns: Int | None
 
 
 class ModuleTimes(Record, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ class TensorSize(Record, frozen=True, kw_only=True):
     dtype: str
     tensors: Count
     elements: Count
-    num_bytes: Whole
+    num_bytes: Int
 
 
 class ModelSize(Record, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ class ForwardCount(Record, frozen=True, kw_only=True):
 
     module: str
     operator: str
-    macs: Whole
+    macs: Int
 
 
 class ForwardTable(Record, frozen=True, kw_only=True):
@@ -181,9 +181,9 @@ class ForwardTable(Record, frozen=True, kw_only=True):
     """
 
     counts: tuple[ForwardCount, ...]
-    activations: dict[str, Whole]
-    parameters: dict[str, Whole]
-    unsupported: dict[str, Whole]
+    activations: dict[str, Int]
+    parameters: dict[str, Int]
+    unsupported: dict[str, Int]
     uncalled: tuple[str, ...] = ()
 
 
@@ -263,9 +263,9 @@ class DenseTable(Record, frozen=True, kw_only=True):
     """
 
     path: str
-    rows: Whole
-    columns: Whole
-    used: Whole
+    rows: Int
+    columns: Int
+    used: Int
 
 
 class UnusedGradients(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.record import Count, Int, Record
 
 AmongRanks = Literal["own", "may_wait", "meets", "not_counted"]
 """``own`` work of a rank; work in which it ``may_wait`` for others; where all ``meets``; ``not_counted``."""
@@ -253,8 +253,8 @@ class PartTime(Record, frozen=True, kw_only=True):
 
     key: str
     calls: Count | None
-    total_ns: Whole
-    device_ns: Whole | None = None
+    total_ns: Int
+    device_ns: Int | None = None
 
 
 class ValidationTimes(Record, frozen=True, kw_only=True):
@@ -267,10 +267,10 @@ class ValidationTimes(Record, frozen=True, kw_only=True):
         first_fetch_ns: time of these, which is in ``dataloader`` too.
     """
 
-    num_runs: Whole
+    num_runs: Int
     parts: tuple[PartTime, ...]
-    num_first_fetches: Whole = 0
-    first_fetch_ns: Whole = 0
+    num_first_fetches: Int = 0
+    first_fetch_ns: Int = 0
 
     @property
     def num_batches(self) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.run.archive import decode_record, encode_record, load_run
-from lightning_modelprof.run.finding import RUN_FILE
+from lightning_modelprof.run.locate import RUN_FILE
 from lightning_modelprof.run.records import AbsentRank, RankSteps, Run
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import few
@@ -42,7 +42,6 @@ def rank_steps(run: Run) -> RankSteps:
 
 
 def pack_rank_steps(steps: RankSteps) -> bytes:
-    """As a message to the other ranks."""
     return zlib.compress(encode_record(steps), 1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from lightning_modelprof.record import Count, Meta, Ranks, Record, Whole, field
+from lightning_modelprof.record import Count, Int, Meta, Ranks, Record, field
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 from lightning_modelprof.run.memory import MemoryRecord
@@ -76,7 +76,7 @@ class Window(Record, frozen=True, kw_only=True):
     status: WindowStatus = WindowStatus.COMPLETE
     trace_file: str | None = None
     note: str = ""
-    close_ns: Whole | None = None
+    close_ns: Int | None = None
 
 
 class CallbackTime(Record, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class CallbackTime(Record, frozen=True, kw_only=True):
     callback: str
     hook: str
     calls: Count
-    total_ns: Whole
+    total_ns: Int
 
 
 class ActionTime(Record, frozen=True, kw_only=True):
@@ -101,8 +101,8 @@ class ActionTime(Record, frozen=True, kw_only=True):
 
     action: str
     calls: Count
-    total_ns: Whole
-    after_ns: Whole
+    total_ns: Int
+    after_ns: Int
 
 
 class AroundLoop(Record, frozen=True, kw_only=True):
@@ -129,10 +129,10 @@ class AllRanks(Record, frozen=True, kw_only=True):
 
     world_size: Ranks
     num_steps: Count
-    batch_total_ns: Whole
-    batch_max_ns: Whole
-    batch_min_ns: Whole
-    reader_total_ns: Whole | None
+    batch_total_ns: Int
+    batch_max_ns: Int
+    batch_min_ns: Int
+    reader_total_ns: Int | None
     samples: Count | None
 
     @property
@@ -179,7 +179,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
     rank: Count
     steps: StepTimings
     totals: StepTotals | None = None
-    outside_ns: dict[str, Whole] = field(default_factory=dict)
+    outside_ns: dict[str, Int] = field(default_factory=dict)
     around: AroundLoop | None = None
     validation: ValidationTimes | None = None
     unfinished_steps: Count = 0
@@ -250,11 +250,11 @@ class RunInfo(Record, frozen=True, kw_only=True):
     model: str = ""
     device_type: str = "cpu"
     device_name: str = ""
-    num_threads: Whole | None = None
+    num_threads: Int | None = None
     world_size: Ranks = 1
     precision: str = ""
     strategy: str = ""
-    accumulate_grad_batches: Whole = 1
+    accumulate_grad_batches: Int = 1
     sample_unit: str = "samples"
     host: str = ""
     versions: dict[str, str] = field(default_factory=dict)

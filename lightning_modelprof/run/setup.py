@@ -6,7 +6,7 @@ No times are in here. ``None`` is *could not be read*; the rules that need it th
 from __future__ import annotations
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.record import Count, Ranks, Real, Record, Whole, field
+from lightning_modelprof.record import Count, Int, Ranks, Real, Record, field
 
 
 class Library(Record, frozen=True, kw_only=True):
@@ -39,12 +39,12 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
     """
 
     kind: str
-    num_workers: Whole | None = None
-    prefetch_factor: Whole | None = None
+    num_workers: Int | None = None
+    prefetch_factor: Int | None = None
     persistent_workers: bool | None = None
     pin_memory: bool | None = None
     start_method: str | None = None
-    batch_size: Whole | None = None
+    batch_size: Int | None = None
     dataset: Place | None = None
     collate: Place | None = None
     worker_init: Place | None = None
@@ -66,16 +66,16 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
     fused: bool | None
     has_foreach: bool
     has_fused: bool
-    num_tensors: Whole
+    num_tensors: Int
 
 
 class CheckpointSetup(Record, frozen=True, kw_only=True):
     """One ModelCheckpoint, by the settings that say how often it saves."""
 
     callback: str
-    every_n_train_steps: Whole | None = None
-    every_n_epochs: Whole | None = None
-    save_top_k: Whole | None = None
+    every_n_train_steps: Int | None = None
+    every_n_epochs: Int | None = None
+    save_top_k: Int | None = None
     save_last: bool | None = None
     save_weights_only: bool | None = None
 
@@ -97,17 +97,17 @@ class DeviceSetup(Record, frozen=True, kw_only=True):
         reserved_bytes: most that torch's allocator ever held in this process.
     """
 
-    capability: tuple[Whole, Whole]
-    total_bytes: Whole
-    reserved_bytes: Whole
+    capability: tuple[Int, Int]
+    total_bytes: Int
+    reserved_bytes: Int
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
     """The matrix sizes of one linear layer: those that 16-bit matrix products want to be multiples of 8."""
 
     path: str
-    in_features: Whole
-    out_features: Whole
+    in_features: Int
+    out_features: Int
 
 
 class ConvolutionBias(Record, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class CompileSetup(Record, frozen=True, kw_only=True):
     """
 
     compilations: tuple[Compilation, ...] = ()
-    graph_breaks: dict[str, Whole] = field(default_factory=dict)
+    graph_breaks: dict[str, Int] = field(default_factory=dict)
     failed_guards: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -225,8 +225,8 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
 
     loaders: tuple[LoaderSetup, ...] = ()
     val_loaders: tuple[LoaderSetup, ...] = ()
-    usable_cpus: Whole | None = None
-    num_threads: Whole | None = None
+    usable_cpus: Int | None = None
+    num_threads: Int | None = None
     local_world_size: Ranks = 1
     optimizers: tuple[OptimizerSetup, ...] = ()
     manual_optimization: bool = False
@@ -237,16 +237,16 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
     module_hooks: dict[str, Place] = field(default_factory=dict)
     data_hooks: dict[str, Place] = field(default_factory=dict)
     keeps_gradients: bool | None = None
-    num_trainable_tensors: Whole | None = None
+    num_trainable_tensors: Int | None = None
     callbacks: tuple[CallbackSetup, ...] = ()
     checkpoints: tuple[CheckpointSetup, ...] = ()
     checkpoint_io: Place | None = None
-    log_every_n_steps: Whole | None = None
+    log_every_n_steps: Int | None = None
     loggers: tuple[Place, ...] = ()
     val_check_interval: Real | None = None
-    check_every_n_epochs: Whole | None = None
-    num_val_batches: Whole | None = None
-    num_sanity_batches: Whole | None = None
+    check_every_n_epochs: Int | None = None
+    num_val_batches: Int | None = None
+    num_sanity_batches: Int | None = None
     gradient_clip_val: Real | None = None
     detects_anomaly: bool | None = None
     profiler: str = ""

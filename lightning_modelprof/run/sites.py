@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.record import Count, Int, Record
 
 SYNCHRONISATION: Final = "synchronisation"
 """The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""
@@ -61,7 +61,7 @@ class SourceSite(Place, frozen=True, kw_only=True):
     operator: str
     device: str
     calls: Count
-    num_bytes: Whole | None
+    num_bytes: Int | None
     is_blocking: bool | None
     is_pinned: bool | None
     is_non_blocking: bool | None
@@ -109,8 +109,8 @@ class LineCount(Place, frozen=True, kw_only=True):
     views: Count
     operators: Count
     elements: Count
-    num_bytes: Whole
-    unsized: Whole = 0
+    num_bytes: Int
+    unsized: Int = 0
     logging: Count = 0
     constant: Count = 0
     took_ns: Count = 0

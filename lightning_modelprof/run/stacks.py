@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.record import Count, Int, Record
 from lightning_modelprof.run.sites import LOGGER, logging_kind
 
 
@@ -88,7 +88,7 @@ class OtherThread(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    cpu_ns: Whole | None
+    cpu_ns: Int | None
     stacks: tuple[SampledStack, ...] = ()
 
 
@@ -122,7 +122,7 @@ class StackSamples(Record, frozen=True, kw_only=True):
     log_calls: tuple[LogCall, ...] = ()
     hook_calls: tuple[Count, ...] = ()
     others: tuple[OtherThread, ...] = ()
-    loop_ns: Whole = 0
+    loop_ns: Int = 0
     notes: tuple[str, ...] = ()
 
 

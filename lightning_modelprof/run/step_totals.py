@@ -82,12 +82,10 @@ class StepTotals:
         return int(self.num_steps.sum())
 
     def columns(self) -> dict[str, NDArray[np.int64]]:
-        """Column name → array."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
     def of(steps: StepTimings) -> StepTotals:
-        """The sums of these steps."""
         is_measured = steps.phases_ns != NOT_MEASURED
         is_known = steps.device_phases_ns != NOT_MEASURED
         is_counted = steps.samples != NOT_MEASURED
@@ -112,7 +110,6 @@ class StepTotals:
 
     @staticmethod
     def merge(parts: Sequence[StepTotals]) -> StepTotals:
-        """The sums over all steps of all parts."""
         if not parts:
             return StepTotals.of(StepTimings.empty())
         columns = {
@@ -127,7 +124,6 @@ class StepTotals:
         return StepTotals(**{name: column[mask] for name, column in self.columns().items()})
 
     def without(self, tags: int) -> StepTotals:
-        """The steps that have none of these tags."""
         return self.select((self.tags & int(tags)) == 0)
 
     def clean(self) -> StepTotals:
@@ -141,7 +137,6 @@ class StepTotals:
         return StepTotals(**(clean.columns() | phases | {"duration_ns": duration_ns} | most_and_least))
 
     def num_with(self, tag: int) -> int:
-        """Number of steps that have any of these tags."""
         return int(self.num_steps[(self.tags & int(tag)) != 0].sum())
 
     def whole(self, name: str) -> NDArray[np.int64]:

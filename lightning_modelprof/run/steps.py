@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.record import Count, Real, Record, Whole
+from lightning_modelprof.record import Count, Int, Real, Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
 PROFILER: Final = PHASE_INDEX["profiler"]
@@ -116,12 +116,10 @@ class StepTimings:
         return len(self.step)
 
     def columns(self) -> dict[str, NDArray[np.int64]]:
-        """Column name → array."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
     def empty() -> StepTimings:
-        """No steps at all."""
         none = np.zeros(0, np.int64)
         no_phases = np.zeros((0, len(PHASES)), np.int64)
         return StepTimings(
@@ -229,18 +227,18 @@ class SlowStep(Record, frozen=True, kw_only=True):
 
     step: Count
     tags: Count
-    duration_ns: Whole
+    duration_ns: Int
     usual_ns: Real
-    phases_ns: dict[str, Whole]
-    collector_ns: Whole
-    generation: Whole | None
+    phases_ns: dict[str, Int]
+    collector_ns: Int
+    generation: Int | None
     first_watched: Count
     last_watched: Count
-    watched_ns: Whole
-    beyond_ns: Whole | None = None
-    spread_ns: Whole | None = None
-    major_faults: Whole | None = None
-    cpu_wait_ns: Whole | None = None
+    watched_ns: Int
+    beyond_ns: Int | None = None
+    spread_ns: Int | None = None
+    major_faults: Int | None = None
+    cpu_wait_ns: Int | None = None
 
 
 class SlowSteps(Record, frozen=True, kw_only=True):
@@ -263,7 +261,7 @@ class SlowSteps(Record, frozen=True, kw_only=True):
 
     factor: Real
     count: Count = 0
-    excess_ns: Whole = 0
+    excess_ns: Int = 0
     num_special: Count = 0
     why_not_looked_for: str = ""
     usual_cpu_wait: Real | None = None

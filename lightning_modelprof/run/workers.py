@@ -6,7 +6,7 @@ All times are of one clock, ``time.perf_counter_ns``: on Linux it is the same in
 from __future__ import annotations
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.record import Count, Record, Whole
+from lightning_modelprof.record import Count, Int, Record
 from lightning_modelprof.run.stacks import StackSamples
 
 
@@ -102,13 +102,13 @@ class WorkerBatches(Record, frozen=True, kw_only=True):
         samples: in it.
     """
 
-    worker: tuple[Whole, ...] = ()
-    index: tuple[Whole, ...] = ()
-    begin_ns: tuple[Whole, ...] = ()
-    fetched_ns: tuple[Whole, ...] = ()
-    ready_ns: tuple[Whole, ...] = ()
-    cpu_ns: tuple[Whole, ...] = ()
-    samples: tuple[Whole, ...] = ()
+    worker: tuple[Int, ...] = ()
+    index: tuple[Int, ...] = ()
+    begin_ns: tuple[Int, ...] = ()
+    fetched_ns: tuple[Int, ...] = ()
+    ready_ns: tuple[Int, ...] = ()
+    cpu_ns: tuple[Int, ...] = ()
+    samples: tuple[Int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.worker)

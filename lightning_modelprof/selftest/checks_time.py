@@ -255,12 +255,9 @@ class _ModuleClock:
             child.register_full_backward_hook(self.hook(name, "backward"))
 
     def next_step(self, step: int, border: str) -> None:
-        """The step that comes."""
         self.step = step
 
     def hook(self, name: str, direction: str) -> Callable[..., None]:
-        """A hook of torch that reads the clock."""
-
         def mark(*_: Any) -> None:
             times = self.times[name, direction, self.step]
             if self.lab.is_gpu:
@@ -272,7 +269,6 @@ class _ModuleClock:
         return mark
 
     def median_ns(self, name: str, direction: str, steps: tuple[int, ...]) -> float:
-        """Over some steps."""
         pairs = [self.times[name, direction, step] for step in steps]
         if self.lab.is_gpu:
             return float(median(a.elapsed_time(b) * 1e6 for a, b in pairs))

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.selftest.comparison import Compared, Skip
 from lightning_modelprof.selftest.machine import facts, scrubbed
 
@@ -66,7 +66,7 @@ def main() -> None:
         write(skip=str(reason))
     except Exception as error:
         traceback.print_exc()
-        write(error=f"raised {scrubbed(told(error))}", place=places(traceback.format_exc()))
+        write(error=f"raised {scrubbed(describe_error(error))}", place=places(traceback.format_exc()))
         sys.exit(1)
 
 

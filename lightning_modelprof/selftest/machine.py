@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 
 _PACKAGES: Final = ("lightning-modelprof", "torch", "lightning", "torchmetrics", "numpy")
 
@@ -70,7 +70,7 @@ def _driver() -> str:
 
 def scrubbed(text: str) -> str:
     """A message without paths, file names and the names of the user and the machine."""
-    text = one_line(" ".join(text.split()))
+    text = printable(" ".join(text.split()))
     for folder in (str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix):
         if len(folder) > 1:
             text = text.replace(folder, "/x/x")

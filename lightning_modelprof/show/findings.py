@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import (
@@ -55,12 +55,11 @@ class FindingText(Record, frozen=True):
 
 def verdict_word(verdict: Verdict) -> str:
     """Its kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
-    return one_line(verdict.word)
+    return printable(verdict.word)
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """The verdict in one line."""
-    return one_line(
+    return printable(
         " ".join(filter(None, (f"{verdict_word(verdict)}:", verdict.summary, little_named(verdict))))
     )
 
@@ -91,7 +90,7 @@ def brief_line(report: Report, place: str = "") -> str:
         words.append(verdict_line(report.verdict))
     if place:
         words.append(f"Files: {place}")
-    return one_line(" ".join(words))
+    return printable(" ".join(words))
 
 
 def brief_lines(report: Report) -> list[str]:
@@ -99,7 +98,7 @@ def brief_lines(report: Report) -> list[str]:
     others = [f"lightning-modelprof: {value}" for label, value in report.facts if label == OTHER_TRACES]
     damaged = [one for one in report.sections.get("traces", ()) if one["is_damaged"]]
     damage = "".join(f" Warning: {one['source']}: {one['checks'][0]}" for one in damaged)
-    return [one_line(brief_line(report) + damage), *map(one_line, others)]
+    return [printable(brief_line(report) + damage), *map(printable, others)]
 
 
 def list_line(report: Report, place: str) -> str:
@@ -114,7 +113,7 @@ def list_line(report: Report, place: str) -> str:
         f"{verdict:<20}",
         place,
     )
-    return one_line("  ".join(words))
+    return printable("  ".join(words))
 
 
 def _rate(ips: Mapping[str, Any]) -> str:
@@ -128,12 +127,12 @@ def speed_line(report: Report) -> str:
     """How fast, how sure that is, and over what."""
     sections = report.sections
     figures: dict[str, Any] = sections.get("benchmark") or {}
-    title = one_line(report.title).removeprefix("lightning-modelprof: ")
+    title = printable(report.title).removeprefix("lightning-modelprof: ")
     words = []
     if rate := _rate(figures.get("ips") or {}):
         words.append(rate)
     if samples := figures.get("samples_per_s"):
-        words.append(f"{three_digits(samples['avg'])} {one_line(samples['unit'])}")
+        words.append(f"{three_digits(samples['avg'])} {printable(samples['unit'])}")
     if cost := figures.get("batch_cost_ns"):
         words.append(f"p99 step time {format_duration(cost.get('p99'))}")
     if report.step_card is not None:
@@ -205,7 +204,7 @@ def _text(finding: Finding) -> FindingText:
     lines += [f"Where: {place}" for place in places[:_MAX_PLACES]]
     if len(places) > _MAX_PLACES:
         lines.append(f"Where: {len(places) - _MAX_PLACES} more places")
-    return FindingText(one_line(head), finding.severity, tuple(one_line(line) for line in lines))
+    return FindingText(printable(head), finding.severity, tuple(printable(line) for line in lines))
 
 
 def _place(location: Place) -> str:

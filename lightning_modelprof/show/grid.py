@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 from lightning_modelprof.units import DASH, choose_time_unit, format_cell, heading, signed
@@ -91,7 +91,6 @@ class Block(Record, frozen=True):
 
     @property
     def is_empty_group(self) -> bool:
-        """Whether it is a group of which nothing was measured."""
         return self.group is not None and all(strip.is_empty for strip in self.strips)
 
     def packed(self, *, align: bool) -> tuple[str, ...]:
@@ -147,7 +146,7 @@ def build_grid(table: Table, *, max_rows: int) -> Grid:
     )
     strips = [
         Strip(
-            label=one_line(heading(column.label, column.unit)),
+            label=printable(heading(column.label, column.unit)),
             unit=column.unit,
             cells=_texts(
                 [table.rows[row][position] for row in shown],
@@ -287,7 +286,7 @@ def _blocks(columns: tuple[Column, ...], strips: list[Strip]) -> tuple[Block, ..
     keyed = groupby(enumerate(columns), key=lambda item: (item[1].group, None if item[1].group else item[0]))
     blocks = []
     for (group, _), members in keyed:
-        label = None if group is None else one_line(group)
+        label = None if group is None else printable(group)
         blocks.append(Block(label, tuple(strips[position] for position, _ in members)))
     return tuple(blocks)
 

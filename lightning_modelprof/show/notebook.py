@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Finding, Report, Severity, Status
 from lightning_modelprof.show.findings import saving_text, speed_line, verdict_word
 from lightning_modelprof.show.grid import shorten
@@ -127,4 +127,4 @@ def _finding(finding: Finding) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(shorten(one_line(text), _MAX_TEXT))
+    return escape(shorten(printable(text), _MAX_TEXT))

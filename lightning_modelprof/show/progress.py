@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.threads import has_ended, start_thread
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
     from tqdm import tqdm  # noqa: PLC0415  # where there is something to show
 
     yield from tqdm(
-        items, desc=one_line(label), delay=_LONG_S, leave=False, dynamic_ncols=True, file=sys.stderr
+        items, desc=printable(label), delay=_LONG_S, leave=False, dynamic_ncols=True, file=sys.stderr
     )
 
 
@@ -89,7 +89,7 @@ def show_waiting(label: str) -> Iterator[None]:
     def tell() -> None:
         with contextlib.suppress(Exception):  # a standard error that is closed, or somebody's own
             if not is_over.wait(_WAIT_S):
-                print(one_line(f"{label} ..."), file=sys.stderr, flush=True)
+                print(printable(f"{label} ..."), file=sys.stderr, flush=True)
 
     if sys.stderr is None or not sys.stderr.isatty():
         yield
@@ -114,7 +114,7 @@ def _started_bar(label: str, total: int) -> Any:
 
     return Bar(
         total=total,
-        desc=one_line(label),
+        desc=printable(label),
         unit="B",
         unit_scale=True,
         dynamic_ncols=True,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report, StepCard, StepPart
 from lightning_modelprof.show.grid import display_width, shorten
 from lightning_modelprof.show.html.colors import color_class, color_classes, color_of
@@ -241,7 +241,7 @@ class _Drawing:
         for part, ms in sorted(idle, key=lambda one: -one[0].ns):
             place = "" if part.location is None else f": {part.location}"
             text = f"{part.label} {ms} ms{place}"
-            yield part, shorten(one_line(text), int((self._width - self._left - 16) / _CHAR))
+            yield part, shorten(printable(text), int((self._width - self._left - 16) / _CHAR))
 
     def _text(self, x: float, y: float, text: str, more: str = "", *, is_clipped: bool = False) -> None:
         if is_clipped and x > self._width - 20:
@@ -270,4 +270,4 @@ def _ink_on(color: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(shorten(one_line(text), _MAX_TEXT))
+    return escape(shorten(printable(text), _MAX_TEXT))

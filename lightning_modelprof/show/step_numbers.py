@@ -50,7 +50,6 @@ class StepNumbers:
 
     @property
     def step(self) -> str:
-        """The step time."""
         return self._text(self._rounded(self._card.wall_ns))
 
     @property

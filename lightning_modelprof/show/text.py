@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from lightning_modelprof.errors import MissingExtraError, one_line
+from lightning_modelprof.errors import MissingExtraError, printable
 from lightning_modelprof.report.model import Cell, Report, Table
 from lightning_modelprof.show.findings import found_texts, passed_line, summary_line, verdict_line
 from lightning_modelprof.show.grid import (
@@ -67,14 +67,14 @@ def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
 
 
 def _head(report: Report) -> list[str]:
-    title = one_line(report.title)
+    title = printable(report.title)
     lines = [title, "=" * display_width(title)]
     if report.verdict is not None:
         lines = [*_prose([verdict_line(report.verdict)]), "", *lines]
     if report.facts:
-        labels = align_left([one_line(label) for label, _ in report.facts])
+        labels = align_left([printable(label) for label, _ in report.facts])
         lines += [
-            label + _GAP + one_line(value) for label, (_, value) in zip(labels, report.facts, strict=True)
+            label + _GAP + printable(value) for label, (_, value) in zip(labels, report.facts, strict=True)
         ]
     return lines
 
@@ -89,9 +89,9 @@ def _findings(report: Report) -> list[str]:
 
 
 def _table(table: Table, max_rows: int) -> list[str]:
-    title = one_line(table.title)
+    title = printable(table.title)
     if table.absent_reason is not None and not table.rows:
-        return [f"{title}: {one_line(table.absent_reason)}", *_notes(table.notes)]
+        return [f"{title}: {printable(table.absent_reason)}", *_notes(table.notes)]
     grid = build_grid(table, max_rows=max_rows)
     lines = _box(title, grid) if table.id == PERF_SUMMARY else _ruled(title, grid)
     return [*lines, *_notes(grid.notes)]
@@ -144,7 +144,7 @@ def _prose(sentences: Iterable[str], bullet: str = "") -> list[str]:
     """Wrapped sentences, each starting at the margin or at its bullet and continued behind an indent."""
     lines: list[str] = []
     for sentence in sentences:
-        text = one_line(" ".join(sentence.split()))
+        text = printable(" ".join(sentence.split()))
         lines += textwrap.wrap(
             text, _PROSE_WIDTH, initial_indent=bullet, subsequent_indent=_GAP, break_long_words=False
         )

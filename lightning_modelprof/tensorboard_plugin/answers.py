@@ -7,9 +7,9 @@ from dataclasses import replace
 from html import escape
 from typing import Any, Final
 
-from lightning_modelprof.errors import ArchiveError, one_line, told
+from lightning_modelprof.errors import ArchiveError, describe_error, printable
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.build_profile import timings_of
+from lightning_modelprof.report.build_dashboard_entry import timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import compared_run_of_report
 from lightning_modelprof.report.compare.row_changes import changed_rows
@@ -21,7 +21,7 @@ from lightning_modelprof.show.tensorboard.profile_blob import (
     STEPS,
     TIMELINE,
     ColumnsBlob,
-    StoredProfile,
+    StoredEntry,
     unpack_steps,
 )
 from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
@@ -133,11 +133,9 @@ class Answers:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise ArchiveError(f"can't read the trace {name!r}: {told(error)}.") from error
+            raise ArchiveError(f"can't read the trace {name!r}: {describe_error(error)}.") from error
 
-    def _trace_of(
-        self, run: str, tag: str, window: StoredProfile | None, blob: ColumnsBlob
-    ) -> dict[str, str]:
+    def _trace_of(self, run: str, tag: str, window: StoredEntry | None, blob: ColumnsBlob) -> dict[str, str]:
         if blob.kind != TIMELINE or window is None:
             return {}
         report = window.rank_reports.get(blob.rank or 0, window.report)
@@ -164,7 +162,7 @@ class Answers:
             raise ArchiveError("expected a profile of a run or a window, got none. Select one.")
         return Selection(run=run, run_tag=tags[0], window=window, window_tag=tags[1], rank=_rank(arguments))
 
-    def _read(self, context: Any, experiment: str, run: str, tag: str) -> StoredProfile | None:
+    def _read(self, context: Any, experiment: str, run: str, tag: str) -> StoredEntry | None:
         return self._profiles.read(context, experiment, run, tag) if tag else None
 
 
@@ -180,7 +178,8 @@ def _shown(make: Callable[[], str]) -> str:
         raise
     except Exception as error:
         raise ArchiveError(
-            f"can't show this ({told(error)}). The profile is damaged or lightning-modelprof has a bug."
+            f"can't show this ({describe_error(error)})."
+            " The profile is damaged or lightning-modelprof has a bug."
         ) from error
 
 
@@ -197,7 +196,7 @@ def _words(selection: Selection) -> dict[str, str]:
     """What a step and its samples are called in this run."""
     info = {} if selection.run is None else selection.run.report.sections.get("run", {})
     loop = loop_of(info.get("loop", ""))
-    return {"step": loop.step, "steps": loop.steps, "samples": one_line(info.get("sample_unit", "samples"))}
+    return {"step": loop.step, "steps": loop.steps, "samples": printable(info.get("sample_unit", "samples"))}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -209,10 +208,10 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "kind": head.kind,
         "loop": head.loop,
         "window": head.window,
-        "label": one_line(head.label),
+        "label": printable(head.label),
         "ranks": list(head.ranks),
         "recorded": head.recorded,
-        "model": one_line(head.model),
+        "model": printable(head.model),
     }
 
 
@@ -258,7 +257,7 @@ def _differs(before: ComparedSide, after: ComparedSide) -> str:
 
 
 def _plain(value: Any) -> str:
-    return one_line(format_cell(value, Unit.COUNT) if isinstance(value, int | float) else str(value))
+    return printable(format_cell(value, Unit.COUNT) if isinstance(value, int | float) else str(value))
 
 
 def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:

@@ -8,7 +8,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Chart, FlameGraph, Report, Slices, Table
 from lightning_modelprof.report.timeline.idle_slices import IDLE_PREFIX
 from lightning_modelprof.run.phases import RANGE_PREFIX
-from lightning_modelprof.show.tensorboard.profile_blob import TIMELINE, ColumnsBlob, StoredProfile
+from lightning_modelprof.show.tensorboard.profile_blob import TIMELINE, ColumnsBlob, StoredEntry
 
 
 class Selection(Record, frozen=True, kw_only=True):
@@ -22,9 +22,9 @@ class Selection(Record, frozen=True, kw_only=True):
         rank: the rank to show alone; ``None`` for all together.
     """
 
-    run: StoredProfile | None = None
+    run: StoredEntry | None = None
     run_tag: str = ""
-    window: StoredProfile | None = None
+    window: StoredEntry | None = None
     window_tag: str = ""
     rank: int | None = None
 
@@ -60,18 +60,15 @@ class Selection(Record, frozen=True, kw_only=True):
         return next((table for table in found if table.rows), found[0] if found else None)
 
     def chart(self, id: str) -> Chart | None:  # noqa: A002
-        """The chart of this id."""
         charts = (chart for report in self._reports() for chart in report.charts)
         return next((chart for chart in charts if chart.id == id), None)
 
     def flame(self, id: str) -> FlameGraph | None:  # noqa: A002
-        """The flame graph of this id."""
         flames = (flame for report in self._reports() for flame in report.flames)
         return next((flame for flame in flames if flame.id == id), None)
 
     @property
     def has_timeline(self) -> bool:
-        """Whether there is a timeline to link into."""
         return bool(self.columns(TIMELINE))
 
     def has_slices(self, slices: Slices) -> bool:
@@ -101,7 +98,7 @@ class Selection(Record, frozen=True, kw_only=True):
         return [report for report in (self.window_report, self.run_report) if report is not None]
 
 
-def _of_rank(profile: StoredProfile | None, rank: int | None) -> Report | None:
+def _of_rank(profile: StoredEntry | None, rank: int | None) -> Report | None:
     if profile is None:
         return None
     return profile.report if rank is None else profile.rank_reports.get(rank, profile.report)

@@ -14,8 +14,8 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.show.tensorboard.event_file import PLUGIN_NAME
 from lightning_modelprof.show.tensorboard.profile_blob import (
     ColumnsBlob,
-    ProfileHead,
-    StoredProfile,
+    EntryHead,
+    StoredEntry,
     unpack_head,
     unpack_profile,
 )
@@ -40,7 +40,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
     tag: str
     wall_time: float
-    head: ProfileHead | None
+    head: EntryHead | None
     problem: str = ""
 
 
@@ -53,7 +53,7 @@ class StoredProfiles:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
-        self._kept: OrderedDict[tuple[str, ...], StoredProfile] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], StoredEntry] = OrderedDict()
         self._lock = Lock()  # TensorBoard answers each request on a thread of its own
 
     def list(self, context: Any, experiment: str) -> dict[str, list[Entry]]:
@@ -67,7 +67,7 @@ class StoredProfiles:
             if tags
         }
 
-    def read(self, context: Any, experiment: str, run: str, tag: str) -> StoredProfile:
+    def read(self, context: Any, experiment: str, run: str, tag: str) -> StoredEntry:
         """One profile.
 
         Raises:

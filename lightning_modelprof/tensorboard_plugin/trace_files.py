@@ -6,7 +6,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report
 
 TRACES: Final = "traces"
@@ -59,4 +59,4 @@ def named_trace(logdir: str, run: str, tag: str, report: Report) -> dict[str, st
         if find_trace(logdir, run, tag, name) is not None:
             return {"file": name, "where": ""}
     where = f"{source} in the run's directory" if source != saved else source
-    return {"file": "", "where": f"The trace isn't in this log directory. It's {one_line(where)}."}
+    return {"file": "", "where": f"The trace isn't in this log directory. It's {printable(where)}."}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.model import Report, Table
@@ -68,7 +68,7 @@ def render(view: View, selection: Selection) -> str:
 
 def render_comparison(report: Report) -> str:
     """A comparison as HTML: what it says and every table."""
-    title = escape(one_line(report.title))
+    title = escape(printable(report.title))
     tables = _tables_html(list(report.tables))
     parts = (f"<h2>{title}</h2>", facts_html(report), tables, notes_html(report))
     return f'<section class="comparison">{"".join(parts)}</section>'
@@ -107,7 +107,7 @@ def _other_ranks(selection: Selection) -> str:
     return (
         '<p class="other-ranks">These windows are from the first rank. Each rank saves its own in the run\'s'
         " directory. After training, this command adds all of them to"
-        f" TensorBoard:</p><pre><code>{escape(one_line(command))}</code></pre>"
+        f" TensorBoard:</p><pre><code>{escape(printable(command))}</code></pre>"
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.errors import ConfigError, quoted, told
-from lightning_modelprof.inspect.core.untouched import random_states_kept, tensors_in
+from lightning_modelprof.errors import ConfigError, describe_error, quoted
+from lightning_modelprof.inspect.core.preserved import random_states_kept, tensors_in
 from lightning_modelprof.measure.clock import cpu_time, device_clock, host_clock
 from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
 from lightning_modelprof.run.steps import NOT_MEASURED
@@ -207,9 +207,9 @@ def run_first(call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, 
             f"the keyword arguments {', '.join(map(str, kwargs))}" if kwargs else f"{len(args)} argument(s)"
         )
         raise ConfigError(
-            f"benchmark_inference(batch): the model can't take this batch: {told(error)}. It was passed as"
-            f" {passed}. A mapping is passed as keyword arguments, a tuple as positional ones and (batch,)"
-            " unchanged."
+            f"benchmark_inference(batch): the model can't take this batch: {describe_error(error)}."
+            f" It was passed as {passed}. A mapping is passed as keyword arguments, a tuple as positional"
+            " ones and (batch,) unchanged."
         ) from error
     for _ in range(warm_up - 1):
         call()

@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.modules.module_tree import ModuleTree, module_tree
-from lightning_modelprof.errors import ModelProfError, given_path, nearest, quoted, told
+from lightning_modelprof.errors import ModelProfError, as_path, describe_error, did_you_mean, quoted
 from lightning_modelprof.inspect.core.counter import FlopCounter
-from lightning_modelprof.inspect.core.untouched import tensors_in, untouched
+from lightning_modelprof.inspect.core.preserved import preserved, tensors_in
 from lightning_modelprof.inspect.flops.count import step_count
 from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
@@ -120,7 +120,7 @@ def profile_model(
     ignored = ignored_paths(model, records, ignore_modules)
     call = ProfiledCall(target, args, kwargs, loss_fn)
     device = _device_of(model, (args, kwargs))
-    with untouched(model, (args, kwargs)), call.grad_mode():
+    with preserved(model, (args, kwargs)), call.grad_mode():
         count = _count(model, call, formulas)
         for _ in range(warm_up):
             call.run(model)
@@ -322,7 +322,7 @@ def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
     if mode not in MODES:
         raise ModelProfError(
             f"profile_model(mode): expected one of {', '.join(MODES)}, got {quoted(mode)}."
-            f"{nearest(mode, MODES)}"
+            f"{did_you_mean(mode, MODES)}"
         )
     if mode == "forward":
         return model
@@ -341,7 +341,7 @@ def writeable_file(output_file: str | Path | None) -> Path | None:
     """Where the report goes; ``None`` for nowhere."""
     if output_file is None:
         return None
-    path = given_path(output_file, ModelProfError)
+    path = as_path(output_file, ModelProfError)
     if path.is_dir() or not path.parent.is_dir():
         raise ModelProfError(
             f"profile_model(output_file): can't write {path}: "
@@ -403,7 +403,7 @@ def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any
         if not found:
             names = sorted({*by_path, *by_path.values()} - {""})
             types = ", ".join(sorted(set(by_path.values())))
-            hint = nearest(name, names) or f" Its classes are {types}."
+            hint = did_you_mean(name, names) or f" Its classes are {types}."
             raise ModelProfError(
                 f"profile_model(ignore_modules): {quoted(name)} is no class or module path in this"
                 f" model.{hint}"
@@ -447,7 +447,7 @@ class ProfiledCall:
             passed = [*(kind_of(value) for value in self._args)]
             passed += [f"{name}={kind_of(value)}" for name, value in self._kwargs.items()]
             raise ModelProfError(
-                f"profile_model: the model can't take this batch: {told(error)}. It was called with"
+                f"profile_model: the model can't take this batch: {describe_error(error)}. It was called with"
                 f" ({', '.join(passed)})."
             ) from error
 
@@ -463,7 +463,8 @@ class ProfiledCall:
             loss = self._loss_fn(output)
         except Exception as error:
             raise ModelProfError(
-                f"profile_model(loss_fn): failed on the model's output ({kind_of(output)}): {told(error)}."
+                f"profile_model(loss_fn): failed on the model's output ({kind_of(output)}):"
+                f" {describe_error(error)}."
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             lacking = (
@@ -486,7 +487,9 @@ class ProfiledCall:
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
         except Exception as error:
-            raise ModelProfError(f"profile_model: the loss's backward pass failed: {told(error)}.") from error
+            raise ModelProfError(
+                f"profile_model: the loss's backward pass failed: {describe_error(error)}."
+            ) from error
 
     def run(self, model: nn.Module) -> None:
         """All of it, from no gradients."""

@@ -196,7 +196,6 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
         return np.array([index for index, name in enumerate(self.names) if name.startswith(prefix)], np.int32)
 
     def name_of(self, event: int) -> str:
-        """Name of one event."""
         name: str = self.names[self.name[event]]
         return name
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from lightning_modelprof.errors import TraceError, one_line
+from lightning_modelprof.errors import TraceError, printable
 from lightning_modelprof.run.opening import is_inside
 
 _MOST_MEMBERS: Final = 100_000
@@ -88,7 +88,6 @@ class Forward(io.RawIOBase):
             yield block
 
     def seek(self, position: int, whence: int = 0) -> int:
-        """Go on to a later position."""
         if whence or position < self._position:
             raise tarfile.ReadError("an archive whose index points backwards")
         while self._position < position:
@@ -128,7 +127,7 @@ def trace_members(path: Path, stream: Forward, file: IO[bytes]) -> list[Path]:
                 raise TraceError(f"{path}: expected at most {_MOST_MEMBERS:,} files per archive, got more.")
             names[name] = None
     except BROKEN as error:  # what came before is kept, and the last one says so
-        problem = f" It's cut off or damaged ({one_line(str(error))})."
+        problem = f" It's cut off or damaged ({printable(str(error))})."
     found = [name for name in names if _is_json(name)]
     found = [name for name in found if "trace" in PurePosixPath(name).name] or found
     if not found:

@@ -20,7 +20,7 @@ from typing import IO, Final, Protocol
 import msgspec
 from isal import igzip_lib
 
-from lightning_modelprof.errors import TraceError, one_line, remedy
+from lightning_modelprof.errors import TraceError, printable, remedy
 from lightning_modelprof.run.opening import open_regular
 from lightning_modelprof.trace.json import NOT_JSON, OUTLINE, RAW_ITEMS
 from lightning_modelprof.trace.packed import BROKEN, Forward, format_of, member_blocks, trace_members
@@ -112,9 +112,7 @@ class TextSource(Protocol):
     damage: str
     """Why the text ends before its end; ``""`` while it does not."""
 
-    def blocks(self) -> Iterator[bytes]:
-        """The text in blocks of any length."""
-        ...
+    def blocks(self) -> Iterator[bytes]: ...
 
 
 class Text:
@@ -206,7 +204,7 @@ class TextFile:
                 blocks = member_blocks(self._path, self._member, stream, file, block_bytes)
                 yield from self._checked(self._layers(Forward(blocks), block_bytes)).blocks()
             except BROKEN as error:
-                self.damage = self.damage or f"the archive is cut off or damaged ({one_line(str(error))})"
+                self.damage = self.damage or f"the archive is cut off or damaged ({printable(str(error))})"
             return
         yield from self._checked(stream).blocks()
 
@@ -390,7 +388,6 @@ def events_begin(text: bytes | bytearray) -> int | None:
 
 
 def is_list(text: bytes | bytearray) -> bool:
-    """Whether the JSON text is a list."""
     first = _NOT_SPACE.search(text)
     return first is not None and first.group() == b"["
 

@@ -36,11 +36,11 @@ from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import build_report
-from lightning_modelprof.report.build_profile import step_columns, timings_of
+from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
-from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
@@ -648,7 +648,7 @@ def test_a_report_that_every_output_can_show():
 def stored(source, run, report):
     """What an event file keeps of a run."""
     blobs = pack_profile(
-        Profile(
+        DashboardEntry(
             kind="run",
             loop=run.info.loop,
             window=None,

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.loader_queue import ASSUMED_HANDOVER_NS, WITHIN, loader_queue
-from lightning_modelprof.analysis.steps.played_queue import played
+from lightning_modelprof.analysis.steps.simulated_loader import simulate_loader
 from lightning_modelprof.run.workers import WorkerBatches
 from tests.support.diagnosed import MS
 
@@ -98,7 +98,7 @@ SETTINGS = st.tuples(st.integers(0, 5), st.integers(1, 4))
 def test_each_batch_comes_when_torchs_own_code_would_give_it(times, which, handover_ns, in_order):
     service_ns, rest_ns = zip(*times, strict=True)
     rest_ns = rest_ns[: len(rest_ns) - 20]  # so many indices are handed out ahead
-    found = played(
+    found = simulate_loader(
         np.array(service_ns)[:, None],
         np.array(rest_ns)[:, None],
         which,
@@ -117,18 +117,20 @@ def test_more_of_anything_never_makes_a_batch_come_later(service_ns, rest_ns, se
     workers, factor = max(1, setting[0]), setting[1]
     service, rest = np.array(service_ns)[:, None], np.full((len(service_ns), 1), rest_ns)
     base, ahead, twice = np.moveaxis(
-        played(service, rest, [(workers, factor), (workers, factor + 1), (2 * workers, factor)]), 1, 0
+        simulate_loader(service, rest, [(workers, factor), (workers, factor + 1), (2 * workers, factor)]),
+        1,
+        0,
     )
     assert (ahead <= base).all()
     assert (twice <= base).all()
-    assert (played(service + 1, rest, [(workers, factor)])[:, 0] > base).all()
-    assert (played(service, rest + 1, [(workers, factor)])[:, 0] >= base).all()
+    assert (simulate_loader(service + 1, rest, [(workers, factor)])[:, 0] > base).all()
+    assert (simulate_loader(service, rest + 1, [(workers, factor)])[:, 0] >= base).all()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize(("service", "rest", "handover"), [(12, 3, 0), (12, 5, 1), (240, 60, 24), (0, 7, 2)])
 def test_constant_times_have_a_closed_form(workers, service, rest, handover):
-    got = played(
+    got = simulate_loader(
         np.full((600, 1), service),
         np.full((600, 1), rest),
         [(0, 1), (workers, 1), (workers, 2)],
@@ -143,8 +145,8 @@ def test_constant_times_have_a_closed_form(workers, service, rest, handover):
 def test_one_slow_batch_blocks_those_behind_it_only_where_order_is_kept():
     service = np.array([100, *[10] * 60])[:, None]
     rest = np.zeros((20, 1), np.int64)
-    ordered = played(service, rest, [(4, 2)])[:, 0, 0]
-    unordered = played(service, rest, [(4, 2)], is_ordered=False)[:, 0, 0]
+    ordered = simulate_loader(service, rest, [(4, 2)])[:, 0, 0]
+    unordered = simulate_loader(service, rest, [(4, 2)], is_ordered=False)[:, 0, 0]
     assert ordered[:8].tolist() == [100] * 4 + [110] * 4  # three, and three behind the next of its worker
     assert unordered[:6].tolist() == [10, 10, 10, 20, 20, 20]
 

@@ -24,7 +24,7 @@ from lightning_modelprof.analysis.source.logging_calls import (
 )
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.measure.sampling.log_calls import log_call
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import diagnose
@@ -330,7 +330,7 @@ def test_time_in_a_validation_does_not_speak_twice_for_the_verdict():
     analysis = analysis_of(steps_of(validation=12, backward=8), stacks=stacks)
     found = only(SlowLoggingCalls().evaluate(analysis))
     assert found.saving_ns_per_step == pytest.approx(12 * MS)
-    assert SlowLoggingCalls().stake_ns(found) == 0
+    assert SlowLoggingCalls().saves_ns(found) == 0
 
 
 def test_operators_and_tensors_of_logging_are_no_loop_in_a_layer():
@@ -505,7 +505,7 @@ class Watched(Net):
 
     def training_step(self, batch, batch_idx):
         if self.look is None:
-            self.look = StackLook(Ledger(), UserCode((type(self),)))
+            self.look = StackProbe(Ledger(), UserCode((type(self),)))
             self.errors["error"].look = self.look
         self.errors.update(torch.ones(2), torch.ones(2))
         return super().training_step(batch, batch_idx)
@@ -581,7 +581,7 @@ class CallsItsLogger(Net):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        look = self.logger.look or StackLook(Ledger(), UserCode((type(self),)))
+        look = self.logger.look or StackProbe(Ledger(), UserCode((type(self),)))
         self.logger.look = look
         self.logger.log_metrics({"a": 1.0}, step=batch_idx)
         self.logger.experiment.finalize("")

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MOST_POI
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.report.build_profile import window_profile
+from lightning_modelprof.report.build_dashboard_entry import window_profile
 from lightning_modelprof.report.charts.memory import window_memory, window_memory_of_run
 from lightning_modelprof.run.model_cost import ModelCost, ModelSize, TensorSize
 from lightning_modelprof.run.records import Window

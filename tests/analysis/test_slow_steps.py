@@ -26,7 +26,7 @@ from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.steps import _period
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.archive import load_run, save_run
-from lightning_modelprof.run.finding import RUN_FILE
+from lightning_modelprof.run.locate import RUN_FILE
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, SlowStep, SlowSteps, StepTag, StepTimings

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.steps.workers import Why, _late
+from lightning_modelprof.analysis.steps.workers import Cause, _late
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
@@ -71,7 +71,7 @@ def test_one_worker_that_waits_is_too_few():
     record, waits_ms = loader([12] * 100, 1, rest_ms=4)
     facts = facts_of(record, waits_ms, 4)
     assert facts.wait_ns == pytest.approx(8 * MS)
-    assert facts.why is Why.TOO_FEW_WORKERS
+    assert facts.why is Cause.TOO_FEW_WORKERS
     left_ns = facts.queue.handover_ns  # which no number of workers saves
     assert facts.cause.saving_ns == pytest.approx(8 * MS - left_ns)
     assert facts.cause.share == pytest.approx((8 * MS - left_ns) / (12 * MS))
@@ -84,11 +84,11 @@ def test_where_no_number_helps_it_waits_or_computes():
     record, waits_ms = loader([40] * 100, 8, rest_ms=1)
     facts = facts_of(record, waits_ms, 1)
     assert not facts.queue.helps
-    assert facts.why is Why.WAITS
+    assert facts.why is Cause.WAITS
     assert facts.cause.saving_ns == pytest.approx(facts.wait_ns)
     record, waits_ms = loader([40] * 100, 2, rest_ms=1, cpu_share=1.0)
     facts = facts_of(record, waits_ms, 1)
-    assert facts.why is Why.COMPUTES
+    assert facts.why is Cause.COMPUTES
     assert facts.is_computing
     assert facts.computing == 1
     assert facts.queue.needed_factor == pytest.approx(20, rel=0.15)  # of the measured step
@@ -97,14 +97,14 @@ def test_where_no_number_helps_it_waits_or_computes():
 def test_a_training_that_hardly_waits_has_no_cause():
     record, _ = loader([2] * 100, 2, rest_ms=20)
     facts = facts_of(record, 0.3, 20)
-    assert (facts.why, facts.cause) == (Why.NONE, None)
+    assert (facts.why, facts.cause) == (Cause.NONE, None)
 
 
 def test_collate_that_takes_most_of_it_is_named():
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, collate_share=0.75)
     facts = facts_of(record, waits_ms, 1)
     assert facts.collate == 0.75
-    assert facts.why is Why.COLLATE
+    assert facts.why is Cause.COLLATE
     assert facts.cause.share == 0.75
     # Of a step of 5 ms, 4 wait; batches of 10 ms would make it 1.25.
     assert facts.cause.saving_ns == pytest.approx(0.75 * facts.step_ns)
@@ -112,12 +112,12 @@ def test_collate_that_takes_most_of_it_is_named():
 
 def test_workers_that_wait_for_a_cpu_are_slow_whatever_their_samples_are():
     """One batch in twenty takes 110 ms for 10: a third of the time, unless workers had no CPU for it."""
-    for no_cpu_ms, why in ((0, Why.SLOW_SAMPLES), (130, Why.WAITS)):  # of 375 ms in each worker
+    for no_cpu_ms, why in ((0, Cause.SLOW_SAMPLES), (130, Cause.WAITS)):  # of 375 ms in each worker
         record, waits_ms = loader(([10] * 19 + [110]) * 10, 8, rest_ms=1, cpu_wait_ns=no_cpu_ms * MS)
         facts = facts_of(record, waits_ms, 1)
         assert facts.cpu_wait == pytest.approx(no_cpu_ms / 375)
-        found = [one.share for one in facts.causes if one.why is Why.SLOW_SAMPLES]
-        assert found == pytest.approx([1 / 3] if why is Why.SLOW_SAMPLES else [])
+        found = [one.share for one in facts.causes if one.why is Cause.SLOW_SAMPLES]
+        assert found == pytest.approx([1 / 3] if why is Cause.SLOW_SAMPLES else [])
     unknown, waits_ms = loader([12] * 100, 8, rest_ms=0.5)
     assert facts_of(unknown, waits_ms, 0.5).cpu_wait is None
 
@@ -130,7 +130,7 @@ def test_slow_batches_are_counted():
     assert batch.mean_ns == 15 * MS
     assert batch.slow == 0.05
     assert batch.slow_time == pytest.approx(110 / 300)
-    slow = next(one for one in facts.causes if one.why is Why.SLOW_SAMPLES)
+    slow = next(one for one in facts.causes if one.why is Cause.SLOW_SAMPLES)
     assert slow.share == pytest.approx(100 / 300)
 
 
@@ -139,14 +139,14 @@ def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=4, **busy)  # 500 ms of batches in each worker
     facts = facts_of(record, waits_ms, 1)
     assert facts.other_cpu == pytest.approx(0.6)
-    assert facts.why is Why.PICKLING
+    assert facts.why is Cause.PICKLING
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=11, **busy)
-    assert facts_of(record, waits_ms, 1).why is Why.THREADS
+    assert facts_of(record, waits_ms, 1).why is Cause.THREADS
     roomy = facts_of(record, waits_ms, 1, cpus=72)  # each thread has a CPU, and more workers have, too
-    assert roomy.why is Why.TOO_FEW_WORKERS
-    assert {one.why for one in roomy.causes} >= {Why.TOO_FEW_WORKERS, Why.PICKLING}
+    assert roomy.why is Cause.TOO_FEW_WORKERS
+    assert {one.why for one in roomy.causes} >= {Cause.TOO_FEW_WORKERS, Cause.PICKLING}
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=11, other_cpu_ns=50 * MS)
-    assert facts_of(record, waits_ms, 1).why is Why.WAITS
+    assert facts_of(record, waits_ms, 1).why is Cause.WAITS
     record, waits_ms = loader([40] * 100, 8, rest_ms=1)
     assert facts_of(record, waits_ms, 1).other_cpu is None
 
@@ -154,7 +154,7 @@ def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
 def test_the_start_of_each_epoch_may_be_all():
     record, _ = loader([2] * 100, 2, rest_ms=20)
     facts = facts_of(record, 0.1, 20, init_ms=300)
-    assert facts.why is Why.START_UP
+    assert facts.why is Cause.START_UP
     assert facts.start_up_ns == pytest.approx(3 * 300 * MS / 40)  # the run's first epoch is not among them
     assert facts.cause.share == pytest.approx(22.5 / (22.5 + 20.1))
 

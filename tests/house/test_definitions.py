@@ -20,9 +20,9 @@ from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.definitions import column_definition, definition, row_definition, sections
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE
 from lightning_modelprof.run.phases import PHASES
@@ -42,9 +42,9 @@ def kinds_in_sources():
     found = {}
     for path in sorted((SOURCE / "report").rglob("*.py")):
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
-        if "TableKind(" in path.read_text(encoding="utf-8") and path.stem != "kinds":
+        if "TableSpec(" in path.read_text(encoding="utf-8") and path.stem != "specs":
             of_file = vars(importlib.import_module(name)).values()
-            found |= {value.id: value for value in of_file if isinstance(value, TableKind)}
+            found |= {value.id: value for value in of_file if isinstance(value, TableSpec)}
     return found
 
 

@@ -37,7 +37,7 @@ LAWS = {
         "show",
         "threads",
         "report.model",
-        "report.profile",
+        "report.dashboard_entry",
         "report.definitions",
         "units",
         "errors",

@@ -427,7 +427,7 @@ def compiled(module):
     return module
 
 
-class Drawing(Net):
+class ChartSpec(Net):
     """Draws from every random generator."""
 
     def loss(self, batch):
@@ -435,7 +435,7 @@ class Drawing(Net):
 
 
 def test_a_copy_draws_no_random_number(tmp_path):
-    callback = assert_unchanged(tmp_path, lambda: compiled(Drawing(dropout=0.5)), fvcore=True)
+    callback = assert_unchanged(tmp_path, lambda: compiled(ChartSpec(dropout=0.5)), fvcore=True)
     assert cost_of(callback).count.on_fake_tensors
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_modelprof.analysis.source.hot_lines import layer_hooks
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.callbacks import SlowLayerHooks
@@ -121,7 +121,7 @@ def seen_in(register):
     ledger = SimpleNamespace(
         current=PHASE_INDEX["forward"], inspection=None, ranges=None, in_validation=False, validation=None
     )
-    look = StackLook(ledger, UserCode((Net,)))
+    look = StackProbe(ledger, UserCode((Net,)))
 
     def hook(*args, **kwargs):
         if not seen:

@@ -26,7 +26,7 @@ from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
-from lightning_modelprof.measure.sampling.stack_look import ThreadClocks
+from lightning_modelprof.measure.sampling.stack_probe import ThreadClocks
 from lightning_modelprof.measure.setup.model_setup import calls_by_name
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status

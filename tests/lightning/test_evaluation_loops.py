@@ -27,7 +27,7 @@ from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.lightning.classify import ActionTable
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop.host import num_prefetched
+from lightning_modelprof.loop.loop import num_prefetched
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of

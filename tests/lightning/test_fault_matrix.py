@@ -31,7 +31,7 @@ from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.lightning import classify, hooks, in_validation, session_keeper
 from lightning_modelprof.lightning import classify as evaluation
-from lightning_modelprof.lightning import host as lightning_host
+from lightning_modelprof.lightning import trainer_loop as lightning_host
 from lightning_modelprof.lightning.phases import PhaseProfiler
 from lightning_modelprof.loop import outputs, session, step_timing, trace_work, windows
 from lightning_modelprof.loop import parts as loop_parts
@@ -44,7 +44,7 @@ from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.resources.memory import MemoryCurve
 from lightning_modelprof.measure.sampling import sampler
 from lightning_modelprof.measure.sampling.sampler import Sampler
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.steps import actions
 from lightning_modelprof.measure.steps.batch_sizes import SampleCounter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
@@ -394,7 +394,7 @@ PLACES = {
     ),
     "window: trace is read, interrupted": Place(trace_work, "parse_trace", steps=7, errors=("ctrl-c",)),
     # Threads, memory and the inspection at boundaries
-    "sampling: stack": Place(StackLook, "look", warnings=0, status="finished", errors=ALL),
+    "sampling: stack": Place(StackProbe, "look", warnings=0, status="finished", errors=ALL),
     "sampling: memory": Place(MemoryCurve, "look", warnings=0, status="finished"),
     "sampling: pause": Place(Sampler, "pause", steps=4),
     "memory without a thread": Place(MemoryCurve, "look", arguments={"sampling": False}, steps=0),

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from lightning_modelprof import LoopProfiler, ModelProfiler
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.session import LoopSession
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.window.capture import Capture
 from tests.support.fits import Net, Numbers, fit_quietly, grouped, loader, make_callback, make_trainer
 from tests.support.leftovers import differences, things_of, things_of_process
@@ -306,7 +306,7 @@ OUR_PLACES = {
     "window opens": (Capture, "_start", 1),
     "window": (Capture, "begin_step", 4),
     "window closes": (Capture, "_close", 1),
-    "look": (StackLook, "look", 1),
+    "look": (StackProbe, "look", 1),
     "stop": (LoopSession, "stop", 1),
     "finish": (LoopSession, "finish", 1),
     "close": (LoopSession, "close", 1),

@@ -12,9 +12,9 @@ from torch import nn
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.loop import budget, step_boundaries
 from lightning_modelprof.loop.budget import Budget
-from lightning_modelprof.loop.host import Host
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_inspection
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.step_boundaries import SaveTimer, StepBoundaries
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.steps.ledger import LOGGING
@@ -214,11 +214,11 @@ class Rank:
         self.began_ns, self.ours_ns, self.asked_ns = self.clock.now, 0, 0
         self.windows, self.opened, self.taken, self.logged = [], [], [], []
         self.slowed = self.surprise_ns = 0
-        host = self.host = Host()
+        host = self.host = Loop()
         host.rank, host.world_size = number, world_size
         host.module = nn.Sequential(*(nn.Identity() for _ in range(20)))
         host.log_every_n_steps = 1
-        host.make_seam = lambda ledger: SimpleNamespace(choose_table=int)
+        host.make_phase_source = lambda ledger: SimpleNamespace(choose_table=int)
         self.free_ns = FREE_NS if world_size == 1 else 0
         timing = self.timing = StepTiming(
             config, host, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_untold=int
@@ -403,7 +403,7 @@ def test_a_slow_logger_has_fewer_points_and_each_is_of_all_steps_since_the_last(
     # The last ones are logged when the loop is over, once.
     before, rank.costs["logger"] = len(rank.logged), 0
     assert rank.boundaries._has_left_out
-    rank.timing.live.cut()
+    rank.timing.live.flush()
     rank.boundaries.log_last()
     rank.boundaries.log_last()
     assert len(rank.logged) == before + 1
@@ -412,7 +412,7 @@ def test_a_slow_logger_has_fewer_points_and_each_is_of_all_steps_since_the_last(
 def test_a_quick_logger_has_all_points_and_none_more_at_the_end():
     [rank] = run(costs_of(logger=0.1), 20 * MS, 400, flops=False, active=0, skip_first=0)
     assert len(rank.logged) == 399
-    rank.timing.live.cut()
+    rank.timing.live.flush()
     rank.boundaries.log_last()
     assert len(rank.logged) == 399
 

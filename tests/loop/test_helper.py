@@ -273,7 +273,7 @@ def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, fi
             deadline = time.monotonic() + 60
             while results._helper.num_open:
                 assert time.monotonic() < deadline
-                results.hear()
+                results.poll()
                 time.sleep(0.01)  # and leave it a CPU
             os.kill(results._helper._process.pid, signal.SIGSTOP)
         if step == LAST_STEP and files:
@@ -391,7 +391,7 @@ def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
         deadline = time.monotonic() + 60
         while results._helper.num_open:
             assert time.monotonic() < deadline
-            results.hear()
+            results.poll()
         os.kill(results._helper._process.pid, signal.SIGKILL)
 
     with our_warnings() as messages:
@@ -514,7 +514,7 @@ CLOSES_ALL = """
         if step == 12:
             assert results._helper is not None
             while is_long and results._helper.num_open:
-                results.hear()
+                results.poll()
                 time.sleep(0.01)
             os.closerange(3, min(most, 4096))
             for number in range(60):

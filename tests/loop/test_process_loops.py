@@ -19,9 +19,9 @@ from torch import nn
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.lightning.host import LightningHost
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.loop import process_loops
-from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop, short_loop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
@@ -109,10 +109,10 @@ def test_from_where_on_a_loop_has_a_report(tmp_path, loop, batches, has_report):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_test_of_two_batches_is_short_with_any_number_of_ranks(world_size):
-    host = Host()
+    host = Loop()
     host.world_size = world_size
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Host, "num_steps", 2)
+        patch.setattr(Loop, "num_steps", 2)
         found = short_loop(ProfileConfig(), host, model="Small", wanted=None, now=0)
     assert found is not None
     assert found.batches == 2
@@ -245,7 +245,7 @@ def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypat
     def fail(host):
         raise AttributeError("max_batches")
 
-    monkeypatch.setattr(LightningHost, "num_steps", property(fail))
+    monkeypatch.setattr(TrainerLoop, "num_steps", property(fail))
     model = Small()
     trainer_of(callback_in(tmp_path / "run"), tmp_path).predict(model, [0] * 3)
     assert len(model.profilers) == 3

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.loop import step_boundaries as save_timer
-from lightning_modelprof.loop.host import num_prefetched
+from lightning_modelprof.loop.loop import num_prefetched
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.steps.recorder import Recorder
@@ -119,13 +119,13 @@ def test_live_figures_leave_them_out():
     live = LiveFigures(recorder, "samples")
     add_steps(recorder, 4)
     recorder.drain(4, 3)
-    live.cut()
+    live.flush()
     assert live.newest.num_steps == 4
     add_steps(recorder, 3)
-    live.cut()
+    live.flush()
     assert live.newest.num_steps == 1  # step 4; what tags that one is the ledger's business
     add_steps(recorder, 5)
-    live.cut()
+    live.flush()
     assert live.newest.num_steps == 4  # 7 drains
 
 

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.loop.parts import Sampling, _memory_look
-from lightning_modelprof.measure.sampling import stack_look as stack_look_module
+from lightning_modelprof.measure.sampling import stack_probe as stack_look_module
 from lightning_modelprof.measure.sampling.sampler import Sampler
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.steps.ledger import PROFILER
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.archive import load_run
@@ -298,7 +298,7 @@ class Standing:
         assert self.arrived.wait(10)
 
     def run(self):
-        self.look = StackLook(self.ledger, UserCode())
+        self.look = StackProbe(self.ledger, UserCode())
         self.stand(self.wait)
 
     def wait(self):
@@ -352,8 +352,8 @@ def test_no_garbage_is_collected_while_it_looks(monkeypatch, is_on):
         in_walk.append(tuple(began))
         return place
 
-    walk = StackLook._follow
-    monkeypatch.setattr(StackLook, "_follow", follow)
+    walk = StackProbe._follow
+    monkeypatch.setattr(StackProbe, "_follow", follow)
     usual = gc.get_threshold()
     with Standing(plain) as standing:
         gc.callbacks.append(note)
@@ -372,7 +372,7 @@ def test_no_garbage_is_collected_while_it_looks(monkeypatch, is_on):
 
 def test_garbage_is_collected_again_after_a_look_that_failed(monkeypatch):
     monkeypatch.setattr(stack_look_module, "_COLLECTS_ANYWHERE", True)
-    monkeypatch.setattr(StackLook, "_follow", lambda *_: 1 / 0)
+    monkeypatch.setattr(StackProbe, "_follow", lambda *_: 1 / 0)
     with Standing(plain) as standing, pytest.raises(ZeroDivisionError):
         standing.look.look(5)
     assert gc.isenabled()
@@ -708,7 +708,7 @@ def test_an_error_of_ours_does_not_reach_the_training(tmp_path, monkeypatch):
     def fail(self, elapsed_ns):
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(StackLook, "look", fail)
+    monkeypatch.setattr(StackProbe, "look", fail)
     net = Net(lambda _: time.sleep(0.005))
     callback = run_fit(tmp_path, module=net, data=loader(20), active=0, sampling=True)
     assert callback.run.info.status == "finished"

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from lightning_modelprof.lightning.host import LightningHost
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.measure.setup import training_setup
 from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.model_setup import convolution_biases
@@ -263,7 +263,7 @@ def test_versions_name_the_library(tmp_path, monkeypatch):
     users = importlib.import_module("users")
     trainer = users.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     trainer.strategy.connect(users.Forecaster())
-    info = run_info(LightningHost(trainer, FIT), config={}, sample_unit="samples", version="0")
+    info = run_info(TrainerLoop(trainer, FIT), config={}, sample_unit="samples", version="0")
     assert list(info.versions) == ["lightning-modelprof", "torch", "forecasts", "lightning", "python"]
     assert info.versions["forecasts"] == "3.2.1"
     for name in ("users", "forecasts"):

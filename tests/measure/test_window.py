@@ -737,7 +737,7 @@ def test_facts_of_the_newest_windows_are_kept(tmp_path):
         window = Window(index=index, status=WindowStatus.COMPLETE, **steps)
         results.add(window, raw, lambda: 0)
         assert not raw.exists()
-        results.hear()
+        results.poll()
     assert list(results._helper.facts()) == [1, 2, 4]
     assert list(results.trace_notes) == [3]
     assert [window.index for window in results.windows] == [0, 1, 2, 3, 4]

@@ -18,8 +18,8 @@ from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.call_samples import CallLook, CallSamples, CallSums, State
 from lightning_modelprof.measure.workers.calls import CallName, Calls
 from lightning_modelprof.measure.workers.in_worker import WorkerText
+from lightning_modelprof.measure.workers.probes import _calls
 from lightning_modelprof.measure.workers.ring import Head, ReadSlot
-from lightning_modelprof.measure.workers.watch import _calls
 from lightning_modelprof.run.stacks import StackSamples
 from tests.support import self_inspecting as made
 

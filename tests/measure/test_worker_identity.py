@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import LoopProfiler
-from lightning_modelprof.measure.workers.watch import WatchedLoaders
+from lightning_modelprof.measure.workers.probes import WorkerProbes
 from tests.support import self_inspecting as made
 from tests.support.fits import run_script
 
@@ -38,7 +38,7 @@ def epochs(make: Any, method: str, *, is_watched: bool, **options: Any) -> tuple
     torch.manual_seed(3)
     num_workers = 1 if method == "spawn" else 2  # a new interpreter imports torch for seconds
     loader = DataLoader(make(), 2, num_workers=num_workers, multiprocessing_context=method, **options)
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     if is_watched:
         watched.add(loader)
     batches = [batch for _ in range(2) for batch in loader]
@@ -123,7 +123,7 @@ def seeds(worker: int, by: int = 1) -> None:
 
 
 def test_the_collate_function_stays_in_the_loader() -> None:
-    watched, collate, seeding = WatchedLoaders(), made.CollatesItself(), functools.partial(seeds, by=2)
+    watched, collate, seeding = WorkerProbes(), made.CollatesItself(), functools.partial(seeds, by=2)
     loader = DataLoader(Rows(), 4, num_workers=1, collate_fn=collate, worker_init_fn=seeding)
     watched.add(loader)
     assert loader.collate_fn is collate
@@ -140,7 +140,7 @@ def test_the_collate_function_stays_in_the_loader() -> None:
 
 def test_a_loader_without_a_start_of_workers_has_none_to_those_who_ask() -> None:
     loader = DataLoader(Rows(), 4, num_workers=1)
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     watched.add(loader)
     assert not loader.worker_init_fn
     assert loader.worker_init_fn == None  # noqa: E711
@@ -162,7 +162,7 @@ class Unread(list[Any]):
 
 
 def test_what_is_no_list_of_loaders_is_not_gone_through() -> None:
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     loader = DataLoader(Rows(), 4, num_workers=1)
     watched.add(Holds(loader))
     assert len(list(loader)) == 2
@@ -174,7 +174,7 @@ def test_the_start_method_can_be_set_later(tmp_path: Any) -> None:
     script = """
         import multiprocessing
         from torch.utils.data import DataLoader
-        from lightning_modelprof.measure.workers.watch import WatchedLoaders
+        from lightning_modelprof.measure.workers.probes import WatchedLoaders
 
         watched = WatchedLoaders()
         watched.add(DataLoader([1, 2], num_workers=1))

@@ -21,6 +21,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers import in_worker
 from lightning_modelprof.measure.workers.in_worker import Worker, WorkerStart
+from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
     NUM_BATCHES,
@@ -29,7 +30,6 @@ from lightning_modelprof.measure.workers.ring import (
     claim_slot,
     open_memory,
 )
-from lightning_modelprof.measure.workers.watch import WatchedLoaders
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples, merge_stacks
 from tests.support import worker_pipelines as pipelines
 
@@ -335,7 +335,7 @@ def test_a_loader_is_given_back_and_nothing_stays():
     files = open_files()
     loader = DataLoader(Items([Doubles()]), 4, num_workers=1, persistent_workers=True)
     collate = loader.collate_fn
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     watched.add(loader)
     assert loader.collate_fn is collate
     assert type(loader.worker_init_fn) is WorkerStart
@@ -362,14 +362,14 @@ def test_a_loader_is_given_back_and_nothing_stays():
 def test_workers_that_live_already_are_a_reason():
     loader = DataLoader(Items([]), 4, num_workers=1, persistent_workers=True)
     next(iter(loader))
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     watched.add(loader)
     assert "started before this loop" in watched.record()[0].notes[0]
     loader._iterator._shutdown_workers()
 
 
 def test_loaders_that_are_made_anew_share_one_record():
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     for epoch in range(3):
         loader = DataLoader(Items([]), 10, num_workers=2)
         watched.add(loader, epoch)
@@ -450,7 +450,7 @@ class Numbered(Dataset):
 
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_what_passes_between_epochs_is_no_wait_for_an_index(is_persistent):
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     loader = DataLoader(Numbered(), 2, num_workers=1, persistent_workers=is_persistent)
     watched.add(loader)
     for _ in range(3):
@@ -477,7 +477,7 @@ class Seven(IterableDataset):
 
 def test_what_an_epoch_drops_is_not_in_the_next_one():
     loader = DataLoader(Seven(), 3, num_workers=1, drop_last=True, persistent_workers=True)
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     watched.add(loader)
     assert [[batch.tolist() for batch in loader] for _ in range(2)] == [[[0, 1, 2], [3, 4, 5]]] * 2
     (record,) = watched.record()
@@ -503,7 +503,7 @@ def test_another_file_of_the_same_number_is_left_alone(tmp_path):
 
 def test_a_copy_of_a_loader_measures_nothing_once_the_loop_is_over():
     loader = DataLoader(FastOnes(), 100, num_workers=1)
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     watched.add(loader)
     twin = copy.copy(loader)
     init = loader.worker_init_fn
@@ -516,7 +516,7 @@ def test_a_copy_of_a_loader_measures_nothing_once_the_loop_is_over():
 def test_all_workers_of_all_epochs_are_seen():
     """Those of the next epoch begin while those of the one before live."""
     loader = DataLoader(FastOnes(), 100, num_workers=4)
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     watched.add(loader)
     iterators = []
     for _ in range(2):
@@ -531,7 +531,7 @@ def test_all_workers_of_all_epochs_are_seen():
 
 
 def test_loaders_of_many_settings_do_not_pile_up():
-    watched, before = WatchedLoaders(), open_files()
+    watched, before = WorkerProbes(), open_files()
     for epoch in range(30):
         loader = DataLoader(FastOnes(), 10 + epoch, num_workers=1)
         watched.add(loader, epoch)
@@ -545,7 +545,7 @@ def test_loaders_of_many_settings_do_not_pile_up():
 
 def test_another_number_of_workers_is_another_loader():
     loader = DataLoader(FastOnes(), 100, num_workers=1)
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     for epoch, number in enumerate((1, 2)):
         loader.num_workers = number
         watched.add(loader, epoch)
@@ -558,7 +558,7 @@ def test_another_number_of_workers_is_another_loader():
 
 
 def test_trial_runs_are_forgotten_and_shared_loaders_said():
-    watched = WatchedLoaders()
+    watched = WorkerProbes()
     for trial in range(3):
         loader = DataLoader(FastOnes(), 2 ** (5 + trial), num_workers=1)
         watched.add(loader, (0, trial))

@@ -75,7 +75,7 @@ def wait(stake, operators=ITEM, phase="forward", kind="device_to_host", wait_ms=
         place=WaitPlace(kind=kind, operators=operators, phase=phase, **place),
         calls=calls,
         wait_ns=round((2 * stake if wait_ms is None else wait_ms) * MS),
-        stake_ns=round(stake * MS),
+        saves_ns=round(stake * MS),
     )
 
 
@@ -92,7 +92,7 @@ def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
         launch_ns=round(launch * MS),
         longest_launch_ns=MS,
         num_kernels=1234,
-        waits=tuple(sorted(waits, key=lambda one: -one.stake_ns)),
+        waits=tuple(sorted(waits, key=lambda one: -one.saves_ns)),
     )
     return SimpleNamespace(
         host_waits=host_waits or facts,

@@ -147,7 +147,7 @@ def test_a_penalty_by_hand():
     assert found.saving_ns_per_step == pytest.approx(18 * MS)
     assert (found.saving_is, found.locations[0].line) == ("", 40)
     assert "weight_decay" in found.action
-    assert SlowForwardOutsideModel().stake_ns(found) == 0
+    assert SlowForwardOutsideModel().saves_ns(found) == 0
 
 
 def test_a_norm_that_is_only_looked_at():

@@ -489,7 +489,7 @@ def test_worker_startup_that_takes_the_training_s_cpu(share, longer_ms, slowed_m
     finding = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, slow=slow)))
     assert evidence(finding)["restart time per epoch"] == pytest.approx((100 + slowed_ms) * MS)
     assert f"at least {100 + slowed_ms} ms" in finding.summary
-    waited = WorkerStartup().stake_ns(finding) / finding.saving_ns_per_step
+    waited = WorkerStartup().saves_ns(finding) / finding.saving_ns_per_step
     assert waited == pytest.approx(100 / (100 + slowed_ms)), "the rest is no wait for data"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.steps.benchmark import benchmark
-from lightning_modelprof.report.build_profile import step_columns, timings_of
+from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
 from lightning_modelprof.report.charts.steps import phases_per_step
 from lightning_modelprof.run.loops import FIT, LOOPS
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

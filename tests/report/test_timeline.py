@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import lightning_modelprof
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.report.dashboard_entry import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.critical_path import PATH_PREFIX
 from lightning_modelprof.report.timeline.details import WORDS
 from lightning_modelprof.report.timeline.idle_slices import IDLE_WORDS

@@ -224,7 +224,7 @@ def waits_of(*waits, late=0.0, launch=None, wait_of=None):
                 place=WaitPlace(kind="device_to_host", operators=("aten::item",), phase=phase),
                 calls=1,
                 wait_ns=round((2 * share if wait_of is None else wait_of) * 100 * MS),
-                stake_ns=round(share * 100 * MS),
+                saves_ns=round(share * 100 * MS),
             )
             for phase, share in waits
         ),

@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.loader_queue import loader_queue
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
-from lightning_modelprof.analysis.steps.workers import WaitCause, Why
+from lightning_modelprof.analysis.steps.workers import Cause, WaitCause
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import predicted_call
 from lightning_modelprof.report.advice.owners import Owner
@@ -442,25 +442,25 @@ def test_collate_and_more_workers_instead():
 
 
 BEGINS = {
-    Why.START_UP: "Set persistent_workers=True (currently False).",
-    Why.THREADS: "Use one thread per worker",
-    Why.PICKLING: "Return few tensors from the collate function",
-    Why.COLLATE: "Collate whole arrays",
-    Why.SLOW_SAMPLES: "Make slow samples cheaper, or drop them.",
-    Why.TOO_FEW_WORKERS: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
-    Why.WAITS: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
-    Why.COMPUTES: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
+    Cause.START_UP: "Set persistent_workers=True (currently False).",
+    Cause.THREADS: "Use one thread per worker",
+    Cause.PICKLING: "Return few tensors from the collate function",
+    Cause.COLLATE: "Collate whole arrays",
+    Cause.SLOW_SAMPLES: "Make slow samples cheaper, or drop them.",
+    Cause.TOO_FEW_WORKERS: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
+    Cause.WAITS: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
+    Cause.COMPUTES: "Set num_workers=4, persistent_workers=True (currently num_workers=2).",
 }
 
 
-@pytest.mark.parametrize("why", [one for one in Why if one is not Why.NONE], ids=lambda one: one.value)
+@pytest.mark.parametrize("why", [one for one in Cause if one is not Cause.NONE], ids=lambda one: one.value)
 def test_each_cause_has_its_advice(why):
     facts = played(40, workers=2, cpu=0.2, times={"threads": 18}).workers[0]
     facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=9.5 * MS),))
     setup = with_loader(num_workers=2).loaders[0]
     advice = cause_advice(facts, setup, 8)
     assert advice.action.startswith(BEGINS[why])
-    assert advice.saving_ns == (9.5 if why is Why.START_UP else 10) * MS, "the better one of both fixes"
+    assert advice.saving_ns == (9.5 if why is Cause.START_UP else 10) * MS, "the better one of both fixes"
     # Without a prediction no number is said.
     alone = cause_advice(replace(facts, queue=Absent("too few batches")), setup, 8)
     assert "num_workers" not in alone.action
@@ -473,7 +473,7 @@ def test_each_cause_has_its_advice(why):
 
 def test_slow_samples_are_told_by_the_batches():
     facts = played(40, workers=2).workers[0]
-    cause = WaitCause(why=Why.SLOW_SAMPLES, share=0.4, saving_ns=10.0 * MS)
+    cause = WaitCause(why=Cause.SLOW_SAMPLES, share=0.4, saving_ns=10.0 * MS)
     facts = replace(facts, why=cause.why, causes=(cause,))
     advice = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8)
     assert advice.action.startswith("Make slow samples cheaper, or drop them.")
@@ -576,7 +576,7 @@ def test_idle_workers_that_cost_more_than_they_give_are_to_go():
 def test_pickled_batches_are_best_made_without_workers():
     """Both fixes end the pickling; that without workers is one argument, so it comes first."""
     [facts] = idle().workers
-    cause = WaitCause(why=Why.PICKLING, share=3.08, saving_ns=9.0 * MS)
+    cause = WaitCause(why=Cause.PICKLING, share=3.08, saving_ns=9.0 * MS)
     advice = cause_advice(replace(facts, why=cause.why, causes=(cause,)), None, 8)
     assert advice.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms")
     assert " Alternatively, return few tensors from the collate function" in advice.action
@@ -596,8 +596,8 @@ def test_the_same_fault_costs_its_wait_however_many_workers_are_advised(workers)
 def test_start_up_is_another_findings_business():
     """Clean steps do not wait for it; they wait for the next cause."""
     [facts] = (run := played(40, workers=2)).workers
-    start = WaitCause(why=Why.START_UP, share=0.6, saving_ns=70.0 * MS)
-    facts = replace(facts, why=Why.START_UP, causes=(start, *facts.causes))
+    start = WaitCause(why=Cause.START_UP, share=0.6, saving_ns=70.0 * MS)
+    facts = replace(facts, why=Cause.START_UP, causes=(start, *facts.causes))
     one = finding(replace(run, workers=(facts,)))
     assert one.action.startswith("Set num_workers=4, persistent_workers=True")
     assert "Worker startup costs more (see worker_startup)." in one.summary
@@ -909,7 +909,7 @@ def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
     assert "Other DataLoaders" not in one.summary
 
 
-@pytest.mark.parametrize("why", [Why.TOO_FEW_WORKERS, Why.START_UP])
+@pytest.mark.parametrize("why", [Cause.TOO_FEW_WORKERS, Cause.START_UP])
 def test_a_loader_of_loaders_has_no_num_workers(why):
     """CombinedLoader takes loaders: those are to have more workers."""
     facts = played(40, workers=2, cpu=0.2).workers[0]

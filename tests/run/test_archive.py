@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from lightning_modelprof import ArchiveError, read_report
 from lightning_modelprof.place import Place
 from lightning_modelprof.run.archive import encode_record, load_run, save_run, write_atomically
-from lightning_modelprof.run.finding import RUN_FILE
+from lightning_modelprof.run.locate import RUN_FILE
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import (
     RUN_SCHEMA_VERSION,

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_modelprof import read_report
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.run.finding import find_run, told_choice
+from lightning_modelprof.run.locate import find_run, told_choice
 from tests.support.fits import ROOT, run_fit
 
 

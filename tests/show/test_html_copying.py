@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Column, Table, Unit
 from tests.show.test_html_browser import names, press, report_of, search, show
 from tests.show.test_html_groups import COLUMNS, key_of, operators_of
@@ -154,7 +154,7 @@ def test_hostile_names_in_a_copy(browser, tmp_path):
 
     def guarded(text):
         """OWASP's rule, by hand: no cell, and no part of one between semicolons, begins with a sign."""
-        parts = one_line(text).split(";")
+        parts = printable(text).split(";")
         return ";".join(f"'{part}" if part.strip()[:1] in FORMULA_SIGNS else part for part in parts)
 
     lines = csv_of(browser)
@@ -169,7 +169,7 @@ def test_hostile_names_in_a_copy(browser, tmp_path):
     for row, name in zip(text.splitlines()[2:], cells, strict=True):
         first, _, number = (cell.strip() for cell in re.split(r"(?<!\\)(?:\\\\)*\|", row)[1:-1])
         assert first[:1] not in FORMULA_SIGNS
-        assert html.unescape(first)[:1] == one_line(name).strip()[:1] or first[:1] == "\\"
+        assert html.unescape(first)[:1] == printable(name).strip()[:1] or first[:1] == "\\"
         assert number == "0" or number[0] == "-"  # a number stays one
     assert len(text.splitlines()) == 2 + len(cells)
     for line in text.splitlines():

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     Chart,
@@ -256,9 +256,9 @@ def test_hostile_names_are_text_wherever_they_stand():
     assert {key for one in page.elements for key in one["attributes"] if key.startswith("on")} == set()
     assert len(page.all("style")) == len(known.all("style"))
     names = {row[0] for row in page.rows("flat")}
-    assert {one_line(name).strip() for name in ATTACKS} <= names
+    assert {printable(name).strip() for name in ATTACKS} <= names
     notes = {one["text"] for one in page.all("li")}
-    assert {one_line(name) for name in ATTACKS} <= notes
+    assert {printable(name) for name in ATTACKS} <= notes
     assert "49" not in page.one("title")["text"]
     for script in page.all("script")[:-2]:
         assert "<" not in script["text"]
@@ -266,7 +266,7 @@ def test_hostile_names_are_text_wherever_they_stand():
     groupings = page.all("script")[-2]["text"]
     assert "<" not in groupings
     names = {group["name"] for grouping in json.loads(groupings) for group in grouping["groups"]}
-    assert {one_line(name[::-1]) for name in ATTACKS} <= names
+    assert {printable(name[::-1]) for name in ATTACKS} <= names
 
 
 def finding(**fields):

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.show.grid import shown_rows
 from lightning_modelprof.show.tensorboard.scalars import (
@@ -96,7 +96,7 @@ def test_hostile_names_are_shown_as_they_are():
     assert len(rows) == 1 + len(HOSTILE_NAMES)
     for row, name in zip(rows[1:], HOSTILE_NAMES, strict=True):
         if len(name) <= 64:
-            assert row[0].strip() == " ".join(one_line(name).split())
+            assert row[0].strip() == " ".join(printable(name).split())
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=6))
@@ -109,7 +109,7 @@ def test_any_name_is_shown_as_it_is(name):
         rows=((name, 1), ("b", 2)),
     )
     [rows] = shown_tables(markdown_table(table))
-    assert rows[1] == [" ".join(one_line(name).split()), "1"] or not name.strip()
+    assert rows[1] == [" ".join(printable(name).split()), "1"] or not name.strip()
     assert rows[2] == ["b", "2"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.units import (
     DASH,
     NS_PER,
@@ -146,16 +146,16 @@ def test_printed_durations_are_right_within_their_last_digit(ns, time_unit):
 
 @given(st.text())
 def test_a_name_stays_on_one_line(text):
-    line = one_line(text)
+    line = printable(text)
     assert len(line.splitlines()) <= 1
     assert line.isprintable()
     line.encode("utf-8")
 
 
 def test_escape_sequences_do_not_reach_the_terminal():
-    assert one_line("\x1b[31mred\n") == "\\x1b[31mred\\n"
-    assert one_line("数据 ok") == "数据 ok"
-    assert one_line("no\u00a0break") == "no break"
+    assert printable("\x1b[31mred\n") == "\\x1b[31mred\\n"
+    assert printable("数据 ok") == "数据 ok"
+    assert printable("no\u00a0break") == "no break"
 
 
 def test_headings_say_the_unit_once():

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from lightning_modelprof.inspect.flops.count import added_up
-from lightning_modelprof.lightning.host import LightningHost
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category
@@ -100,7 +100,7 @@ def loader(size=64, batch_size=2, **kwargs):
 
 def host_of(trainer, loop=FIT):
     """The host of a loop, of a trainer that has no more than what is asked of it."""
-    host = LightningHost.__new__(LightningHost)
+    host = TrainerLoop.__new__(TrainerLoop)
     host.trainer, host.loop = trainer, loop
     return host
 

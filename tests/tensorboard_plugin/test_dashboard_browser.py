@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.report.build_profile import step_columns
+from lightning_modelprof.report.build_dashboard_entry import step_columns
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.definitions import column_definition, definition
-from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
 from tests.support.chromium import requested, said
@@ -143,7 +143,7 @@ def logdir(tmp_path_factory):
     blobs = pack_profile(hostile)
     write_raw(root / "newer", "modelprof/window_0", pack_head(hostile), [newer(blobs[0])])
     phases = replace(report_of(), tables=(replace(report_of().tables[0], id="phases"),))
-    run = Profile(
+    run = DashboardEntry(
         kind="run", loop="fit", window=None, label="x", report=phases, steps=step_columns(sample_steps(50))
     )
     document, steps = pack_profile(run)

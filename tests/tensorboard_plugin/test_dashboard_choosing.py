@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.report.build_profile import step_columns
-from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.build_dashboard_entry import step_columns
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, unpack_head
 from tests.support.browser_keys import Keys
@@ -31,7 +31,7 @@ def run_of(model, **info):
     known["device_type"] = "cpu"
     benchmark = {"steps": 9, "batch_cost_ns": {"avg": 1e6}, "samples_per_step": info.pop("samples", 8)}
     sections = {"run": {**known, "model": model, **info}, "benchmark": benchmark, "settings": {}}
-    return Profile(
+    return DashboardEntry(
         kind="run",
         loop="fit",
         window=None,

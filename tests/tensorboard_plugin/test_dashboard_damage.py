@@ -18,8 +18,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Column, Report, Table, Unit
-from lightning_modelprof.report.profile import Profile
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import (
     pack_head,
@@ -34,7 +34,7 @@ HOSTILE = "<img src=x onerror=alert(1)> \ud800 \x1b[31m ' \" & ${x} \u202e"
 
 
 def profile_of(report, label="steps 1 to 2", window=0, **fields):
-    return Profile(kind="window", loop="fit", window=window, label=label, report=report, **fields)
+    return DashboardEntry(kind="window", loop="fit", window=window, label=label, report=report, **fields)
 
 
 def report_of(name="row", title="t"):
@@ -162,7 +162,7 @@ def test_a_run_that_tensorboard_cannot_name_says_what_to_do(tmp_path):
 def test_a_window_is_called_by_its_loop_and_folder():
     assert tag_of(profile_of(report_of())) == "modelprof/window_0"
     assert tag_of(profile_of(report_of(), window=3), "modelprof_1") == "modelprof_1/window_3"
-    run = Profile(kind="run", loop="test", window=None, label="", report=report_of())
+    run = DashboardEntry(kind="run", loop="test", window=None, label="", report=report_of())
     assert tag_of(run) == "modelprof/test/run"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_modelprof.analysis.steps.benchmark import benchmark
-from lightning_modelprof.report.build_profile import step_columns
+from lightning_modelprof.report.build_dashboard_entry import step_columns
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.run.loops import FIT
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -12,7 +12,7 @@ import pytest
 from lightning_modelprof.analysis.compare import _times_as_fast
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.report.build_profile import run_profile, window_profile
+from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile, unpack_profile

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
 from lightning_modelprof.errors import ArchiveError
-from lightning_modelprof.report.build_profile import window_profile
+from lightning_modelprof.report.build_dashboard_entry import window_profile
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
 from lightning_modelprof.tensorboard_plugin.answers import Answers
 from lightning_modelprof.tensorboard_plugin.trace_files import find_trace

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from rich.progress import Progress
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.show.findings import verdict_word
 from lightning_modelprof.show.progress import show_progress
@@ -315,10 +315,14 @@ def test_samples_that_cannot_be_told(tmp_path):
 
 
 def test_what_is_told_of_an_error():
-    assert told(ValueError("no")) == "ValueError: no"
-    assert told(Unspeakable()) == told(Unspeakable("x")) == "Unspeakable (message can't be shown)"
-    assert told(Untellable()) == "Untellable (message can't be shown)"
-    text = told(KeyError("x" * 3_000_111))
+    assert describe_error(ValueError("no")) == "ValueError: no"
+    assert (
+        describe_error(Unspeakable())
+        == describe_error(Unspeakable("x"))
+        == "Unspeakable (message can't be shown)"
+    )
+    assert describe_error(Untellable()) == "Untellable (message can't be shown)"
+    text = describe_error(KeyError("x" * 3_000_111))
     assert len(text) < 2_100
     assert text.endswith("... (3,000,113 characters)")
 

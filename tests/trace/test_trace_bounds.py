@@ -560,7 +560,7 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
     raw = tmp_path / "raw.json"
     raw.write_text('{"traceEvents": []}'.ljust(size))
     results.add(window_of(0), raw, lambda: 0)
-    results.hear()
+    results.poll()
     assert (0 not in results.trace_notes) == is_analyzed
     assert (tmp_path / results.windows[0].trace_file).exists()
     assert not raw.exists()
@@ -607,7 +607,7 @@ def test_number_of_traces_that_stay(tmp_path, keep, num_left):
         raw = tmp_path / "raw.json"
         raw.write_text('{"traceEvents": []}')
         results.add(window_of(index), raw, lambda: 0)
-        results.hear()
+        results.poll()
         results.add(
             window_of(index, WindowStatus.REFUSED), None, lambda: 0
         )  # has no trace, and counts for none
@@ -631,7 +631,7 @@ def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch)
         raw = tmp_path / "raw.json"
         raw.write_text('{"traceEvents": []}')
         results.add(window_of(index), raw, lambda: 0)
-        results.hear()
+        results.poll()
     assert all(window.trace_file for window in results.windows)
     assert len(warnings) == 1
 
@@ -643,7 +643,7 @@ def test_a_trace_that_somebody_removed_is_gone(tmp_path):
         raw = tmp_path / "raw.json"
         raw.write_text('{"traceEvents": []}')
         results.add(window_of(index), raw, lambda: 0)
-        results.hear()
+        results.poll()
         if index == 1:
             (tmp_path / results.windows[1].trace_file).unlink()
     assert [window.trace_file is None for window in results.windows] == [False, True, False]

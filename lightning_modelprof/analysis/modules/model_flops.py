@@ -169,7 +169,6 @@ def ideal_seconds(flops: Mapping[str, float], peaks: Sequence[PeakRate]) -> floa
 
 
 def phases_of(parts: Mapping[Part, float]) -> dict[str, float]:
-    """FLOPs by phase."""
     found: dict[str, float] = {}
     for (phase, _), flops in parts.items():
         found[phase] = found.get(phase, 0) + flops

@@ -62,7 +62,6 @@ class ModuleCost(Record, frozen=True, kw_only=True):
 
     @property
     def forward_macs(self) -> int | None:
-        """Multiply-adds of the forward."""
         return None if self.forward_flops is None else self.forward_flops // 2
 
     @property
@@ -112,7 +111,6 @@ class ModuleTree(Record, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """Of the innermost modules."""
         return max(module.depth for module in self.modules)
 
     def by_class(self, depth: int) -> dict[str, ModuleCost]:
@@ -473,7 +471,6 @@ def _time_with_parts(path: str, own: OwnHalf, parts: Sequence[SubtreeTime]) -> S
 
 
 def above(path: str) -> str:
-    """Path of the module that holds this one."""
     return path.rpartition(".")[0]
 
 

@@ -357,11 +357,9 @@ class FlopsBySize:
 
     @property
     def num_counted(self) -> int:
-        """Sizes that were counted."""
         return len(self._counted)
 
     def counted_step(self, shapes: Shapes) -> int | None:
-        """The step of this size that was counted."""
         count = self._counted.get(shapes)
         return None if count is None else count.step
 

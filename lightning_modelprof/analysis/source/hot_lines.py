@@ -153,7 +153,6 @@ class HotLines(Record, frozen=True, kw_only=True):
 
     @property
     def time_ns(self) -> int:
-        """All sampled time."""
         return sum(stack.time_ns for stack in self.samples.stacks)
 
     @property

@@ -181,7 +181,6 @@ def _rank(one: SourceLine) -> tuple[float, int, int, str, int]:
 
 
 def by_place(lines: Iterable[SourceLine]) -> dict[tuple[str, int], SourceLine]:
-    """The lines by file and number."""
     return {(one.file, one.line): one for one in lines}
 
 

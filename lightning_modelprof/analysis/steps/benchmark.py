@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.record import Record
-from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import AllRanks, RankSteps
 from lightning_modelprof.run.step_totals import StepTotals
@@ -188,7 +188,7 @@ def averages(totals: StepTotals) -> Averages | None:
     )
 
 
-def exclusions(totals: StepTotals, loop: Loop = FIT) -> tuple[Exclusion, ...]:
+def exclusions(totals: StepTotals, loop: LoopKind = FIT) -> tuple[Exclusion, ...]:
     """Which steps of a loop :func:`benchmark` left out, and why; the counts sum to all that were left out."""
     left = (totals.tags & int(NOT_CLEAN)) != 0
     found = []

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.steps.played_queue import played
+from lightning_modelprof.analysis.steps.simulated_loader import simulate_loader
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.workers import WorkerBatches
 
@@ -88,7 +88,6 @@ class PredictedStep(Record, frozen=True, kw_only=True):
 
     @property
     def steps_per_s(self) -> float:
-        """Steps in one second."""
         return 1e9 / self.step_ns
 
 
@@ -323,7 +322,7 @@ def _drawn(values: _Ints, rows: int, generator: np.random.Generator) -> _Ints:
 
 def _ready(setting: tuple[int, int], draws: _Draws, factor: float, is_ordered: bool) -> float:
     """Share of the steps that find their batch ready, if handing it over takes no time."""
-    got_ns = played(
+    got_ns = simulate_loader(
         draws.service_ns,
         draws.rest_ns,
         [setting],
@@ -356,7 +355,7 @@ def _predict(
     does not hide with its work. With workers no step is shorter than ``least_ns``.
     """
     workers = np.array([one for one, _ in settings])
-    got_ns = played(
+    got_ns = simulate_loader(
         draws.service_ns,
         draws.rest_ns,
         settings,

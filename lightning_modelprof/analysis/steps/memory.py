@@ -200,7 +200,6 @@ class EpochGrowth(Record, frozen=True, kw_only=True):
 
     @property
     def grown_bytes(self) -> float:
-        """By how much it grows in an epoch."""
         return self.bytes_per_step * self.num_steps
 
     @property

@@ -110,7 +110,6 @@ class OwnCost(Record, frozen=True, kw_only=True):
 
     @property
     def total_ns(self) -> float:
-        """All of it."""
         return self.work_ns + self.recorded_ns + self.inspected_ns + (self.report_wait_ns or 0)
 
     @property

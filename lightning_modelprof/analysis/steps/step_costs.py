@@ -178,7 +178,6 @@ class StepCosts(Record, frozen=True, kw_only=True):
         return min(mean_ns, means.trimmed_ns.get(phase, mean_ns))
 
     def usual_wall_ns(self, means: PhaseMeans) -> float:
-        """The same of the whole step."""
         return means.wall_ns if self.had_its_cpu else min(means.wall_ns, means.trimmed_wall_ns)
 
     def usual_wait_ns(self) -> float | None:

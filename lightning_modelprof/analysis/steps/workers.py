@@ -45,7 +45,7 @@ _SEVERAL: Final = 0.25
 """CPU time of other threads, by the time of making batches, from which on these compute, too."""
 
 
-class Why(Enum):
+class Cause(Enum):
     """Why the loop waits for its batches."""
 
     NONE = "none"
@@ -78,7 +78,7 @@ class WaitCause(Record, frozen=True, kw_only=True):
         saving_ns: of a step, without this cause alone; never more than it waits.
     """
 
-    why: Why
+    why: Cause
     share: float
     saving_ns: float
 
@@ -176,7 +176,7 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     start_up_ns: float
     step_ns: float
     queue: LoaderQueue | Absent
-    why: Why
+    why: Cause
     causes: tuple[WaitCause, ...]
 
     @property
@@ -265,7 +265,7 @@ def _facts(
         start_up_ns=start_up_ns,
         step_ns=step_ns,
         queue=queue,
-        why=Why.NONE,
+        why=Cause.NONE,
         causes=(),
     )
     causes = _causes(facts, cpus)
@@ -361,21 +361,21 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
     wait_ns = facts.wait_ns or 0.0
     found: list[WaitCause] = []
 
-    def add(why: Why, share: float, saving_ns: float) -> None:
+    def add(why: Cause, share: float, saving_ns: float) -> None:
         if share > 0 and saving_ns > 0:
             found.append(WaitCause(why=why, share=share, saving_ns=saving_ns))
 
-    add(Why.START_UP, _ratio(facts.start_up_ns, facts.step_ns + facts.start_up_ns), facts.start_up_ns)
+    add(Cause.START_UP, _ratio(facts.start_up_ns, facts.step_ns + facts.start_up_ns), facts.start_up_ns)
     workers, queue = facts.record.num_workers, facts.queue
     other = facts.other_cpu or 0.0
     others_ns = min(wait_ns, other / (1 + other) * facts.step_ns)
     more_threads = max((one.times.threads or 0 for one in facts.workers), default=0) - _OWN_THREADS
     is_crowded = more_threads >= 1 and cpus is not None and workers * (1 + more_threads) > cpus
     if is_crowded and other >= _SEVERAL:
-        add(Why.THREADS, other, others_ns)
+        add(Cause.THREADS, other, others_ns)
     elif workers and other >= _MOSTLY:
-        add(Why.PICKLING, other, others_ns)
-    add(Why.COLLATE, facts.collate, min(wait_ns, facts.collate * facts.step_ns))
+        add(Cause.PICKLING, other, others_ns)
+    add(Cause.COLLATE, facts.collate, min(wait_ns, facts.collate * facts.step_ns))
     # A worker that waits for a CPU is slow in some batches, whatever they are.
     own = slow = 0.0
     if facts.batch is not None and facts.batch.slow > 0:
@@ -383,32 +383,32 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
         own = max(0.0, slow - (facts.cpu_wait or 0.0))
     order_ns = 0.0 if isinstance(queue, Absent) else queue.order_cost_ns or 0.0
     slow_ns = max(own * facts.step_ns, _ratio(own, slow) * order_ns)
-    add(Why.SLOW_SAMPLES, own, min(wait_ns, slow_ns))
+    add(Cause.SLOW_SAMPLES, own, min(wait_ns, slow_ns))
     left_ns = wait_ns
     if not isinstance(queue, Absent) and queue.helps:
         gained_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns)
-        add(Why.TOO_FEW_WORKERS, _ratio(gained_ns, facts.step_ns), gained_ns)
+        add(Cause.TOO_FEW_WORKERS, _ratio(gained_ns, facts.step_ns), gained_ns)
         left_ns -= gained_ns
     add(
-        Why.COMPUTES if facts.is_computing else Why.WAITS,
+        Cause.COMPUTES if facts.is_computing else Cause.WAITS,
         _ratio(left_ns, facts.step_ns),
         left_ns,
     )
     return tuple(sorted(found, key=lambda one: -one.saving_ns))
 
 
-def _why(facts: WorkersFacts, causes: tuple[WaitCause, ...]) -> Why:
-    """What to name: of causes that explain nearly as much as the strongest the first in the order of ``Why``.
+def _why(facts: WorkersFacts, causes: tuple[WaitCause, ...]) -> Cause:
+    """What to name: of causes that explain nearly as much as the strongest the first in ``Cause``.
 
     What all batches have in common, that they wait or compute, is named where no other explains a third.
     """
     waited_ns = (facts.wait_ns or 0.0) + facts.start_up_ns
     if waited_ns <= _LITTLE * (facts.step_ns + facts.start_up_ns):
-        return Why.NONE
-    common = (Why.WAITS, Why.COMPUTES)
+        return Cause.NONE
+    common = (Cause.WAITS, Cause.COMPUTES)
     special = [one for one in causes if one.why not in common and one.saving_ns >= _A_PART * waited_ns]
     if special:
-        order = list(Why)
+        order = list(Cause)
         enough_ns = _NEARLY * special[0].saving_ns
         return min((one.why for one in special if one.saving_ns >= enough_ns), key=order.index)
-    return Why.COMPUTES if facts.is_computing else Why.WAITS
+    return Cause.COMPUTES if facts.is_computing else Cause.WAITS

@@ -314,5 +314,4 @@ def busy_time(timeline: Timeline, device: int) -> Intervals:
 
 
 def busy_ns(timeline: Timeline, device: int, covered: Intervals) -> int:
-    """How long one device is busy in a time."""
     return length(intersect(busy_time(timeline, device), covered))

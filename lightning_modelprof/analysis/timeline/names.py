@@ -153,12 +153,10 @@ def is_place(name: str) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Whether the range of this name is one call of a module."""
     return name.startswith(MODULE_PREFIXES)
 
 
 def is_torch_range(name: str) -> bool:
-    """Whether torch writes a range of this name by itself."""
     return name.startswith(_TORCH_RANGES) or name.endswith(_TORCH_ENDINGS)
 
 

@@ -53,7 +53,6 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
 
 
 def tally(durations_ns: NDArray[np.int64]) -> Tally:
-    """The tally of these calls."""
     return tally_by(np.zeros(len(durations_ns), np.int64), durations_ns, 1)[0]
 
 

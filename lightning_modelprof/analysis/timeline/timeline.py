@@ -99,7 +99,6 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
 
     @property
     def has_device(self) -> bool:
-        """Whether the trace has any device events."""
         return len(self.trace.device) > 0
 
     def nearest(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -211,6 +211,5 @@ def _world_size(trace: Trace) -> int | None:
 
 
 def _noted(trace: Trace) -> dict[str, Any]:
-    """What torch noted of the job."""
     noted = trace.metadata.get("distributedInfo")
     return noted if isinstance(noted, dict) else {}

@@ -107,7 +107,6 @@ class CriticalPath(Record, frozen=True, kw_only=True):
     num_left_out: int
 
     def cause_ns(self, cause: Cause) -> int:
-        """Time of one cause on the path."""
         return sum(part.time_ns for part in self.parts if part.cause == cause)
 
 
@@ -219,7 +218,6 @@ class StepReplay:
         return total_ns
 
     def steps(self) -> tuple[PathStep, ...]:
-        """Each step as recorded and as replayed."""
         found = []
         number = iter(self.numbers)
         done = 0
@@ -322,7 +320,6 @@ def _replay(edges: _Edges, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _length(graph: Dependencies, ends: NDArray[np.int64]) -> int:
-    """Until all that ends a step has ended."""
     return int(ends[graph.end_of_step >= 0].max(initial=0))
 
 
@@ -364,7 +361,6 @@ def _walk_back(
 
 
 def _describe(timeline: Timeline, graphs: list[Dependencies]) -> Pieces:
-    """What the pieces of all graphs are."""
     trace, launch = timeline.trace, timeline.launch
     row = np.concatenate([graph.piece_row for graph in graphs])
     duration_ns = np.concatenate([graph.piece_end_ns - graph.piece_begin_ns for graph in graphs])

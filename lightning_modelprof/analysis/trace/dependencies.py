@@ -172,7 +172,6 @@ class DependencyFinder:
         return np.concatenate(waits) if waits else np.zeros((0, 2), np.int64)
 
     def _add_awaited(self, nodes: _Nodes, waits: NDArray[np.int64], node_of: NDArray[np.int64]) -> None:
-        """What each wait of a host thread waits for."""
         blocked = self._blocked
         of_thread = blocked.thread[waits[:, 1]] >= 0
         node, wait = waits[of_thread].T

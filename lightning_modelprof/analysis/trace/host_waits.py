@@ -80,14 +80,14 @@ class HostWait(Record, frozen=True, kw_only=True):
         place: what waits, and where.
         calls: how many.
         wait_ns: time of the host in them.
-        stake_ns: how much earlier the device would be done if no call waited, as far as it is due to these;
+        saves_ns: how much earlier the device would be done if no call waited, as far as it is due to these;
             see :func:`stakes_of_waits`.
     """
 
     place: WaitPlace
     calls: int
     wait_ns: int
-    stake_ns: int
+    saves_ns: int
 
 
 WorkKind = Literal["operator", "runtime", "function", "python"]
@@ -115,7 +115,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
 
     Of several devices in one process it is the one that is busy longest. Idle time is counted in the step
     in which it lies, between device-aware bounds. Times are sums over the steps; ``fetch_ns``,
-    ``communication_ns``, ``stake_ns`` and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
+    ``communication_ns``, ``saves_ns`` and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
 
     Attributes:
         covered_ns: all recorded steps; see :mod:`~lightning_modelprof.analysis.timeline.calls`.
@@ -125,7 +125,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
         steps_ns: their length.
         idle_ns: time in them without any event of the device.
         fetch_ns: that of it in which the launching thread waited for its next batch, nothing being queued.
-        stake_ns: what would be saved of the rest if no call waited.
+        saves_ns: what would be saved of the rest if no call waited.
         late_ns: what is left of the idle time in which nothing was queued: the host was late.
         launch_ns: that of it in the phases in which the model's work is launched; all of it if the trace
             does not have this package's phases.
@@ -152,9 +152,8 @@ class HostWaits(Record, frozen=True, kw_only=True):
     communication_ns: int = 0
 
     @property
-    def stake_ns(self) -> int:
-        """Of all waits together."""
-        return sum(wait.stake_ns for wait in self.waits)
+    def saves_ns(self) -> int:
+        return sum(wait.saves_ns for wait in self.waits)
 
 
 class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
@@ -184,7 +183,6 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
         return rest
 
     def followed_by(self, others: _IdlePieces) -> _IdlePieces:
-        """These and the others."""
         return _IdlePieces(
             **{
                 key: np.concatenate((getattr(self, key), getattr(others, key)))
@@ -234,7 +232,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
         gap_step=pieces.step[:ended],
     )
     in_counted_piece = _counts(pieces, counted)[piece]
-    stake_ns = sum_by(wait[in_counted_piece], time_ns[in_counted_piece], len(places))
+    saves_ns = sum_by(wait[in_counted_piece], time_ns[in_counted_piece], len(places))
     left_ns = pieces.late_ns - sum_by(piece, time_ns, len(pieces.step))
     counts = _counts(pieces, counted)
     launch_ns = np.minimum(left_ns, _in_model_phases(timeline, pieces.intervals))
@@ -258,7 +256,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
             places,
             in_counted,
             trace.duration_ns[waits.row],
-            stake_ns,
+            saves_ns,
         ),
         late_work=_late_work(timeline, pieces, np.flatnonzero(is_long), long_ns) if is_long_most else (),
     )
@@ -403,7 +401,7 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
                 place=place,
                 calls=sum(one.calls for one in same),
                 wait_ns=sum(one.wait_ns for one in same),
-                stake_ns=sum(one.stake_ns for one in same),
+                saves_ns=sum(one.saves_ns for one in same),
             )
             for place, same in found.items()
         ),
@@ -532,12 +530,12 @@ def _by_place(
     places: Sequence[WaitPlace],
     is_counted: NDArray[np.bool_],
     wait_ns: NDArray[np.int64],
-    stake_ns: NDArray[np.int64],
+    saves_ns: NDArray[np.int64],
 ) -> tuple[HostWait, ...]:
     """One for each place, of those that count or have time at stake."""
     sums: dict[WaitPlace, list[int]] = {}
     for place, counts, waited, stake in zip(
-        places, is_counted.tolist(), wait_ns.tolist(), stake_ns.tolist(), strict=True
+        places, is_counted.tolist(), wait_ns.tolist(), saves_ns.tolist(), strict=True
     ):
         if counts or stake:
             total = sums.setdefault(place, [0, 0, 0])
@@ -545,13 +543,13 @@ def _by_place(
             total[1] += waited if counts else 0
             total[2] += stake
     return _sorted(
-        HostWait(place=place, calls=calls, wait_ns=waited, stake_ns=stake)
+        HostWait(place=place, calls=calls, wait_ns=waited, saves_ns=stake)
         for place, (calls, waited, stake) in sums.items()
     )
 
 
 def _sorted(waits: Iterable[HostWait]) -> tuple[HostWait, ...]:
-    return tuple(sorted(waits, key=lambda wait: (-wait.stake_ns, -wait.wait_ns, wait.place)))
+    return tuple(sorted(waits, key=lambda wait: (-wait.saves_ns, -wait.wait_ns, wait.place)))
 
 
 Direction = Literal["sync", "device_to_host", "host_to_device"]
@@ -712,7 +710,6 @@ class WaitPlace(Record, frozen=True, kw_only=True, order=True):
 
 
 def places_of(timeline: Timeline, waits: WaitRows) -> list[WaitPlace]:
-    """The place of each wait."""
     trace, rows = timeline.trace, waits.row
     phases, annotations, functions = (
         _phases(timeline, rows),

@@ -61,7 +61,6 @@ class CoveredIdle(Record, frozen=True, kw_only=True):
 
     @property
     def host_wait_ns(self) -> int:
-        """All waits for the host."""
         return self.dataloader_ns + self.by_cause_ns[_HOST]
 
     @property
@@ -76,12 +75,10 @@ class CoveredIdle(Record, frozen=True, kw_only=True):
 
     @property
     def host_ns(self) -> int:
-        """The rest of the waits for the host."""
         return self.host_wait_ns - self.dataloader_ns
 
     @property
     def other_ns(self) -> int:
-        """All other idle time."""
         return self.idle_ns - self.host_wait_ns - self.kernel_gap_ns
 
 
@@ -222,7 +219,6 @@ def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> D
 
 
 def _in_covered_time(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> CoveredIdle:
-    """What of the idle time of a device lies in the covered time."""
     covered = covered_time(timeline)
     idle = find_idle(timeline, device, fetches)
     intervals = idle.intervals[:0] if covered is None else covered.intervals

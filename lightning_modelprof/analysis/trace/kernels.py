@@ -286,7 +286,6 @@ def amount(value: object) -> int | float | None:
 
 
 def whole(value: object) -> int | None:
-    """The value if it is a whole number that can be an amount."""
     number = amount(value)
     return number if isinstance(number, int) else None
 

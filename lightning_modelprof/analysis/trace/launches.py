@@ -102,12 +102,10 @@ class RuntimeCalls(Record, frozen=True, kw_only=True):
 
     @property
     def total(self) -> Tally:
-        """All calls."""
         return add_up(call.host for call in self.calls)
 
     @property
     def waiting(self) -> Tally:
-        """The calls that wait for the device."""
         return add_up(call.host for call in self.calls if call.waits)
 
 
@@ -154,7 +152,6 @@ def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls | Absent:
 
 
 def pool_runtime_calls(ranks: Iterable[RuntimeCalls]) -> RuntimeCalls:
-    """The calls of several ranks together."""
     by_name: dict[str, list[Tally]] = {}
     for rank in ranks:
         for call in rank.calls:

@@ -142,7 +142,6 @@ def _gaps(steps: Steps) -> list[str]:
 
 
 def _repeated_steps(steps: Steps) -> list[str]:
-    """Numbers that several steps have."""
     numbers, counts = np.unique(np.array(steps.numbers, np.int64), return_counts=True)
     repeated = numbers[counts > 1].tolist()
     if not repeated:
@@ -169,7 +168,6 @@ def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
 
 
 def _listed(numbers: list[int]) -> str:
-    """The first few numbers."""
     text = ", ".join(map(str, numbers[:_MAX_QUOTES]))
     return text if len(numbers) <= _MAX_QUOTES else f"{text} and {len(numbers) - _MAX_QUOTES} more"
 
@@ -199,7 +197,6 @@ class KernelLaunchCount(Record, frozen=True, kw_only=True):
 
     @property
     def tells_nothing(self) -> bool:
-        """Whether more launches lack their kernel than kernels are there."""
         return self.lost > self.kernels
 
 

@@ -17,7 +17,7 @@ from lightning_modelprof.analysis.timeline.intervals import locate
 from lightning_modelprof.analysis.timeline.tally import rows_named
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import OWN_FETCH
-from lightning_modelprof.record import LARGEST, Count, Record, Whole
+from lightning_modelprof.record import LARGEST, Count, Int, Record
 from lightning_modelprof.run.archive import record_of
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.workers import WorkerBatches
@@ -67,7 +67,7 @@ class _Noted(Record, frozen=True, kw_only=True):
     """What the callback noted in the trace."""
 
     recorded_steps: tuple[Count, ...] = ()
-    step_marks: tuple[tuple[Whole, Whole, Whole], ...] = ()
+    step_marks: tuple[tuple[Int, Int, Int], ...] = ()
     workers: tuple[tuple[Count, WorkerBatches], ...] | str = ()
 
 

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
 )
 
-from lightning_modelprof.errors import ModelProfError, quoted, told
-from lightning_modelprof.inspect.core.place import Phase, Whereabouts
-from lightning_modelprof.inspect.core.untouched import SameGradients, enter_mode, leave_mode
+from lightning_modelprof.errors import ModelProfError, describe_error, quoted
+from lightning_modelprof.inspect.core.preserved import SameGradients, enter_mode, leave_mode
+from lightning_modelprof.inspect.core.whereabouts import Phase, Whereabouts
 from lightning_modelprof.inspect.flops.formulas import (
     Formula,
     WithRecompute,
@@ -211,7 +211,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             try:
                 self._count(action, args, kwargs, result)
             except Exception as error:
-                self.errors[action.name, told(error)] += 1
+                self.errors[action.name, describe_error(error)] += 1
         for watch in self._watches:
             watch(func, args, kwargs, result, self._whereabouts.now, took_ns=took_ns)
         return result
@@ -228,7 +228,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                     _ACTIONS[func] = known
             return known
         except Exception as error:  # an operator unlike all others must not end the step
-            self.errors[str(func), told(error)] += 1
+            self.errors[str(func), describe_error(error)] += 1
             return _Action(func, str(func))
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -269,7 +269,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             flops, recompute = _checked(counted.gradients), _checked(counted.recompute)
         except Exception as error:
             self.uncounted[place] += 1
-            self.errors[place.operator, told(error)] += 1
+            self.errors[place.operator, describe_error(error)] += 1
             return
         if dtype is not None and dtype.is_complex and action.name not in FOURIER_OPERATORS:
             flops, recompute = flops * _COMPLEX_PRODUCTS, recompute * _COMPLEX_PRODUCTS
@@ -294,7 +294,7 @@ def _action_of(func: Any, formula: Formula | None) -> _Action:
 
 
 def _note(errors: Counter[tuple[str, str]], what: str, error: Exception) -> None:
-    errors[what, told(error)] += 1
+    errors[what, describe_error(error)] += 1
 
 
 def _checked(flops: Any) -> int:

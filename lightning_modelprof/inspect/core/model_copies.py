@@ -21,7 +21,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.errors import ModelProfError, describe_error
 from lightning_modelprof.measure.stored import (
     buffers_of,
     class_name,
@@ -170,7 +170,7 @@ def values_are_missing(what: str, instead: str) -> Iterator[None]:
     except _NEEDS_VALUES as error:
         raise ModelProfError(
             f"{what}: expected a model that runs on tensors without data, got one that needs their values"
-            f" ({told(error)}). {instead}".rstrip()
+            f" ({describe_error(error)}). {instead}".rstrip()
         ) from error
 
 
@@ -179,7 +179,7 @@ def _copy_errors(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelProfError(f"{type(model).__name__} can't be copied: {told(error)}") from error
+        raise ModelProfError(f"{type(model).__name__} can't be copied: {describe_error(error)}") from error
 
 
 def _copy(model: ModuleT, memo: dict[int, Any]) -> ModuleT:

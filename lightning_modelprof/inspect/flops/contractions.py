@@ -38,7 +38,6 @@ def direct_convolution(x: Any, weight: Any, *rest: Any, out_val: Any, **options:
 
 
 def transposed_convolution(x: Any, weight: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A backend's transposed convolution."""
     return 2 * convolution_products(x, weight)
 
 
@@ -76,12 +75,10 @@ def matrix_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> 
 
 
 def matrix_products(a: Sequence[Any], b: Sequence[Any], *rest: Any, out_val: Any, **options: Any) -> int:
-    """Several matrix products in one call."""
     return sum(matrix_product(one, other, out_val=None) for one, other in zip(a, b, strict=True))
 
 
 def added_matrix_product(added: Any, a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix product that is added to something."""
     return int(2 * a.numel() * b.shape[-1])
 
 
@@ -91,7 +88,6 @@ def two_matrix_products(a: Any, b: Any, c: Any, d: Any, *rest: Any, out_val: Any
 
 
 def outer_product(added: Any, a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """An outer product that is added to something."""
     return int(2 * a.numel() * b.numel())
 
 
@@ -152,17 +148,14 @@ def _transform(signal: Any, dimensions: Sequence[int], per_point: float) -> int:
 
 
 def fft_complex(x: Any, dimensions: Sequence[int], *rest: Any, out_val: Any) -> int:
-    """From complex to complex."""
     return _transform(x, dimensions, 5)
 
 
 def fft_from_real(x: Any, dimensions: Sequence[int], *rest: Any, out_val: Any) -> int:
-    """From real to complex."""
     return _transform(x, dimensions, 2.5)
 
 
 def fft_to_real(x: Any, dimensions: Sequence[int], *rest: Any, out_val: Any) -> int:
-    """From complex to real."""
     return _transform(out_val, dimensions, 2.5)
 
 

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from lightning_modelprof.errors import ModelProfError, quoted
 from lightning_modelprof.inspect.core.counter import CountedPlace, FlopCounter
 from lightning_modelprof.inspect.core.model_copies import fake_copy, fake_inputs, values_are_missing
-from lightning_modelprof.inspect.core.place import Phase
-from lightning_modelprof.inspect.core.untouched import random_states_kept, untouched
+from lightning_modelprof.inspect.core.preserved import preserved, random_states_kept
+from lightning_modelprof.inspect.core.whereabouts import Phase
 from lightning_modelprof.inspect.flops.formulas import Formula, own_formulas
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FLOP_PHASES, FOURIER_OPERATORS, OperatorCount, StepCount
@@ -166,7 +166,7 @@ def count_flops(
         )
     if on_fake_tensors or any(parameter.is_meta for parameter in model.parameters()):
         return _count_on_fake_tensors(model, args, kwargs, loss_fn, formulas)
-    with untouched(model, (args, kwargs)), FlopCounter(model, formulas) as counter:
+    with preserved(model, (args, kwargs)), FlopCounter(model, formulas) as counter:
         _run(model, args, kwargs, loss_fn)
     return summarize(counter)
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.errors import ModelProfError, describe_error
 from lightning_modelprof.inspect.core.model_copies import plain_copy, refuse_closures
-from lightning_modelprof.inspect.core.untouched import untouched
+from lightning_modelprof.inspect.core.preserved import preserved
 from lightning_modelprof.run.model_cost import ForwardCount, ForwardTable
 
 _NO_CONTRACTIONS: Final = (
@@ -71,7 +71,7 @@ def forward_table(
     for analysis in (flops, activations):
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
         step.arguments = _copy_of(arguments)
-        with untouched(copied), torch.no_grad():
+        with preserved(copied), torch.no_grad():
             analysis.total()
     names = {path: f"{_Step.MODEL}.{path}" if path else "" for path, _ in copied.named_modules()}
     outputs, parameters, uncalled = activations.by_module(), parameter_count(step), flops.uncalled_modules()
@@ -102,7 +102,7 @@ def _copy_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         return deepcopy(arguments)  # a step may change its batch, which a dataset may give again
     except Exception as error:
-        raise ModelProfError(f"the batch can't be copied: {told(error)}") from error
+        raise ModelProfError(f"the batch can't be copied: {describe_error(error)}") from error
 
 
 def _hash_by_identity(model: nn.Module) -> None:

@@ -197,7 +197,6 @@ class DevicePeaks(Record, frozen=True, kw_only=True):
 
 
 def devices_named(name: str) -> tuple[DevicePeaks, ...]:
-    """All models that a device of this name may be."""
     return tuple(peaks for peaks in DEVICE_PEAKS if re.fullmatch(peaks.names, name))
 
 

@@ -129,5 +129,4 @@ def tensors_in_arguments(values: Any) -> list[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which memory a tensor is in."""
     return int(tensor.untyped_storage()._cdata)

@@ -107,7 +107,6 @@ class MixingWatch:
         self._weights.clear()
 
     def of(self, path: str) -> str:
-        """What is mixed in a module and in those in it."""
         return next(
             (
                 kind

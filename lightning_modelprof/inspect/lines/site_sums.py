@@ -143,7 +143,6 @@ class SiteSums:
             tally.double_ns += took_ns * (given or made)
 
     def count_gradients(self, place: Bucket) -> None:
-        """A line has gradients computed."""
         tally = self._tally(place)
         if tally is not None:
             tally.gradients += 1
@@ -158,7 +157,6 @@ class SiteSums:
         return tally
 
     def note(self, sighting: Sighting, place: Bucket, callers: tuple[str, ...], operator: str) -> None:
-        """An operator waits or copies."""
         num_bytes = sighting.num_bytes
         site = _Site(sighting._replace(num_bytes=None), place, callers, operator)
         sums = self._sites.get(site)
@@ -310,11 +308,11 @@ class Sighting(NamedTuple):
     is_non_blocking: bool | None = None
 
 
-Look: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], "Sighting | None"]
+SiteProbe: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], "Sighting | None"]
 """``look(args, kwargs, result)`` of a call."""
 
 
-def look_of(func: Any) -> Look | None:
+def probe_of(func: Any) -> SiteProbe | None:
     """How to look at the calls of an operator; ``None`` when they never wait and never copy.
 
     Which operators must know values, or how many there will be, is what torch says by their tags, and some
@@ -439,7 +437,7 @@ _WAITING_TAGS: Final = tuple(
 )
 
 
-_LOOKS: Final[dict[str, Look]] = {
+_LOOKS: Final[dict[str, SiteProbe]] = {
     "_local_scalar_dense": _read_value,
     "item": _read_value,
     "repeat_interleave": _repeat,

@@ -18,15 +18,22 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from lightning_modelprof.errors import told
-from lightning_modelprof.inspect.core.place import SequenceMarks
-from lightning_modelprof.inspect.core.untouched import SameGradients, enter_mode, leave_mode
+from lightning_modelprof.errors import describe_error
+from lightning_modelprof.inspect.core.preserved import SameGradients, enter_mode, leave_mode
+from lightning_modelprof.inspect.core.whereabouts import SequenceMarks
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.lines.frozen import VaryingWatch
 from lightning_modelprof.inspect.lines.reductions import ReductionWatch
-from lightning_modelprof.inspect.lines.site_sums import MOST_LINES, Bucket, Look, Sighting, SiteSums, look_of
+from lightning_modelprof.inspect.lines.site_sums import (
+    MOST_LINES,
+    Bucket,
+    Sighting,
+    SiteProbe,
+    SiteSums,
+    probe_of,
+)
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
 
@@ -50,7 +57,7 @@ class _KnownCode(NamedTuple):
     func: Any
     name: str
     is_view: bool
-    look: Look | None
+    look: SiteProbe | None
 
 
 class SiteWatch:
@@ -189,7 +196,7 @@ class SiteWatch:
 
     def note_error(self, error: Exception) -> None:
         """Count what went wrong."""
-        self.errors[told(error)] += 1
+        self.errors[describe_error(error)] += 1
 
     def _spot(self, phase: str) -> Spot | None:
         """The user's line; in backward, where none runs, the one whose gradient is computed."""
@@ -329,4 +336,4 @@ def _in_forward() -> tuple[str, str]:
 
 def _find_out(func: Any) -> _KnownCode:
     packet = getattr(func, "overloadpacket", func)
-    return _KnownCode(func, name_of(packet), bool(getattr(func, "is_view", False)), look_of(func))
+    return _KnownCode(func, name_of(packet), bool(getattr(func, "is_view", False)), probe_of(func))

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_modelprof.errors import told
-from lightning_modelprof.inspect.core.place import ModuleHook
+from lightning_modelprof.errors import describe_error
+from lightning_modelprof.inspect.core.whereabouts import ModuleHook
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.lines.mixing import MixingWatch
@@ -159,7 +159,7 @@ class WasteWatch:
             self._note(error)
 
     def _note(self, error: Exception) -> None:
-        self._errors[told(error)] += 1
+        self._errors[describe_error(error)] += 1
 
     # Modules that are called again
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.sites import Where
 from lightning_modelprof.inspect.modules.modules import plain_path
@@ -142,7 +142,7 @@ class LiveTensors:
             if self._total > peak.num_bytes:
                 peak.num_bytes, peak.number, peak.func, peak.module = self._total, self._number, func, module
         except Exception as error:  # whatever it is, the step must not end for it
-            self.errors[told(error)] += 1
+            self.errors[describe_error(error)] += 1
 
     def end(self) -> None:
         """The step has done its work; its gradients and the optimizer's state are still there."""
@@ -316,7 +316,6 @@ def held_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def held_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Likewise buffers."""
     return _by_name(named_buffers(module))
 
 

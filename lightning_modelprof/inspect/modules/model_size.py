@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.inspect.core.untouched import tensors_in
+from lightning_modelprof.inspect.core.preserved import tensors_in
 from lightning_modelprof.inspect.modules.modules import packed_objects, packed_tensors, plain_path
 from lightning_modelprof.inspect.modules.tensor_memory import (
     has_no_memory,
@@ -91,7 +91,6 @@ class _Inventory:
         return True
 
     def has(self, kind: str) -> bool:
-        """Whether a tensor of this kind was counted."""
         return any(found == kind for found, _ in self.sums)
 
     def sizes(self) -> tuple[TensorSize, ...]:

@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 from torch import nn
 
-from lightning_modelprof.errors import ModelProfError, told
+from lightning_modelprof.errors import ModelProfError, describe_error
 from lightning_modelprof.inspect.core.model_copies import nodes_behind
-from lightning_modelprof.inspect.core.place import ModuleHook, SequenceMarks, hooked_alone
+from lightning_modelprof.inspect.core.whereabouts import ModuleHook, SequenceMarks, hooked_alone
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.inspect.modules.timed_steps import (
     HostMarks,
@@ -172,7 +172,6 @@ class ModuleTimer:
             self._cleanup += hooked_alone(watched, before, after)
 
     def _wrap_call(self, module: nn.Module) -> None:
-        """Time a compiled call from outside of it."""
         original: Any = module._compiled_call_impl
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +245,7 @@ class ModuleTimer:
     def _give_up(self, error: Exception) -> None:
         """The step goes on without us."""
         self._step = None
-        self._notes[f"A step was left out: {told(error)}."] = None
+        self._notes[f"A step was left out: {describe_error(error)}."] = None
 
     # ---- Whose a node is
 

@@ -125,7 +125,6 @@ class TimedSteps:
         self._num_negative = 0
 
     def add(self, step: TimedStep) -> None:
-        """Take a step that has ended."""
         self._waiting.append(step)
 
     def collect(self) -> None:

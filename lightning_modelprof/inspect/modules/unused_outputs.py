@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lightning_modelprof.inspect.core.place import ModuleHook
-from lightning_modelprof.inspect.core.untouched import tensors_in
+from lightning_modelprof.inspect.core.preserved import tensors_in
+from lightning_modelprof.inspect.core.whereabouts import ModuleHook
 from lightning_modelprof.inspect.lines.frames import Spot
 from lightning_modelprof.inspect.modules.modules import plain_path
 from lightning_modelprof.measure.stored import is_trained, named_modules, parameters_of

@@ -372,7 +372,6 @@ class CpuOfSteps:
             self._thread_ns = time.thread_time_ns()
 
     def end_fetch(self) -> None:
-        """The fetch of the step that is read has ended."""
         now_ns = time.thread_time_ns()
         self._fetch_thread_ns = now_ns - self._thread_ns
         self._thread_ns, self._process_ns = now_ns, time.process_time_ns()

@@ -66,7 +66,6 @@ class GrowthWatch:
         self._left = _MOST_LOOKS
 
     def look(self, step: int) -> None:
-        """A step begins. Never raises."""
         if step < self.next_step:
             return
         self._left -= 1

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.run.memory import (
     GrowingAttribute,
     MemoryPoint,
@@ -146,7 +146,7 @@ class MemoryCurve:
         try:
             return read()
         except Exception as error:  # drivers and systems of all kinds; training must not notice
-            note = f"The {what} couldn't be read: {told(error)}."
+            note = f"The {what} couldn't be read: {describe_error(error)}."
             if note not in self._notes and len(self._notes) < 10:
                 self._notes.append(note)
             return None

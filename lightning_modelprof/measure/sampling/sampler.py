@@ -14,11 +14,11 @@ from contextlib import nullcontext, suppress
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.clock import HostClock, host_clock
 from lightning_modelprof.threads import PATIENCE_S, has_ended, start_thread
 
-Look: TypeAlias = Callable[[int], None]
+Probe: TypeAlias = Callable[[int], None]
 """Looks once. It is given the nanoseconds that it stands for: since the look before it, or since the thread
 was started if that was later."""
 
@@ -67,7 +67,7 @@ class Sampler:
 
     def __init__(
         self,
-        looks: Mapping[str, Look],
+        looks: Mapping[str, Probe],
         clock: HostClock = host_clock,
         is_crowded: Callable[[], bool] = lambda: False,
         *,
@@ -101,7 +101,7 @@ class Sampler:
         self._start_thread()
 
     def pause(self) -> None:
-        """Look no more until :meth:`resume`.
+        """Probe no more until :meth:`resume`.
 
         When this returns the thread has ended. One that doesn't within ``PATIENCE_S`` ends with its look, and
         none comes after it.
@@ -172,14 +172,14 @@ class Sampler:
                     self._look_with(name, look, elapsed_ns)
                 self.cost_ns = max(0, cost_before_ns + time.thread_time_ns())  # likewise
         except Exception as error:  # the clock failed, or there is no memory
-            self._end(f"Sampling ended early: {told(error)}.")
+            self._end(f"Sampling ended early: {describe_error(error)}.")
 
-    def _look_with(self, name: str, look: Look, elapsed_ns: int) -> None:
+    def _look_with(self, name: str, look: Probe, elapsed_ns: int) -> None:
         try:
             look(elapsed_ns)
         except Exception as error:
             self._looks.pop(name, None)
-            self.notes.append(f"Sampling {name} ended early: {told(error)}.")
+            self.notes.append(f"Sampling {name} ended early: {describe_error(error)}.")
 
 
 class _ShortTurns:

@@ -15,19 +15,18 @@ import torch
 
 from lightning_modelprof.measure.user_code import INSTALLED, UserCode, absolute_file, folders_of, library_of
 from lightning_modelprof.place import Place
-from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.loops import LoopKind
 from lightning_modelprof.run.records import RunInfo
 from lightning_modelprof.run.setup import Library
 
 _LIGHTNINGS: Final = ("lightning", "pytorch_lightning")
 
 
-class LoopHost(Protocol):
-    """Who runs the loop, as ``loop.host.Host`` is."""
+class AnyLoop(Protocol):
+    """Who runs the loop, as ``loop.loop.Loop`` is."""
 
     @property
-    def loop(self) -> Loop:
-        """Which loop it is."""
+    def loop(self) -> LoopKind: ...
 
     @property
     def module(self) -> Any:
@@ -69,7 +68,7 @@ class LoopHost(Protocol):
 
 
 def run_info(
-    host: LoopHost,
+    host: AnyLoop,
     *,
     config: dict[str, Any],
     sample_unit: str,

@@ -182,7 +182,6 @@ class SourceFile:
         return None if scope is self.tree else scope
 
     def class_around(self, node: ast.AST) -> ast.ClassDef | None:
-        """The innermost class around a node."""
         parent: ast.AST | None = node
         while parent is not None and not isinstance(parent, ast.ClassDef):
             parent = self._parents.get(parent)
@@ -206,7 +205,6 @@ class SourceFile:
         return [one for one in self._attributes if one.attr in names]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
-        """The node around a node."""
         return self._parents.get(node)
 
     def statement(
@@ -296,7 +294,6 @@ def _assigned(nodes: Iterable[ast.AST], name: str, *, of_self: bool = False) -> 
 
 
 def mentions(path: str, word: str) -> bool:
-    """Whether a file can be read and has a word in it."""
     try:
         return word.encode() in (_bytes_of(path) or b"")
     except (OSError, ValueError):

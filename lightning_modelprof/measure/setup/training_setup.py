@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from lightning_modelprof.errors import told
-from lightning_modelprof.measure.setup.environment import LoopHost
+from lightning_modelprof.errors import describe_error
+from lightning_modelprof.measure.setup.environment import AnyLoop
 from lightning_modelprof.measure.setup.model_setup import (
     calls_by_name,
     class_files,
@@ -39,12 +39,12 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period of the container's CPU time in microseconds, or ``max``."""
 
 
-def read_setup(host: LoopHost) -> TrainingSetup:
+def read_setup(host: AnyLoop) -> TrainingSetup:
     """What is known when the loop begins. Never raises."""
     return _take(TrainingSetup(), host.live().at_begin())
 
 
-def finish_setup(setup: TrainingSetup, host: LoopHost, began_s: float) -> TrainingSetup:
+def finish_setup(setup: TrainingSetup, host: AnyLoop, began_s: float) -> TrainingSetup:
     """The same with what is only known later: validation, memory, compilations. Never raises.
 
     Args:
@@ -68,7 +68,7 @@ def _attempt(part: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
     try:
         return part(), ""
     except Exception as error:  # anybody's objects, or another Lightning
-        return {}, f"{part.__name__} couldn't be read: {told(error)}"
+        return {}, f"{part.__name__} couldn't be read: {describe_error(error)}"
 
 
 def usable_cpus() -> int | None:
@@ -90,7 +90,7 @@ class Live:
 
     num_nodes = 1
 
-    def __init__(self, host: LoopHost) -> None:
+    def __init__(self, host: AnyLoop) -> None:
         self._host = host
 
     @property
@@ -161,7 +161,6 @@ class Live:
         return found
 
     def device(self) -> dict[str, Any]:
-        """A CUDA device and its memory."""
         device = self._host.device
         if device.type != "cuda":
             return {}

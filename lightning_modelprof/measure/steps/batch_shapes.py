@@ -107,7 +107,6 @@ class BatchShapes:
         return self._by_size[size - 1] if 0 < size <= len(self._by_size) else None
 
     def begin(self, step: int, size: int) -> None:
-        """From this step on batches have this size."""
         self.last = size
         self._changes.append((step, size))
 

@@ -64,8 +64,7 @@ class DeviceMarks(Protocol):
 class StepInspection(Protocol):
     """Looks into the step that is running; the callback's hooks tell it what comes."""
 
-    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """The batch is on the device."""
+    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
 
     def before_backward(self, loss: Any) -> None:
         """A backward pass begins at ``loss``."""
@@ -308,7 +307,6 @@ class PhaseLedger:
             self.gap_range_open = True
 
     def close_gap_range(self) -> None:
-        """Close the trace range of an open gap."""
         if self.gap_range_open and self.ranges is not None:
             self.ranges.pop()
         self.gap_range_open = False

@@ -74,7 +74,6 @@ class Recorder:
 
     @property
     def num_steps(self) -> int:
-        """Finished steps so far."""
         return self._num_cut + len(self._rows)
 
     def add(self, step: tuple[list[int], int, int]) -> None:
@@ -217,7 +216,6 @@ class Recorder:
             self._kept = [_narrow(StepTimings.concatenate(self._kept))]
 
     def _is_kept(self, steps: StepTimings) -> NDArray[np.bool_]:
-        """Which of these steps are kept one by one."""
         # The modules' times are compared with the steps that they are from; those are few.
         kept: NDArray[np.bool_] = is_kept(steps.step, self._num_halved) | (
             (steps.tags & int(StepTag.INSPECTED)) != 0

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import dataloader
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.steps.batch_parts import elements_of
 from lightning_modelprof.measure.stored import undisturbed
 from lightning_modelprof.measure.window.other_profilers import unrecorded
@@ -88,11 +88,9 @@ class WatchedIndices:
 class FetchesBatches(Protocol):
     """Who runs the loop; both may raise anything."""
 
-    def iterators(self) -> Sequence[Any]:
-        """Iterators of the dataloaders that run."""
+    def iterators(self) -> Sequence[Any]: ...
 
-    def prefetched(self) -> Sequence[Any]:
-        """Batches that were fetched ahead of the running one."""
+    def prefetched(self) -> Sequence[Any]: ...
 
 
 class RepeatedSampleWatch:
@@ -119,13 +117,12 @@ class RepeatedSampleWatch:
         self.is_over = False
 
     def begin_batch(self, batch: Any) -> None:
-        """A batch is there. Never raises."""
         try:
             self._look(batch)
         except _UnseenError as why:
             self._give_up(str(why))
         except Exception as error:  # anybody's batches and loaders, or another torch or Lightning
-            self._give_up(f"samples couldn't be compared: {told(error)}")
+            self._give_up(f"samples couldn't be compared: {describe_error(error)}")
 
     def close(self) -> None:
         """Leave torch's iterator as it was; may be called more than once."""
@@ -209,7 +206,6 @@ class RepeatedSampleWatch:
 
 
 def _hash(batch: Any, size: int, place: int) -> tuple[bytes, int]:
-    """Hash and bytes of one sample of a batch."""
     digest, num_bytes = blake2b(digest_size=16), 0
     for part in _parts(batch, 0):
         if type(part) is not torch.Tensor or not part.shape or part.shape[0] != size:

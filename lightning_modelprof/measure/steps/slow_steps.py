@@ -50,12 +50,10 @@ class CollectorWatch:
         self._runs: deque[tuple[int, int, int]] = deque(maxlen=1_024)
 
     def start(self) -> None:
-        """Watch from now on."""
         if self._note not in gc.callbacks:
             gc.callbacks.append(self._note)
 
     def stop(self) -> None:
-        """Watch no more."""
         if self._note in gc.callbacks:
             gc.callbacks.remove(self._note)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
@@ -438,7 +438,7 @@ class Capture:
                 if not is_late and since_ns is not None and (made := self._batches(since_ns, self._clock())):
                     noted["workers"] = made
             except Exception as error:
-                noted["workers"] = f"the workers' batches couldn't be read: {told(error)}"
+                noted["workers"] = f"the workers' batches couldn't be read: {describe_error(error)}"
 
         with contextlib.suppress(RuntimeError):  # the system has no more threads
             is_late = not has_ended(start_thread(read, "modelprof-cpu"))

@@ -60,7 +60,6 @@ class ProfilerWatch:
                 setattr(torch_profiler, name, _after(before, original))
 
     def end(self) -> None:
-        """Watch no longer."""
         with self._lock:
             self._users -= 1
             if not self._users:

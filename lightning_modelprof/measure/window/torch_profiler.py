@@ -121,11 +121,9 @@ class TraceRanges:
         self._open: list[Any] = []
 
     def push(self, phase: int) -> None:
-        """Open the range of a phase."""
         self.open(RANGE_PREFIX + PHASES[phase].key)
 
     def open(self, name: str) -> None:
-        """Open a range of any name."""
         entered: Any = record_function(name)
         entered.__enter__()
         self._open.append(entered)
@@ -202,7 +200,6 @@ class TraceSize:
         self._growth = self._largest = self._num_steps = 0
 
     def end_step(self) -> None:
-        """A recorded step ended."""
         self._num_steps += 1
         now = self._bytes_in_use()
         if now is None or self._last is None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from lightning_modelprof.measure.sampling.sampler import Sampler
-from lightning_modelprof.measure.sampling.stack_look import no_collection
+from lightning_modelprof.measure.sampling.stack_probe import no_collection
 from lightning_modelprof.measure.workers.calls import CallName, Calls
 
 LEAST_SHARE: Final = 0.05
@@ -199,7 +199,6 @@ class CallLook:
         return rows
 
     def _close_batch(self) -> None:
-        """Add up the newest batch."""
         time, times = self._time, self._times
         self._time, self._times = 0.0, {}
         if time:

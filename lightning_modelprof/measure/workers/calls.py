@@ -266,7 +266,6 @@ class Calls:
         return CallName(name, kind, depth, file, code.co_firstlineno, is_users, package)
 
     def collate_name(self, function: Any) -> CallName:
-        """The row of a collate function."""
         running = _running(function)[0]
         name = "" if _is_function(function) and running is not None else _qualname(type(function))
         return self._name(name, "collate", 0, running)

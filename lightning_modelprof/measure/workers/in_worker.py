@@ -29,7 +29,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_modelprof.measure.resources.cpu import cpu_wait_ns
 from lightning_modelprof.measure.sampling.sampler import Sampler
-from lightning_modelprof.measure.sampling.stack_look import StackLook
+from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.call_samples import CallLook, CallSamples, State
@@ -134,7 +134,6 @@ class WorkerStart:
         object.__setattr__(self, "is_over", True)
 
     def __call__(self, worker_id: int) -> None:
-        """As of ``worker_init_fn``."""
         worker = None
         fd, path, name, num_slots, own, sampling = self._arguments
         is_child = os.getpid() != self._pid or fd < 0  # and not a loader without workers
@@ -223,7 +222,7 @@ class Worker:
         self._system_ns = 0
         self._system: tuple[int, ...] | None = None
         self._sampling = sampling
-        self._look: StackLook | None = StackLook(self.state, user_code) if sampling else None
+        self._look: StackProbe | None = StackProbe(self.state, user_code) if sampling else None
         self._call_look: CallLook | None = None
         self._sampler: Sampler | None = None
         self._cpu_wait_ns: int | None = None
@@ -496,5 +495,5 @@ def _read_io() -> tuple[int, int]:
         return 0, 0
 
 
-def _is_crowded(look: StackLook | None) -> bool:
+def _is_crowded(look: StackProbe | None) -> bool:
     return look is not None and look.clocks.is_crowded

@@ -281,7 +281,6 @@ class SlotWriter:
         return memoryview(self._map)[begin : begin + number * _WORD].cast("q")
 
     def text(self) -> bytes:
-        """The newest text."""
         return _read_text(self._map, self._at, self.head)
 
     def write_text(self, text: bytes) -> bool:

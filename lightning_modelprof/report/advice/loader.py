@@ -372,7 +372,6 @@ def _handover_advice(
 
 
 def _cpu_evidence(cpu: BatchCpu | None) -> list[Evidence]:
-    """What was measured of CPUs."""
     if cpu is None or cpu.computing is None:
         return []
     free = [] if cpu.free_cpus is None else [count("free CPUs", round(cpu.free_cpus, 2))]

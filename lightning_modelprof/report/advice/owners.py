@@ -71,7 +71,6 @@ def named(place: Place) -> str:
 
 
 def short_file(place: Place) -> str:
-    """The file of a library from its package on."""
     parts = PurePath(place.file or "").parts
     for number in range(len(parts) - 1, 0, -1):
         if parts[number - 1] in _INSTALLED:

@@ -115,7 +115,6 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
 
 
 def _is_mostly_waiting(split: ValidationSplit, start_ns: float) -> bool:
-    """Whether most of the start of a validation is the wait for workers that start."""
     begun = split.part("dataloader_init")
     return begun is None or 2 * begun.total_ns < start_ns
 

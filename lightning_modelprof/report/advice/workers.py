@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.worker_stacks import busiest
 from lightning_modelprof.analysis.steps.fetch_queue import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
-from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, WaitCause, Why, WorkersFacts
+from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, Cause, WaitCause, WorkersFacts
 from lightning_modelprof.report.advice.loader import (
     CPU_BOUND,
     Fix,
@@ -32,16 +32,16 @@ from lightning_modelprof.run.workers import CallTimes
 from lightning_modelprof.units import digits, milliseconds, percent
 
 _WHY: Final = {
-    Why.START_UP: "worker startup every epoch",
-    Why.THREADS: "threads in workers compete for CPUs",
-    Why.PICKLING: "pickling large batches",
-    Why.COLLATE: "slow collate function",
-    Why.SLOW_SAMPLES: "a few slow samples",
-    Why.TOO_FEW_WORKERS: "too few workers",
-    Why.WAITS: "samples wait for I/O",
-    Why.COMPUTES: "samples are CPU-bound",
+    Cause.START_UP: "worker startup every epoch",
+    Cause.THREADS: "threads in workers compete for CPUs",
+    Cause.PICKLING: "pickling large batches",
+    Cause.COLLATE: "slow collate function",
+    Cause.SLOW_SAMPLES: "a few slow samples",
+    Cause.TOO_FEW_WORKERS: "too few workers",
+    Cause.WAITS: "samples wait for I/O",
+    Cause.COMPUTES: "samples are CPU-bound",
 }
-_OF_ALL_BATCHES: Final = (Why.TOO_FEW_WORKERS, Why.WAITS, Why.COMPUTES)
+_OF_ALL_BATCHES: Final = (Cause.TOO_FEW_WORKERS, Cause.WAITS, Cause.COMPUTES)
 """Causes that are the fault of no single part of a batch: cheaper batches end the wait."""
 _MOST_OF_IT: Final = 0.9
 _NEARLY_ALWAYS: Final = 0.9
@@ -131,16 +131,16 @@ def cause_advice(
     left_ns = max(0.0, facts.step_ns - others_ns)
     is_held = wait_ns is not None and left_ns < wait_ns
     wait_ns = left_ns if is_held else wait_ns  # the rest is the others' wait
-    if cause is not None and cause.why is Why.START_UP:
+    if cause is not None and cause.why is Cause.START_UP:
         # No clean step waits for it: what these wait for is another cause, if there is one.
-        cause = next((one for one in facts.causes if one.why is not Why.START_UP), cause)
+        cause = next((one for one in facts.causes if one.why is not Cause.START_UP), cause)
     if cause is None or not wait_ns:
         return None
     queue = None if isinstance(facts.queue, Absent) else facts.queue
     gain_ns = 0.0 if queue is None else saved_by_workers(queue, wait_ns)
-    fixes, advised, told = [], None, _held_back(facts) if cause.why is Why.SLOW_SAMPLES else ""
-    is_worth_it = cause.why is Why.TOO_FEW_WORKERS or gain_ns >= _WORTH_SAYING * facts.step_ns
-    if queue is None or cause.why is Why.START_UP:
+    fixes, advised, told = [], None, _held_back(facts) if cause.why is Cause.SLOW_SAMPLES else ""
+    is_worth_it = cause.why is Cause.TOO_FEW_WORKERS or gain_ns >= _WORTH_SAYING * facts.step_ns
+    if queue is None or cause.why is Cause.START_UP:
         pass
     elif is_worth_it:
         arguments = predicted_arguments(queue, facts.record.is_persistent)
@@ -156,7 +156,7 @@ def cause_advice(
             fixes.append(fix_up_to(_cheaper(facts), cheaper_ns))
     else:
         own_ns, is_first = min(cause.saving_ns, wait_ns), True
-        if cause.why is Why.PICKLING and advised is not None and not advised.workers:
+        if cause.why is Cause.PICKLING and advised is not None and not advised.workers:
             own_ns, is_first = min(own_ns, gain_ns), False  # without workers nothing is pickled
         own = fix_up_to(_action(facts, cause, loader, owner), own_ns)
         fixes = [own, *fixes] if is_first else [*fixes, own]
@@ -164,9 +164,9 @@ def cause_advice(
     action = in_words(fixes)
     if is_held:
         told += " Other DataLoaders limit the saving."
-    if facts.why is Why.START_UP and cause.why is not Why.START_UP:
+    if facts.why is Cause.START_UP and cause.why is not Cause.START_UP:
         told += " Worker startup costs more (see worker_startup)."
-    if owner is not None and cause.why is not Why.TOO_FEW_WORKERS:
+    if owner is not None and cause.why is not Cause.TOO_FEW_WORKERS:
         action += owner.cheaper_batches
     return LoaderAdvice(
         action,
@@ -226,20 +226,20 @@ def _action(
     owner: Owner | None,
 ) -> str:
     """What helps against a cause other than too few workers."""
-    if cause.why is Why.START_UP:
+    if cause.why is Cause.START_UP:
         call = written_call(_kind(facts, loader), {"persistent_workers": True}, owner)
         return (
             "Make epochs longer, or the first samples cheaper."
             if facts.record.is_persistent
             else f"{call} (currently False)."
         )
-    if cause.why is Why.THREADS:
+    if cause.why is Cause.THREADS:
         return (
             "Use one thread per worker, such as cv2.setNumThreads(0) in worker_init_fn or OMP_NUM_THREADS=1."
         )
-    if cause.why is Why.PICKLING:
+    if cause.why is Cause.PICKLING:
         return "Return few tensors from the collate function, not lists or arrays."
-    if cause.why is Why.COLLATE:
+    if cause.why is Cause.COLLATE:
         return "Collate whole arrays (torch.stack, np.stack, pad_sequence), or use samples of one size."
     return "Make slow samples cheaper, or drop them."
 
@@ -247,16 +247,16 @@ def _action(
 def _reason(facts: WorkersFacts, cause: WaitCause) -> str:
     """What was measured about a cause, as a sentence that starts with a space."""
     share = percent(cause.share)
-    if cause.why is Why.START_UP:
+    if cause.why is Cause.START_UP:
         return " The queue is empty at the start of an epoch."
-    if cause.why is Why.THREADS:
+    if cause.why is Cause.THREADS:
         threads = max(one.times.threads or 0 for one in facts.workers)
         return f" Each of {facts.record.num_workers} workers has up to {threads} threads."
-    if cause.why is Why.PICKLING:
+    if cause.why is Cause.PICKLING:
         return f" Pickling a batch takes {share} as much CPU time as loading it."
-    if cause.why is Why.COLLATE:
+    if cause.why is Cause.COLLATE:
         return f" Collating takes {share} of worker time."
-    if cause.why is Why.SLOW_SAMPLES:
+    if cause.why is Cause.SLOW_SAMPLES:
         return f" {_slow(facts)}"
     return (
         f" Loading a batch {'is CPU-bound' if facts.is_computing else 'mostly waits'} ({_cpu_time(facts)})."
@@ -281,7 +281,6 @@ def _held_back(facts: WorkersFacts) -> str:
 
 
 def _slow(facts: WorkersFacts) -> str:
-    """How many are how slow."""
     batch = facts.batch
     if batch is None:
         return "A few samples are much slower than the others."

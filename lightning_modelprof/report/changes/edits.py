@@ -63,7 +63,6 @@ class SourceEdit:
         self._pieces: list[_Piece] = []
 
     def call_at(self, where: Range) -> ast.Call:
-        """The call in exactly this range."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and _range(node) == where:
                 return node

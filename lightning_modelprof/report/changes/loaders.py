@@ -37,12 +37,10 @@ _NON_BLOCKING: Final = {"non_blocking": True}
 
 
 def with_workers(finding: Finding, analysis: Analysis) -> CodeChange | None:
-    """The number of workers that the finding advises."""
     return _loader_change(dict(finding.wants), analysis)
 
 
 def with_kept_workers(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
-    """Workers that outlive the epoch."""
     return _loader_change({"persistent_workers": True}, analysis)
 
 

@@ -46,7 +46,6 @@ def with_rarer_logging(finding: Finding, analysis: Analysis) -> CodeChange | Non
 
 
 def without_profiler(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
-    """No profiler of Lightning's."""
     return (
         None if analysis.setup is None else _trainer_change(analysis.setup, {"profiler": None}, SAME_RESULTS)
     )

@@ -20,8 +20,8 @@ from lightning_modelprof.report.charts.steps import (
 )
 from lightning_modelprof.report.charts.workers import queue_depth, workers_over_time, workers_prediction
 from lightning_modelprof.report.flames import call_flame, module_flame, worker_flame
-from lightning_modelprof.report.kinds import Drawing
 from lightning_modelprof.report.model import Chart
+from lightning_modelprof.report.specs import ChartSpec
 
 _WINDOW_MEMORY: Final = (
     "Memory allocated during a window with `profile_memory=True`, in layers that add up to the total. It"
@@ -36,21 +36,21 @@ _WINDOW_MEMORY: Final = (
 """What the chart means, of a run and of traces."""
 
 CHARTS: Final = (
-    Drawing(
+    ChartSpec(
         id="phase_shares",
         title="Step time by phase",
         draw=phase_shares,
         help="The Ratio column of the Phases table as a bar.",
         views=("overview",),
     ),
-    Drawing(
+    ChartSpec(
         id="validation_shares",
         title="Validation time by part",
         draw=validation_shares,
         help="The Ratio column of the Validation table as a bar.",
         views=("overview",),
     ),
-    Drawing(
+    ChartSpec(
         id="phases_per_step",
         title="Phase times per step",
         draw=phases_per_step,
@@ -60,7 +60,7 @@ CHARTS: Final = (
             " phases are listed in a note."
         ),
     ),
-    Drawing(
+    ChartSpec(
         id="step_time",
         title="Step times",
         draw=step_time,
@@ -71,7 +71,7 @@ CHARTS: Final = (
         ),
         views=("overview", "steps"),
     ),
-    Drawing(
+    ChartSpec(
         id="throughput",
         title="Throughput",
         draw=throughput,
@@ -81,7 +81,7 @@ CHARTS: Final = (
         ),
         views=("overview",),
     ),
-    Drawing(
+    ChartSpec(
         id="num_workers",
         title="Predicted step time by worker count",
         draw=workers_prediction,
@@ -92,7 +92,7 @@ CHARTS: Final = (
         ),
         views=("workers",),
     ),
-    Drawing(
+    ChartSpec(
         id="worker_queue",
         title="Busy workers over time",
         draw=workers_over_time,
@@ -104,7 +104,7 @@ CHARTS: Final = (
         ),
         views=("workers",),
     ),
-    Drawing(
+    ChartSpec(
         id="queue_depth",
         title="Batches ready at fetch",
         draw=queue_depth,
@@ -116,21 +116,21 @@ CHARTS: Final = (
         ),
         views=("workers",),
     ),
-    Drawing(
+    ChartSpec(
         id="rank_phases",
         title="Phase times per rank",
         draw=rank_phases,
         help="Mean clean step of each rank by phase, for at most 256 ranks.",
         views=("distributed",),
     ),
-    Drawing(
+    ChartSpec(
         id="flops_by_phase",
         title="FLOPs per step",
         draw=flops_by_phase,
         help="The FLOPs table by phase, without Fourier transforms.",
         views=("modules",),
     ),
-    Drawing(
+    ChartSpec(
         id="memory_curve",
         title="Memory by step",
         draw=memory_curve,
@@ -140,7 +140,7 @@ CHARTS: Final = (
         ),
         views=("memory",),
     ),
-    Drawing(
+    ChartSpec(
         id="window_memory",
         title="Memory in the window",
         draw=window_memory_of_run,
@@ -151,14 +151,14 @@ CHARTS: Final = (
 """Of a run, in reading order."""
 
 TRACE_CHARTS: Final = (
-    Drawing(
+    ChartSpec(
         id="window_memory",
         title="Memory in the window",
         draw=window_memory,
         help=_WINDOW_MEMORY,
         views=("memory",),
     ),
-    Drawing(
+    ChartSpec(
         id="step_breakdown",
         title="Step time breakdown by step",
         draw=trace_steps,
@@ -169,7 +169,7 @@ TRACE_CHARTS: Final = (
         ),
         views=("overview",),
     ),
-    Drawing(
+    ChartSpec(
         id="rank_shares",
         title="Computation and communication by rank",
         draw=rank_shares,
@@ -182,7 +182,7 @@ TRACE_CHARTS: Final = (
         ),
         views=("distributed",),
     ),
-    Drawing(
+    ChartSpec(
         id="operator_shares",
         title="Operators by self time",
         draw=operator_shares,
@@ -192,7 +192,7 @@ TRACE_CHARTS: Final = (
         ),
         views=("operators",),
     ),
-    Drawing(
+    ChartSpec(
         id="kernel_types",
         title="Kernel time by type",
         draw=kernel_types,
@@ -207,7 +207,7 @@ TRACE_CHARTS: Final = (
 """From the facts of each rank of one job."""
 
 FLAMES: Final = (
-    Drawing(
+    ChartSpec(
         id="call_stacks",
         title="Training thread (flame graph)",
         draw=call_flame,
@@ -218,7 +218,7 @@ FLAMES: Final = (
         ),
         views=("modules",),
     ),
-    Drawing(
+    ChartSpec(
         id="worker_stacks",
         title="Workers (flame graph)",
         draw=worker_flame,
@@ -229,7 +229,7 @@ FLAMES: Final = (
         ),
         views=("workers",),
     ),
-    Drawing(
+    ChartSpec(
         id="modules",
         title="Modules, forward and backward",
         draw=module_flame,

@@ -48,7 +48,6 @@ def _of_steps(fact: StepBreakdown) -> Chart:
 
 
 def _of_ranks(found: Mapping[int, StepBreakdown]) -> Chart:
-    """A point for each rank that has steps."""
     ranks = sorted(found)
     first, x_label = even_axis(ranks, "rank", "ranks with steps")
     return _chart(

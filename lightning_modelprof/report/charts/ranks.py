@@ -135,7 +135,6 @@ def _some(ranks: Sequence[int]) -> str:
 
 
 def _without_note(by_rank: Mapping[int, TraceFacts], shown: Sequence[int]) -> tuple[str, ...]:
-    """Which ranks have no bar."""
     lacking = [str(rank) for rank in sorted(by_rank) if rank not in shown]
     if not lacking:
         return ()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.report.kinds import Figure
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+from lightning_modelprof.report.specs import CompareKey
 from lightning_modelprof.report.tables.run.all_tables import kind_of
 
 _CALLS: Final = ("calls", "count", "gaps", "allocations", "num_steps")
@@ -17,13 +17,12 @@ _CALLS: Final = ("calls", "count", "gaps", "allocations", "num_steps")
 _NUMBER: Final = re.compile(r"_\d+$")
 
 
-def figure_of(table: Table) -> Figure:
-    """The figure of a table that is compared."""
+def figure_of(table: Table) -> CompareKey:
     kind = kind_of(table.id)
     if kind is not None and kind.compared is not None:
         return kind.compared
     position = first_figure(table)
-    return Figure(
+    return CompareKey(
         keys=() if position is None else (table.columns[position].key,),
         names=tuple(column.key for column in table.columns if column.unit is Unit.TEXT),
     )
@@ -45,12 +44,10 @@ def first_figure(table: Table) -> int | None:
 
 
 def calls_column(table: Table) -> Column | None:
-    """The column that counts what the figure is of."""
     return next((column for key in _CALLS for column in table.columns if column.key == key), None)
 
 
 def is_number(cell: Cell) -> bool:
-    """Whether there is a figure in the cell."""
     return isinstance(cell, int | float)
 
 

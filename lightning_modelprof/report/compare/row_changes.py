@@ -18,8 +18,8 @@ from lightning_modelprof.report.compare.changed_figures import (
     is_number,
     num_steps,
 )
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 
 _STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
 
@@ -126,7 +126,7 @@ def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
     return (*row.names, row.before, row.after, row.difference, ratio, *calls, row.state)
 
 
-CHANGES: Final = TableKind(
+CHANGES: Final = TableSpec(
     id="changes",
     title="Changes by row",
     help="One figure per row of a table that both sides have. Sums are divided by the number of steps.",
@@ -149,7 +149,7 @@ def _table(
     before: Table,
     after: Table,
     key: str | None,
-    figure: Figure,
+    figure: CompareKey,
     *,
     rows: tuple[tuple[Cell, ...], ...],
     depths: tuple[int, ...] = (),
@@ -186,7 +186,9 @@ def _table(
     )
 
 
-def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[RowPair]) -> tuple[str, ...]:
+def _notes(
+    figure: CompareKey, steps: tuple[int | None, int | None], rows: Sequence[RowPair]
+) -> tuple[str, ...]:
     notes = []
     if figure.sum_over == "window":
         notes.append(
@@ -204,7 +206,7 @@ def _notes(figure: Figure, steps: tuple[int | None, int | None], rows: Sequence[
     return tuple(notes)
 
 
-def _why_not(key: str | None, figure: Figure, steps: tuple[int | None, int | None]) -> str | None:
+def _why_not(key: str | None, figure: CompareKey, steps: tuple[int | None, int | None]) -> str | None:
     if key is None:
         return "the two sides have no figure in common"
     if figure.sum_over is None or None not in steps:
@@ -234,7 +236,7 @@ class TableSide:
         divisor: number of steps that the figures are sums of; ``None`` if they are no sums.
     """
 
-    def __init__(self, table: Table, key: str, figure: Figure, divisor: int | None) -> None:
+    def __init__(self, table: Table, key: str, figure: CompareKey, divisor: int | None) -> None:
         self.table = table
         self.names = name_positions(table, figure)
         self.at = dict(row_paths(table, self.names))
@@ -322,7 +324,7 @@ def _pair(path: RowPath, before: TableSide, after: TableSide) -> RowPair:
     )
 
 
-def name_positions(table: Table, figure: Figure) -> list[int]:
+def name_positions(table: Table, figure: CompareKey) -> list[int]:
     """Where the columns are that say which row is which."""
     if figure.names is None:
         return [0]
@@ -330,7 +332,6 @@ def name_positions(table: Table, figure: Figure) -> list[int]:
 
 
 def position_of(table: Table, key: str) -> int:
-    """Where a column is that the table is known to have."""
     position = column_position(table, key)
     assert position is not None
     return position

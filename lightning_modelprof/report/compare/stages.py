@@ -8,8 +8,8 @@ from typing import Final
 from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import three_digits
 
@@ -44,7 +44,7 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     )
 
 
-STAGES: Final = TableKind(
+STAGES: Final = TableSpec(
     id="stages",
     title="Stages",
     help="One row per run, in the given order.",
@@ -79,7 +79,6 @@ STAGES: Final = TableKind(
 
 
 def _stages_table(runs: Sequence[ComparedRun], results: Sequence[Comparison]) -> Table:
-    """One row per run."""
     loop = loop_of(runs[0].loop)
     rows = [_row(run, result) for run, result in zip(runs, [None, *results], strict=True)]
     notes = ["Each run is compared with the first. A dash means not measured."]

@@ -8,9 +8,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
-from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.run.loops import LoopKind
 from lightning_modelprof.run.phases import PHASES
 
 _INTERVAL: Final = "95% CI"
@@ -18,7 +18,7 @@ _INTERVAL: Final = "95% CI"
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
 
-SPEED: Final = TableKind(
+SPEED: Final = TableSpec(
     id="comparison_figures",
     title="Speed",
     help="Perf Summary figures of both sides. Multiple runs are averaged.",
@@ -48,7 +48,7 @@ SPEED: Final = TableKind(
 )
 
 
-def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table:
+def figures_table(comparison: Comparison, loop: LoopKind, sample_unit: str) -> Table:
     """How fast both sides were."""
     named = {
         "batch_cost": ("batch_cost", Unit.DURATION_NS),
@@ -68,7 +68,7 @@ def figures_table(comparison: Comparison, loop: Loop, sample_unit: str) -> Table
     )
 
 
-PHASE_CHANGES: Final = TableKind(
+PHASE_CHANGES: Final = TableSpec(
     id="comparison_phases",
     title="Phase changes per step",
     help=(
@@ -128,7 +128,7 @@ def phases_table(comparison: Comparison) -> Table:
     )
 
 
-SETTINGS: Final = TableKind(
+SETTINGS: Final = TableSpec(
     id="comparison_settings",
     title="Different settings",
     help="Other differences in configuration, environment and model.",
@@ -148,7 +148,7 @@ def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
     )
 
 
-FINDING_CHANGES: Final = TableKind(
+FINDING_CHANGES: Final = TableSpec(
     id="comparison_findings",
     title="Findings",
     help=(

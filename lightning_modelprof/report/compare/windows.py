@@ -8,8 +8,8 @@ from typing import Any, Final
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.units import digits, duration_unit, percent, signed
 
 
@@ -193,7 +193,7 @@ def differences_ns(before: ComparedSteps, after: ComparedSteps) -> dict[str, flo
 
 
 _RANGE: Final = "shortest and longest step on that side, not an interval of the mean."
-STEP_CHANGES: Final = TableKind(
+STEP_CHANGES: Final = TableSpec(
     id="comparison_steps",
     title="Step time by part",
     help=(

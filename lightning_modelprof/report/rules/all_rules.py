@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from lightning_modelprof.errors import ConfigError, nearest, quoted
+from lightning_modelprof.errors import ConfigError, did_you_mean, quoted
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.batches import SmallBatches
 from lightning_modelprof.report.rules.callbacks import (
@@ -150,7 +150,7 @@ def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tu
         if kind not in known:
             raise ConfigError(
                 f"{where}: unknown rule {quoted(kind)}."
-                f"{nearest(kind, known) or f' Expected one of {_list(known)}.'}"
+                f"{did_you_mean(kind, known) or f' Expected one of {_list(known)}.'}"
             )
     rules = []
     for kind, rule in known.items():
@@ -172,7 +172,7 @@ def _with(rule: Rule, wanted: Any, where: str) -> Rule:
         if name not in names:
             raise ConfigError(
                 f"{where}: {rule.kind}: unknown threshold {quoted(name)}."
-                f"{nearest(name, names) or f' Thresholds: {_list(names)}.'}"
+                f"{did_you_mean(name, names) or f' Thresholds: {_list(names)}.'}"
             )
         if (
             isinstance(value, bool)

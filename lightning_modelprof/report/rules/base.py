@@ -95,7 +95,7 @@ class Rule(Record, frozen=True, kw_only=True):
             return self.help.levels or ""
         return f"{100 * warning:g}%, {100 * critical:g}% {self.help.of}".strip()
 
-    def stake_ns(self, finding: Finding) -> float:
+    def saves_ns(self, finding: Finding) -> float:
         """What of a finding's time speaks for the verdict; less where another rule speaks of it, too."""
         return finding.saving_ns_per_step or 0.0
 
@@ -199,7 +199,6 @@ class ShareRule(Rule, frozen=True, kw_only=True):
         return sure * share >= self.warning and sure * ns >= self.floor_ns
 
     def severity(self, share: float) -> Severity:
-        """Of a share that is worth a finding."""
         return Severity.CRITICAL if share >= self.critical else Severity.WARNING
 
 
@@ -222,12 +221,10 @@ def duration(label: str, ns: float | None) -> Evidence:
 
 
 def ratio(label: str, share: float | None) -> Evidence:
-    """A share as evidence."""
     return Evidence(label=label, value=share, unit=Unit.RATIO)
 
 
 def count(label: str, number: float | None) -> Evidence:
-    """A number as evidence."""
     return Evidence(label=label, value=number, unit=Unit.COUNT)
 
 
@@ -296,8 +293,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
         )
 
     @abstractmethod
-    def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
-        """The calls that it is about."""
+    def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent: ...
 
     @abstractmethod
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:

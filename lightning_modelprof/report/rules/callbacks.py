@@ -154,7 +154,6 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
     what: ClassVar[str] = "PyTorch hooks take"
 
     def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:  # noqa: ARG002
-        """As the analysis has found them."""
         return analysis.layer_hooks
 
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
@@ -323,7 +322,7 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
     least_samples: int = 10
 
-    def stake_ns(self, finding: Finding) -> float:
+    def saves_ns(self, finding: Finding) -> float:
         """Only what is in the step's own phases."""
         return next((float(one.value or 0) for one in finding.evidence if one.label == _IN_STEP), 0.0)
 

@@ -86,7 +86,7 @@ _FOR_CALLS: Final = "Remove torch.cuda.synchronize and event.synchronize, or cal
 class WaitRule(DeviceRule, frozen=True, kw_only=True):
     """Waits of some kinds; what to do about them is the subclass's.
 
-    The time at stake is how much earlier the device would be done if no call waited (``HostWaits.stake_ns``):
+    The time at stake is how much earlier the device would be done if no call waited (``HostWaits.saves_ns``):
     the idle time after waits, but never more than the host waited.
     """
 
@@ -110,7 +110,7 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         if not facts.steps_ns:
             return self.not_evaluated("the recorded steps took no time")
         waits = [wait for wait in facts.waits if self.is_asked(wait)]
-        stake = sum(wait.stake_ns for wait in waits)
+        stake = sum(wait.saves_ns for wait in waits)
         share = stake / facts.steps_ns
         cost_ns = circumstances.per_step(stake, facts.steps_ns, facts.num_steps)
         if not self.is_found(share, cost_ns):
@@ -124,8 +124,7 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         )
 
     @abstractmethod
-    def is_asked(self, wait: HostWait) -> bool:
-        """Whether the wait is of the kinds that the rule is about."""
+    def is_asked(self, wait: HostWait) -> bool: ...
 
     @abstractmethod
     def advice(
@@ -178,15 +177,15 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         alone: list[list[WaitSpot]] = []
         rest: list[WaitSpot] = []
         for spot in spots:
-            cost_ns = circumstances.per_step(spot.stake_ns, facts.steps_ns, facts.num_steps)
-            if len(alone) < _MOST_FINDINGS - 1 and self.is_found(spot.stake_ns / facts.steps_ns, cost_ns):
+            cost_ns = circumstances.per_step(spot.saves_ns, facts.steps_ns, facts.num_steps)
+            if len(alone) < _MOST_FINDINGS - 1 and self.is_found(spot.saves_ns / facts.steps_ns, cost_ns):
                 alone.append([spot])
-            elif spot.stake_ns:
+            elif spot.saves_ns:
                 rest.append(spot)
         return [*alone, rest] if rest else alone
 
     def _finding(self, spots: Sequence[WaitSpot], facts: HostWaits, circumstances: Circumstances) -> Finding:
-        stake = sum(spot.stake_ns for spot in spots)
+        stake = sum(spot.saves_ns for spot in spots)
         share = stake / facts.steps_ns
         cost_ns = circumstances.per_step(stake, facts.steps_ns, facts.num_steps)
         calls = sum(spot.calls for spot in spots) / facts.num_steps
@@ -235,7 +234,6 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
     verb_one: ClassVar[str] = "waits for the GPU"
 
     def is_asked(self, wait: HostWait) -> bool:
-        """All but copies to the device."""
         return wait.place.kind != "host_to_device"
 
     def advice(
@@ -300,7 +298,6 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     saving_is: ClassVar[SavingIs] = "at least"
 
     def is_asked(self, wait: HostWait) -> bool:
-        """Copies to the device."""
         return wait.place.kind == "host_to_device"
 
     def advice(
@@ -369,9 +366,9 @@ class WaitSpot(Record, frozen=True, kw_only=True):
     sites: tuple[SourceSite, ...]
 
     @property
-    def stake_ns(self) -> int:
+    def saves_ns(self) -> int:
         """In all recorded steps."""
-        return sum(wait.stake_ns for wait in self.waits)
+        return sum(wait.saves_ns for wait in self.waits)
 
     @property
     def wait_ns(self) -> int:
@@ -428,7 +425,7 @@ def spots_of(
         key = lines or place.function or (where, place.operators[-1:] or place.call)
         found.setdefault(key, ([], lines))[0].append(wait)
     spots = [WaitSpot(waits=tuple(same), sites=lines) for same, lines in found.values()]
-    return tuple(sorted(spots, key=lambda spot: (-spot.stake_ns, -spot.wait_ns)))
+    return tuple(sorted(spots, key=lambda spot: (-spot.saves_ns, -spot.wait_ns)))
 
 
 def location_of_site(site: SourceSite) -> Place:

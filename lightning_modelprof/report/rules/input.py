@@ -60,7 +60,6 @@ class WaitForData(ShareRule, frozen=True, kw_only=True):
         return wait_ns / wall_ns if wait_ns is not None and wall_ns else None
 
     def is_wait_found(self, costs: StepCosts, share: float) -> bool:
-        """Whether the wait is worth a finding."""
         wait_ns = costs.usual_wait_ns() or 0.0
         return self.is_found(share, wait_ns, costs.least_of(wait_ns, costs.typical, "dataloader"))
 
@@ -110,10 +109,10 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
     critical: float = 0.20
     least_samples: int = 10
 
-    def stake_ns(self, finding: Finding) -> float:
+    def saves_ns(self, finding: Finding) -> float:
         """All of the wait: the loop is bound by it, whatever there is to gain."""
         waits = [one.value for one in finding.evidence if one.label == WAIT]
-        return float(waits[0]) if waits and isinstance(waits[0], int | float) else super().stake_ns(finding)
+        return float(waits[0]) if waits and isinstance(waits[0], int | float) else super().saves_ns(finding)
 
     def at_lines(self, finding: Finding, analysis: Analysis, hot: HotLines | Absent | None = None) -> Finding:
         """In the workers where these were sampled: they make the batches that the training thread waits for.
@@ -303,7 +302,7 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
     points_at: ClassVar[PointsAt] = PointsAt.CHANGE
     is_of_loop: ClassVar[bool] = True
 
-    def stake_ns(self, finding: Finding) -> float:
+    def saves_ns(self, finding: Finding) -> float:
         """Without what the first step of an epoch computes longer, in which nothing waits for data."""
         told = {
             one.label: float(one.value or 0.0) for one in finding.evidence if one.unit is Unit.DURATION_NS

@@ -527,9 +527,9 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     warning: float = 0.10
     critical: float = 0.20
 
-    def stake_ns(self, finding: Finding) -> float:
+    def saves_ns(self, finding: Finding) -> float:
         """Nothing of a penalty: it is the time of torch's long operators, and no slow Python."""
-        return 0.0 if finding.title == _PENALTY else super().stake_ns(finding)
+        return 0.0 if finding.title == _PENALTY else super().saves_ns(finding)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
         """Found, clean, or not evaluated where modules were not timed."""

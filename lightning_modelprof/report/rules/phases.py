@@ -44,7 +44,6 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
     """What to do where samples name the user's functions, ``{names}``; ``""`` where that changes nothing."""
 
     def __init_subclass__(cls) -> None:
-        """All the time of its phase is that of its findings."""
         super().__init_subclass__()
         if hasattr(cls, "phase"):
             cls.sampled_phases = (cls.phase,)
@@ -95,7 +94,6 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
         """What to change."""
 
     def places(self, setup: TrainingSetup) -> Sequence[Place]:  # noqa: ARG002  # of subclasses
-        """Where."""
         return []
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:  # noqa: ARG002  # of subclasses

@@ -221,7 +221,6 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
 
 
 def _growing_attributes(analysis: Analysis) -> list[Place]:
-    """The lines that add to what grows."""
     growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
     return [line.exact() for one in growing for line in one.lines]
 

@@ -528,7 +528,6 @@ def _is_by_sample(layers: Sequence[UnusedOutput]) -> bool:
 
 
 def _shorter_input(called: str, layers: Sequence[UnusedOutput]) -> str:
-    """What to do where rows of the input are of no use."""
     if any(one.unused_places for one in layers):
         return "Pad each batch only to its longest sample. Then batch samples of similar length."
     if any(one.unused_samples for one in layers) or not any(one.places for one in layers):

@@ -67,7 +67,6 @@ _MEMORY: Final = {
 
 
 def is_of_memory(sorted_by: SortKey | None) -> bool:
-    """Whether the figure that is asked for is one of memory."""
     return sorted_by in _MEMORY
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, StepReplay, why_no_path
-from lightning_modelprof.report.profile import DrawnTimeline, Lane
+from lightning_modelprof.report.dashboard_entry import DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.idle_slices import with_texts
 
 LANE: Final = "critical path"

@@ -14,7 +14,7 @@ from lightning_modelprof.analysis.timeline.tally import sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.idle import CAUSES, find_fetches, find_idle
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.profile import Lane
+from lightning_modelprof.report.dashboard_entry import Lane
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category
 

@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.timeline.names import AUTOGRAD_PREFIX
 from lightning_modelprof.analysis.timeline.tally import distinct, stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline as TraceTimeline
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.profile import Lane
+from lightning_modelprof.report.dashboard_entry import Lane
 from lightning_modelprof.trace.columns import stream_number
 from lightning_modelprof.trace.model import DEVICE_WORK, NOT_RECORDED, Category, Trace
 
@@ -294,7 +294,6 @@ class _Rows:
         return node - self._num_leaves
 
     def put(self, row: int, end: int) -> None:
-        """A slice goes into this row."""
         node = row + self._num_leaves
         self._latest[node] = self._earliest[node] = end
         while node := node >> 1:

@@ -15,8 +15,8 @@ from lightning_modelprof.analysis.timeline.tally import stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
 from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.dashboard_entry import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.critical_path import with_critical_path
 from lightning_modelprof.report.timeline.details import find_details, find_kinds
 from lightning_modelprof.report.timeline.idle_slices import find_idle_slices, with_texts

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.worker_batches import MadeBatches, find_worker_batches
-from lightning_modelprof.report.profile import DrawnTimeline, Lane
+from lightning_modelprof.report.dashboard_entry import DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.idle_slices import with_texts
 from lightning_modelprof.report.timeline.lanes import find_depths
 from lightning_modelprof.units import format_duration

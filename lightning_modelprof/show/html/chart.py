@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import Chart, Unit
@@ -102,7 +102,7 @@ def chart_view(chart: Chart) -> ChartView | None:
     known = [[_known(value) for value in series.values] for series in chart.series]
     sums = [sum(column) for column in zip(*known, strict=True)]
     write, y_label, scale = _writer(chart, sums)
-    notes = [one_line(note) for note in chart.notes]
+    notes = [printable(note) for note in chart.notes]
     is_bar = chart.kind == "stacked" and len(chart.x) == 1
     top, note = _top(chart, sums if chart.kind == "stacked" else list(chain(*known)), write, scale)
     if note and not is_bar:
@@ -110,7 +110,7 @@ def chart_view(chart: Chart) -> ChartView | None:
     floors = _floors(chart, known)
     layers = tuple(
         Layer(
-            label=one_line(series.label),
+            label=printable(series.label),
             color=color,
             path=""
             if is_bar
@@ -124,11 +124,11 @@ def chart_view(chart: Chart) -> ChartView | None:
     )
     return ChartView(
         id=chart.id,
-        title=one_line(chart.title),
+        title=printable(chart.title),
         about=definition("chart", chart.id),
         form="bar" if is_bar else "line" if chart.kind == "line" else "area",
         y_label="" if is_bar else y_label,
-        x_label=one_line(chart.x_label),
+        x_label=printable(chart.x_label),
         layers=layers,
         x_ticks=() if is_bar else x_ticks(chart),
         y_ticks=() if is_bar else tuple(y_ticks(top, scale)),
@@ -142,7 +142,7 @@ def _level(chart: Chart, top: float) -> Tick | None:
     if chart.level is None or not 0 <= chart.level <= top:
         return None
     return Tick(
-        100 * chart.level / top, f"{one_line(chart.level_label)}: {format_amount(chart.level, chart.unit)}"
+        100 * chart.level / top, f"{printable(chart.level_label)}: {format_amount(chart.level, chart.unit)}"
     )
 
 
@@ -161,7 +161,7 @@ def _writer(chart: Chart, sums: Sequence[float]) -> tuple[Callable[[float | None
     if chart.unit is Unit.BYTES:
         name, num_bytes = choose_byte_unit(values)
         return (lambda value: format_cell(value, chart.unit)), name, float(num_bytes)
-    name = one_line(chart.series[0].label).lower() if len(chart.series) == 1 else ""
+    name = printable(chart.series[0].label).lower() if len(chart.series) == 1 else ""
     return (lambda value: format_cell(value, chart.unit)), heading(name, chart.unit), 1.0
 
 
@@ -254,7 +254,7 @@ def _y(value: float, top: float) -> float:
 
 def _hover(chart: Chart, sums: Sequence[float], write: Callable[[float | None], str]) -> dict[str, Any]:
     """The texts of every point: its place, the values of the layers, and their sum where they add up."""
-    width, label = point_width(chart), one_line(chart.x_label)
+    width, label = point_width(chart), printable(chart.x_label)
     points = []
     for index, x in enumerate(chart.x):
         end = chart.x[index + 1] if index + 1 < len(chart.x) else x + width

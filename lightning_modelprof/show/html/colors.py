@@ -112,7 +112,6 @@ def color_classes(words: Sequence[str]) -> list[str]:
 
 
 def color_of(color_class: str) -> str:
-    """The colour of a class."""
     return _COLOR_OF[color_class]
 
 

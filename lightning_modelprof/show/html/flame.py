@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
@@ -92,14 +92,14 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
     kinds, words = _kinds(shown)
     return FlameView(
         id=flame.id,
-        title=one_line(flame.title),
+        title=printable(flame.title),
         about=definition("flame", flame.id),
         whole=format_amount(whole, flame.unit),
         boxes=tuple(_box(frame, whole, kind, flame.unit) for frame, kind in zip(shown, kinds, strict=True)),
         rows=1 + max(frame.depth for frame in shown),
         kinds=words,
         has_places=any(frame.place for frame in shown),
-        notes=tuple(text for one in (*flame.notes, note) if (text := one_line(" ".join(one.split())))),
+        notes=tuple(text for one in (*flame.notes, note) if (text := printable(" ".join(one.split())))),
     )
 
 
@@ -142,8 +142,8 @@ def _box(frame: FlameFrame, whole: float, kind: str, unit: Unit) -> Box:
         width=f"{share:.9g}",
         row=frame.depth,
         kind=kind,
-        text=shorten(one_line(frame.name), _MAX_NAME),
-        at=one_line(frame.place),
+        text=shorten(printable(frame.name), _MAX_NAME),
+        at=printable(frame.place),
         about=_about(frame, share, unit),
         is_narrow=share < _NARROW,
     )
@@ -151,10 +151,10 @@ def _box(frame: FlameFrame, whole: float, kind: str, unit: Unit) -> Box:
 
 def _about(frame: FlameFrame, share: float, unit: Unit) -> str:
     """Such as ``Net.loss, train.py:12 (your code)`` and below it ``12.3 ms, 45.00 %; itself 1.20 ms``."""
-    place = f", {one_line(frame.detail)}" if frame.detail and frame.detail != frame.name else ""
+    place = f", {printable(frame.detail)}" if frame.detail and frame.detail != frame.name else ""
     kind = "" if frame.is_users is None else f" ({_KINDS[_kind(frame)]})"
     own = "all self time" if frame.own == frame.total else f"self {format_amount(frame.own, unit)}"
     return (
-        f"{one_line(frame.name)}{place}{kind}\n{format_amount(frame.total, unit)},"
+        f"{printable(frame.name)}{place}{kind}\n{format_amount(frame.total, unit)},"
         f" {format_amount(share, Unit.RATIO)}; {own}"
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.definitions import definition
@@ -37,32 +37,30 @@ _SEVERITIES: Final = {
 
 def note_lines(notes: tuple[str, ...]) -> list[str]:
     """Notes on one line each, without the empty ones."""
-    return [text for note in notes if (text := one_line(" ".join(note.split())))]
+    return [text for note in notes if (text := printable(" ".join(note.split())))]
 
 
 def fact_lines(report: Report) -> list[tuple[str, str]]:
-    """Label and value of each fact."""
-    return [(one_line(label), one_line(value)) for label, value in report.facts]
+    return [(printable(label), printable(value)) for label, value in report.facts]
 
 
 def setting_lines(report: Report) -> list[tuple[str, str]]:
     """Name and text of what the run was set to; empty for traces, which do not say it."""
     settings = report.sections.get("settings") or {}
-    return [(one_line(str(name)), one_line(str(value))) for name, value in settings.items()]
+    return [(printable(str(name)), printable(str(value))) for name, value in settings.items()]
 
 
 def absent_lines(tables: Sequence[Table]) -> list[tuple[str, str]]:
     """Title and reason of the tables without rows; one line without a title where many share a reason."""
     kept, shared = part_absent([table for table in tables if not table.rows])
     return [
-        *((one_line(table.title), absent_sentence(table)) for table in kept),
-        *(("", one_line(sentence)) for sentence in shared),
+        *((printable(table.title), absent_sentence(table)) for table in kept),
+        *(("", printable(sentence)) for sentence in shared),
     ]
 
 
 def absent_sentence(table: Table) -> str:
-    """Why a table has no rows."""
-    return " ".join([f"{one_line(table.absent_reason or '')}.", *note_lines(table.notes)])
+    return " ".join([f"{printable(table.absent_reason or '')}.", *note_lines(table.notes)])
 
 
 def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
@@ -70,9 +68,9 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
     if verdict is None:
         return None
     return {
-        "kind": one_line(verdict.kind),
+        "kind": printable(verdict.kind),
         "word": verdict_word(verdict),
-        "summary": one_line(verdict.summary),
+        "summary": printable(verdict.summary),
         "accounted": little_named(verdict),
         "about": definition("verdict", verdict.kind),
     }
@@ -94,14 +92,14 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
     severity, symbol, word = _SEVERITIES[finding.severity]
     told = told_figures(finding)
     return {
-        "kind": one_line(finding.kind),
+        "kind": printable(finding.kind),
         "severity": severity,
         "symbol": symbol,
         "word": word,
-        "title": one_line(finding.title),
+        "title": printable(finding.title),
         "about": definition("rule", finding.kind),
-        "summary": one_line(finding.summary),
-        "action": one_line(finding.action),
+        "summary": printable(finding.summary),
+        "action": printable(finding.action),
         "change": None if finding.change is None else _change(finding.change),
         "saving": saving_text(finding),
         "goto": next((_goto(slices) for slices in finding.slices if has_slices(slices)), None),
@@ -112,7 +110,7 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
 
 
 def _figure(one: Evidence) -> tuple[str, str]:
-    return one_line(one.label), format_amount(one.value, one.unit)
+    return printable(one.label), format_amount(one.value, one.unit)
 
 
 def _change(change: CodeChange) -> dict[str, Any]:
@@ -123,15 +121,15 @@ def _change(change: CodeChange) -> dict[str, Any]:
     return {
         "where": Place(file=change.file, line=change.line).at,
         "label": label,
-        "lines": [{"sign": sign, "text": one_line(text)} for sign, text in lines],
-        "copied": change.diff if change.diff and is_text else one_line(change.text),
+        "lines": [{"sign": sign, "text": printable(text)} for sign, text in lines],
+        "copied": change.diff if change.diff and is_text else printable(change.text),
     }
 
 
 def _goto(slices: Slices) -> dict[str, str]:
     """A link into the view of the timeline, as the dashboard follows it."""
     find = {key: value for key, value in (("name", slices.name), ("kind", slices.kind)) if value}
-    return {"to": json.dumps({"view": "trace", "find": find}), "name": one_line(slices.name or slices.kind)}
+    return {"to": json.dumps({"view": "trace", "find": find}), "name": printable(slices.name or slices.kind)}
 
 
 def _location(place: Place) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     groups = []
     for status, label in ((Status.CLEAN, "Passed"), (Status.NOT_EVALUATED, "Not checked")):
         rules = [
-            (finding.kind, one_line(finding.title), _sentence(one_line(finding.summary)))
+            (finding.kind, printable(finding.title), _sentence(printable(finding.summary)))
             for finding in findings
             if finding.status is status
         ]
@@ -189,7 +187,7 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
         figures.append(Headline("batch_cost", value, unit, spread))
     if "avg" in ips:
         rate = f"{three_digits(samples['avg'])} {samples['unit']}" if "avg" in samples else ""
-        figures.append(Headline("ips", three_digits(ips["avg"]), one_line(ips["unit"]), one_line(rate)))
+        figures.append(Headline("ips", three_digits(ips["avg"]), printable(ips["unit"]), printable(rate)))
     if benchmark.get("reader_ratio") is not None:
         waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} waiting for data"
         share = percent(benchmark["reader_ratio"])
@@ -206,7 +204,7 @@ def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
 def file_lines(sections: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What lies in the run's directory, or which traces were read, and what each is for."""
     traces = sections.get("traces") or ()
-    files = [(one_line(str(trace["source"])), "the analyzed trace") for trace in traces]
+    files = [(printable(str(trace["source"])), "the analyzed trace") for trace in traces]
     if "windows" not in sections:
         return files
     files += [
@@ -217,5 +215,5 @@ def file_lines(sections: Mapping[str, Any]) -> list[tuple[str, str]]:
     for window in sections["windows"]:
         if window.get("trace_file"):
             what = f"profiler window {window.get('index')}, for Perfetto or chrome://tracing"
-            files.append((one_line(window["trace_file"]), what))
+            files.append((printable(window["trace_file"]), what))
     return files

@@ -15,7 +15,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.show.html.chart import chart_view
@@ -75,7 +75,7 @@ def render_html(report: Report) -> bytes:
         _environment()
         .get_template("report.html.j2")
         .render(
-            title=one_line(report.title),
+            title=printable(report.title),
             policy=_policy(script),
             style=_text("parts.css") + _text("report.css"),
             script=script,

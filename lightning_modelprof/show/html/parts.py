@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import Chart, FlameGraph, Report, Slices, Table
 from lightning_modelprof.show.html.chart import chart_view
@@ -35,7 +35,6 @@ def verdict_html(report: Report) -> str:
 
 
 def step_card_html(report: Report) -> str:
-    """The mean step to scale."""
     return str(part_macros().step_card(card_svg(report)))
 
 
@@ -55,7 +54,6 @@ def findings_html(
 
 
 def figures_html(report: Report) -> str:
-    """The key figures of the run."""
     return str(part_macros().figures(key_figures(report.sections)))
 
 
@@ -106,7 +104,7 @@ def table_html(
     if not table.rows:
         about = definition("table", table.id)
         reason = absent_sentence(table)
-        return str(macros.empty_table(table.id, one_line(table.title), about, reason, id_prefix))
+        return str(macros.empty_table(table.id, printable(table.title), about, reason, id_prefix))
     return str(macros.table(table_view(table), is_open, id_prefix, no_slices))
 
 

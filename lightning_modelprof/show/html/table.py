@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.definitions import column_definition, definition, row_definition
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
@@ -126,7 +126,7 @@ def table_view(table: Table) -> TableView:
     hidden = hidden_classes(table, shown, lambda number: _has_any(rows, number), sorted_by)
     return TableView(
         id=table.id,
-        title=one_line(table.title),
+        title=printable(table.title),
         about=definition("table", table.id),
         unit="" if grid.time_unit is None else f"time in {UNIT_NAMES[grid.time_unit]}",
         headers=tuple(
@@ -144,7 +144,7 @@ def table_view(table: Table) -> TableView:
         ),
         tones=tuple(tone for tone in TONES.items() if tone[0] in {bar.tone for bar in bars.values()}),
         notes=tuple(
-            text for note in (*grid.notes, cut_note(bars)) if (text := one_line(" ".join(note.split())))
+            text for note in (*grid.notes, cut_note(bars)) if (text := printable(" ".join(note.split())))
         ),
     )
 
@@ -167,7 +167,7 @@ def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
     """The names with the units of the raw numbers, where these change by row."""
     if not table.row_units or all(column.unit is not Unit.BY_ROW for column in table.columns):
         return [""] * len(places)
-    return [with_raw_unit(one_line(str(table.rows[place][0])), table.row_units[place]) for place in places]
+    return [with_raw_unit(printable(str(table.rows[place][0])), table.row_units[place]) for place in places]
 
 
 class _Strips:
@@ -198,7 +198,6 @@ class _Strips:
         ]
 
     def cells(self, rows: Sequence[tuple[Cell, ...]]) -> list[list[CellView]]:
-        """Their cells."""
         found = []
         for place, strip in enumerate(self._strips, self._start):
             texts = strip.aligned() if strip.is_number else strip.cells
@@ -333,7 +332,7 @@ def is_share(unit: Unit, values: Iterable[Cell]) -> bool:
 def write_cell(text: str, raw: Cell, unit: Unit, *, has_bar: bool) -> CellView:
     """A cell of a column of ``unit``; spaces at the left do nothing in a cell that belongs to the right."""
     if isinstance(raw, str) or raw is None:
-        full = one_line(raw) if isinstance(raw, str) else ""
+        full = printable(raw) if isinstance(raw, str) else ""
         full = full if len(full) > len(text) else ""
         shown = text if unit is Unit.TEXT else text.lstrip()
         return CellView(shown, None, None, unit is not Unit.TEXT, text.strip() == DASH, full)
@@ -432,7 +431,7 @@ def groupings(
         if column.place is not None and column.strip.unit is Unit.TEXT:
             cells = [row[column.place] for row in rows]
             if all(cell is None or isinstance(cell, str) for cell in cells):
-                texts = [one_line(str(cell)) if cell else None for cell in cells]
+                texts = [printable(str(cell)) if cell else None for cell in cells]
                 found.append((" ".join(filter(None, (column.group, column.strip.label))), texts, DASH))
     ways = []
     for label, keys, unnamed in found:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from lightning_modelprof.report.profile import Profile
+from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
 
 PLUGIN_NAME: Final = "modelprof"
@@ -28,7 +28,7 @@ class SummaryWriter(Protocol):
         """Bring everything to the disk."""
 
 
-def tag_of(profile: Profile, folder: str = PLUGIN_NAME) -> str:
+def tag_of(profile: DashboardEntry, folder: str = PLUGIN_NAME) -> str:
     """Where a profile stands in an event file: ``modelprof/run``, ``modelprof/validate/window_0``.
 
     Args:
@@ -68,7 +68,7 @@ def write_scalars(writer: SummaryWriter, scalars: Mapping[str, float], step: int
     writer._get_file_writer().add_summary(Summary(value=values), step)
 
 
-def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> int:
+def write_event_file(folder: Path, profiles: Iterable[tuple[str, DashboardEntry]]) -> int:
     """Write profiles to an event file of their own.
 
     Args:
@@ -94,7 +94,7 @@ def write_event_file(folder: Path, profiles: Iterable[tuple[str, Profile]]) -> i
         return number
 
 
-def profile_summary(profile: Profile, tag: str) -> Any:
+def profile_summary(profile: DashboardEntry, tag: str) -> Any:
     """A profile as TensorBoard's ``Summary``.
 
     Args:

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.errors import ArchiveError, told, without_surrogates
+from lightning_modelprof.errors import ArchiveError, describe_error, without_surrogates
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.dashboard_entry import DashboardEntry, ProfileKind, StepColumns
 from lightning_modelprof.report.model import Chart, Report, Series, Unit
-from lightning_modelprof.report.profile import Profile, ProfileKind, StepColumns
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.tensorboard.packing import inflate, pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
@@ -41,8 +41,8 @@ STEPS: Final = "steps"
 TIMELINE: Final = "timeline"
 
 
-class ProfileHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list of profiles shows of one; attributes as of ``Profile``.
+class EntryHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list of profiles shows of one; attributes as of ``DashboardEntry``.
 
     Attributes:
         ranks: those that the reader can choose from; empty when there is only one.
@@ -72,7 +72,7 @@ class ColumnsBlob(Record, frozen=True, kw_only=True):
     rank: int | None = None
 
 
-class StoredProfile(Record, frozen=True, kw_only=True):
+class StoredEntry(Record, frozen=True, kw_only=True):
     """The first blob of a profile.
 
     Attributes:
@@ -82,7 +82,7 @@ class StoredProfile(Record, frozen=True, kw_only=True):
         columns: what blobs 1, 2, ... hold.
     """
 
-    head: ProfileHead
+    head: EntryHead
     report: Report
     rank_reports: dict[int, Report]
     columns: tuple[ColumnsBlob, ...]
@@ -144,8 +144,8 @@ class _Sections(msgspec.Struct):
     traces: tuple[_TraceSection, ...] = ()
 
 
-def _head(profile: Profile) -> ProfileHead:
-    return ProfileHead(
+def _head(profile: DashboardEntry) -> EntryHead:
+    return EntryHead(
         schema_version=PROFILE_SCHEMA_VERSION,
         kind=profile.kind,
         loop=profile.loop,
@@ -166,28 +166,27 @@ def _neighbours(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(rows)
 
 
-def pack_head(profile: Profile) -> bytes:
-    """The head of a profile as JSON."""
+def pack_head(profile: DashboardEntry) -> bytes:
     return _encode(_head(profile))
 
 
-def unpack_head(packed: bytes) -> ProfileHead:
+def unpack_head(packed: bytes) -> EntryHead:
     """The head of a stored profile.
 
     Raises:
         ArchiveError: when it is none, or of a newer version.
     """
     _check_version(packed, "head")
-    return _decode(packed, ProfileHead)
+    return _decode(packed, EntryHead)
 
 
-def pack_profile(profile: Profile) -> list[bytes]:
+def pack_profile(profile: DashboardEntry) -> list[bytes]:
     """The blobs of a profile, the document first."""
     columns = [(ColumnsBlob(kind=STEPS), pack_steps(profile.steps))] if profile.steps is not None else []
     for rank, timeline in profile.timelines.items():
         with suppress(ValueError):  # of years, as of two clocks in one trace: the report is worth more
             columns.append((ColumnsBlob(kind=TIMELINE, rank=rank), pack_timeline(timeline)))
-    stored = StoredProfile(
+    stored = StoredEntry(
         head=_head(profile),
         report=profile.report,
         rank_reports=dict(profile.rank_reports),
@@ -196,7 +195,7 @@ def pack_profile(profile: Profile) -> list[bytes]:
     return [zlib.compress(_encode(stored), _LEVEL), *(packed for _, packed in columns)]
 
 
-def unpack_profile(packed: bytes) -> StoredProfile:
+def unpack_profile(packed: bytes) -> StoredEntry:
     """What the first blob says.
 
     Raises:
@@ -207,7 +206,7 @@ def unpack_profile(packed: bytes) -> StoredProfile:
     except ValueError as error:
         raise ArchiveError(f"expected a lightning-modelprof profile, got {error}.") from error
     _check_version(raw, "profile")
-    stored = _decode(raw, StoredProfile)
+    stored = _decode(raw, StoredEntry)
     try:
         for report in (stored.report, *stored.rank_reports.values()):
             msgspec.convert(report.sections, _Sections)
@@ -254,7 +253,7 @@ def _decode(raw: bytes, kind: type[T]) -> T:
 
 
 def _refusal(error: Exception) -> ArchiveError:
-    return ArchiveError(f"expected a lightning-modelprof profile, got: {told(error)}.")
+    return ArchiveError(f"expected a lightning-modelprof profile, got: {describe_error(error)}.")
 
 
 def _encode(value: Any) -> bytes:
@@ -386,7 +385,6 @@ def _check_ranges(steps: StepColumns) -> None:
 
 
 def _notes(step: NDArray[np.int64], left_out: int) -> list[str]:
-    """Which steps are not there."""
     notes = []
     if left_out:
         notes.append(f"Newest {MAX_STEPS:,} steps; {left_out:,} older ones are left out.")

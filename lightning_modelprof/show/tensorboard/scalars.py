@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
 from lightning_modelprof.show.grid import Block, build_grid, part_absent
@@ -31,11 +31,9 @@ _ESCAPED |= {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord("~"): "&
 class Writer(Protocol):
     """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
 
-    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> Any:
-        """Write one markdown text."""
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> Any: ...
 
-    def add_custom_scalars(self, layout: Any) -> Any:
-        """Write the layout of the custom scalars dashboard."""
+    def add_custom_scalars(self, layout: Any) -> Any: ...
 
     def flush(self) -> Any:
         """Bring everything to the disk."""
@@ -125,7 +123,7 @@ def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
 
 def escape_markdown(text: str) -> str:
     """Write a name so that markdown shows exactly it, on one line, also inside a table."""
-    return one_line(" ".join(text.split())).translate(_ESCAPED)
+    return printable(" ".join(text.split())).translate(_ESCAPED)
 
 
 def _split(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:

@@ -40,8 +40,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.report.dashboard_entry import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.profile import Counter, DrawnTimeline, Lane
 from lightning_modelprof.show.tensorboard.packing import check_columns, pack_columns, unpack_columns
 from lightning_modelprof.units import format_amount, format_duration
 

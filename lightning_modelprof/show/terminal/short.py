@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     NOT_DONE,
@@ -110,7 +110,6 @@ class _Short:
         self._width = min(max(screen.width, _MIN_WIDTH), _MAX_WIDTH)
 
     def safe(self, line: str) -> str:
-        """The line in characters that the stream has."""
         return line.translate(PLAIN) if self._is_plain else line
 
     def _wrap(self, text: str, indent: str = "") -> list[str]:
@@ -128,14 +127,14 @@ class _Short:
         if verdict is None:
             return
         word = verdict_word(verdict)
-        text = " ".join(filter(None, (f"{word} ", one_line(verdict.summary), little_named(verdict))))
+        text = " ".join(filter(None, (f"{word} ", printable(verdict.summary), little_named(verdict))))
         first, *rest = self._wrap(text)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
         # What speaks against the figures, and what the steps are, stand before them.
         said = [(label, value) for label, value in self._report.facts if label in _SAID_AT_ONCE]
         for label, value in said[:_MOST_SAID]:
-            yield from self._wrap(f"{label}: {one_line(value)}")[:2]
+            yield from self._wrap(f"{label}: {printable(value)}")[:2]
         if more := len(said[_MOST_SAID:]):
             yield f"{more} more warning{'s' if more > 1 else ''} in the full report"
         yield from self._bars()
@@ -163,7 +162,7 @@ class _Short:
 
     def tail(self) -> Iterator[str]:
         """Other traces, the slowest modules, and what this profiler took."""
-        others = [one_line(value) for label, value in self._report.facts if label == OTHER_TRACES]
+        others = [printable(value) for label, value in self._report.facts if label == OTHER_TRACES]
         for other in others[:_MOST_OTHERS]:
             first, *rest = self._wrap(other)
             yield shorten_end(first, self._cut) if rest else first
@@ -232,13 +231,13 @@ class _Short:
     def _finding(self, number: int, finding: Finding, room: int) -> list[str]:
         """Head, place and what to do, in at most so many lines; empty where not even that fits."""
         symbol, plain, style = _SYMBOLS[finding.severity]
-        head = f"{number} {plain if self._is_plain else symbol} {one_line(finding.title)}"
+        head = f"{number} {plain if self._is_plain else symbol} {printable(finding.title)}"
         if gain := saving_text(finding):
             head += f"  {gain}"
         first, *more = self._wrap(head)
         lines = [self._screen.paint(first, style), *(_INDENT + line for line in more)]
         places = [text for text in map(self._place, finding.locations) if text[0]]
-        texts = [one_line(finding.action or finding.summary)]
+        texts = [printable(finding.action or finding.summary)]
         texts += [_first_sentence(texts[0])]
         change = self._change(finding.change) if number == 1 else []
         for added in [change, []] if change else [[]]:
@@ -270,10 +269,10 @@ class _Short:
         shown = [
             f"{sign} {part}"
             for sign, text in change.shown_lines
-            for part in (pasteable(one_line(text), room) if sign == "+" else [one_line(text)])
+            for part in (pasteable(printable(text), room) if sign == "+" else [printable(text)])
         ]
         return [
-            f"{_INDENT}Change in {one_line(where)} ({change.label}):",
+            f"{_INDENT}Change in {printable(where)} ({change.label}):",
             *(
                 self._screen.paint(
                     _INDENT + shorten(line, self._cut - len(_INDENT)), "green" if line[0] == "+" else "dim"
@@ -288,7 +287,7 @@ class _Short:
         inner = location.inner
         if inner is not None and inner.file == location.file and inner.line is not None:
             text += f" → line {inner.line}"
-            text += f" in {one_line(inner.function)}" if inner.function else ""
+            text += f" in {printable(inner.function)}" if inner.function else ""
         elif inner is not None and (spot := self._spot(inner)):
             text += f" → {spot}"
         if location.call is not None and (call := self._spot(location.call)):
@@ -301,7 +300,7 @@ class _Short:
     def _slowest(self) -> list[str]:
         # The model's own row is called by its class: what runs in it outside of its modules.
         return [
-            f"{shorten(one_line(str(row[0])), 32)}{' itself' * (row[0] == row[1])} {percent(value)}"
+            f"{shorten(printable(str(row[0])), 32)}{' itself' * (row[0] == row[1])} {percent(value)}"
             for table in self._report.tables
             if table.id == "slowest_modules"
             for row in table.rows

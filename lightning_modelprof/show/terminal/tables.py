@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report, Severity, Table
 from lightning_modelprof.show.findings import found_texts, passed_line, summary_line, verdict_line
@@ -45,7 +45,7 @@ def full_lines(report: Report, screen: Screen, max_rows: int) -> Iterator[str]:
     yield ""
     if report.verdict is not None:
         yield from _wrapped(screen, verdict_line(report.verdict), "bold")
-    yield from _wrapped(screen, one_line(report.title), "bold cyan")
+    yield from _wrapped(screen, printable(report.title), "bold cyan")
     yield from _facts(report.facts, screen)
     if report.findings:
         yield ""
@@ -77,18 +77,18 @@ def _findings(report: Report, screen: Screen) -> Iterator[str]:
 
 
 def _facts(facts: tuple[tuple[str, str], ...], screen: Screen) -> Iterator[str]:
-    labels = align_left([shorten(one_line(label), _FACT_LIMIT) for label, _ in facts])
+    labels = align_left([shorten(printable(label), _FACT_LIMIT) for label, _ in facts])
     for label, (_, value) in zip(labels, facts, strict=True):
         indent = display_width(label) + len(_GAP)
-        first, *rest = wrap(one_line(value), screen.width - indent)
+        first, *rest = wrap(printable(value), screen.width - indent)
         yield screen.paint(label, "dim") + _GAP + first
         yield from (" " * indent + line for line in rest)
 
 
 def _table(table: Table, screen: Screen, max_rows: int) -> Iterator[str]:
-    title = one_line(table.title)
+    title = printable(table.title)
     if table.absent_reason is not None and not table.rows:
-        first, *rest = wrap(f"{title}: {one_line(table.absent_reason)}", screen.width)
+        first, *rest = wrap(f"{title}: {printable(table.absent_reason)}", screen.width)
         yield screen.paint(first[: len(title)], "bold") + screen.paint(first[len(title) :], "dim")
         yield from (screen.paint(line, "dim") for line in rest)
         yield from _notes(table.notes, screen)
@@ -102,7 +102,7 @@ def _table(table: Table, screen: Screen, max_rows: int) -> Iterator[str]:
 
 def _notes(notes: Sequence[str], screen: Screen) -> Iterator[str]:
     for note in notes:
-        if text := one_line(" ".join(note.split())):
+        if text := printable(" ".join(note.split())):
             for number, line in enumerate(wrap(text, screen.prose_width - len(_GAP))):
                 yield screen.paint(f"{_GAP if number else '· '}{line}", "dim")
 

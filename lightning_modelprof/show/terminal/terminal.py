@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import IO, Final
 
-from lightning_modelprof.errors import one_line
+from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.show.terminal.screen import encodable, find_screen, write_lines
 from lightning_modelprof.show.terminal.short import short_lines
@@ -64,7 +64,7 @@ def print_report(
 def print_lines(lines: Iterable[str]) -> None:
     """Print some lines to the standard output, each as soon as it is there, as a report is printed."""
     for line in lines:
-        print_text(f"{one_line(line)}\n")
+        print_text(f"{printable(line)}\n")
 
 
 def print_text(text: str) -> None:

@@ -49,12 +49,12 @@ def fact_of(*events):
 
 def stakes(fact):
     """Microseconds at stake in each wait's place, most first."""
-    return [one.stake_ns / US for one in fact.waits]
+    return [one.saves_ns / US for one in fact.waits]
 
 
 def times(fact):
     """Idle, fetches, at stake and late, in microseconds."""
-    return tuple(ns / US for ns in (fact.idle_ns, fact.fetch_ns, fact.stake_ns, fact.late_ns))
+    return tuple(ns / US for ns in (fact.idle_ns, fact.fetch_ns, fact.saves_ns, fact.late_ns))
 
 
 # How much is at stake
@@ -100,7 +100,7 @@ def test_two_waits_in_a_row():
         wait(10000, 10020, name="cudaDeviceSynchronize"),
         *kernel(13000, 13000, 20000, 2),
     )
-    assert {one.place.call: one.stake_ns / US for one in fact.waits} == {
+    assert {one.place.call: one.saves_ns / US for one in fact.waits} == {
         "cudaStreamSynchronize": 2980,
         "cudaDeviceSynchronize": 20,
     }
@@ -234,7 +234,7 @@ def test_the_first_step_does_not_count_where_others_follow():
     fact = steps_with_waits(3, first_wait=1000)
     assert (fact.num_steps, fact.steps_ns) == (2, 2 * 21000 * US)
     assert times(fact) == (8000, 0, 8000, 0)
-    assert {one.place.call: (one.calls, one.stake_ns / US) for one in fact.waits} == {
+    assert {one.place.call: (one.calls, one.saves_ns / US) for one in fact.waits} == {
         "cudaStreamSynchronize": (2, 6000),
         "cudaEventSynchronize": (2, 2000),
     }
@@ -253,7 +253,7 @@ def test_the_gap_after_the_last_event(waits_in, late):
         events += [step(number, begin, begin + 10000), *kernel(begin, begin, begin + 7000, number)]
         events += [wait(begin + 3000, begin + 7000)] if number in waits_in else []
     fact = fact_of(*events)
-    assert (fact.stake_ns + fact.late_ns) / US == 6000
+    assert (fact.saves_ns + fact.late_ns) / US == 6000
     assert fact.late_ns / US == late
 
 
@@ -335,7 +335,7 @@ def test_item_in_all_its_places():
     assert one.place.call == "cudaStreamSynchronize"
     assert (one.place.phase, one.place.annotation) == ("forward", "my loss")
     assert one.place.function == "train.py(12): training_step"
-    assert one.stake_ns == 3000 * US
+    assert one.saves_ns == 3000 * US
 
 
 def test_phase_of_another_thread_s_wait():
@@ -401,7 +401,7 @@ def test_a_driver_s_call_inside_of_a_runtime_s_is_the_same_wait():
         *kernel(13000, 13000, 20000, 2),
     )
     (one,) = fact.waits
-    assert (one.calls, one.wait_ns, one.stake_ns) == (1, 8000 * US, 3000 * US)
+    assert (one.calls, one.wait_ns, one.saves_ns) == (1, 8000 * US, 3000 * US)
 
 
 def test_absent():
@@ -489,9 +489,9 @@ def test_stakes_are_what_the_same_program_saves_without_waits(program):
     done, events = simulate(program, with_waits=True)
     done_without, _ = simulate(program, with_waits=False)
     fact = fact_of(*events)
-    assert fact.stake_ns == (done - done_without) * US
-    assert fact.stake_ns <= sum(one.wait_ns for one in fact.waits)
-    assert fact.stake_ns + fact.late_ns <= fact.idle_ns
+    assert fact.saves_ns == (done - done_without) * US
+    assert fact.saves_ns <= sum(one.wait_ns for one in fact.waits)
+    assert fact.saves_ns + fact.late_ns <= fact.idle_ns
 
 
 ANY = st.lists(
@@ -527,5 +527,5 @@ def test_no_time_is_counted_twice_in_any_trace(parts, num_steps):
         return
     assert 0 <= fact.launch_ns <= fact.late_ns
     assert fact.fetch_ns >= 0
-    assert 0 <= fact.stake_ns <= sum(length * US for what, _, length, *_ in parts if what == "wait")
-    assert fact.fetch_ns + fact.stake_ns + fact.late_ns <= fact.idle_ns <= fact.steps_ns
+    assert 0 <= fact.saves_ns <= sum(length * US for what, _, length, *_ in parts if what == "wait")
+    assert fact.fetch_ns + fact.saves_ns + fact.late_ns <= fact.idle_ns <= fact.steps_ns

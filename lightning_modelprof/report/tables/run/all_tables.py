@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.run.around import AROUND, around_table
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.run.callback_times import CALLBACKS, callback_times
 from lightning_modelprof.report.tables.run.flops import FLOPS, FLOPS_BY_OPERATOR, FLOPS_BY_SIZE, flop_tables
 from lightning_modelprof.report.tables.run.forward_table import (
@@ -31,6 +30,7 @@ from lightning_modelprof.report.tables.run.module_tree import (
     run_module_tables,
 )
 from lightning_modelprof.report.tables.run.num_workers import NUM_WORKERS, num_workers_tables
+from lightning_modelprof.report.tables.run.outside_loop import AROUND, around_table
 from lightning_modelprof.report.tables.run.perf_summary import PERF_SUMMARY, perf_summary
 from lightning_modelprof.report.tables.run.phase_times import PHASE_TIMES, phase_times_table
 from lightning_modelprof.report.tables.run.process_loops import (
@@ -59,7 +59,7 @@ class RunTable(NamedTuple):
     """
 
     build: Callable[[Analysis, TableOptions], tuple[Table, ...]]
-    kinds: tuple[TableKind, ...] = ()
+    kinds: tuple[TableSpec, ...] = ()
 
 
 def window_summaries(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
@@ -114,7 +114,7 @@ TABLES: Final = (
 )
 """Of a run, in reading order; those of a trace are in ``trace_tables.TRACE_TABLES``."""
 
-KINDS: Final[Mapping[str, TableKind]] = {
+KINDS: Final[Mapping[str, TableSpec]] = {
     kind.id: kind
     for kind in (*(kind for entry in TABLES for kind in entry.kinds), *(entry.kind for entry in TRACE_TABLES))
 }
@@ -123,7 +123,7 @@ KINDS: Final[Mapping[str, TableKind]] = {
 _NUMBER: Final = re.compile(r"_\d+$")
 
 
-def kind_of(table_id: str) -> TableKind | None:
+def kind_of(table_id: str) -> TableSpec | None:
     """What is known of a table, whatever window or trace it is of; ``None`` of a comparison's."""
     return KINDS.get(_NUMBER.sub("", table_id))
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.run.loops import loop_of
 
 _MIN_SHARE: Final = 1e-3
 
 
-CALLBACKS: Final = TableKind(
+CALLBACKS: Final = TableSpec(
     id="callbacks",
     title="Callbacks",
     help=(
@@ -40,7 +40,7 @@ CALLBACKS: Final = TableKind(
         "all other hooks": "hooks below 0.1% each, added up.",
     },
     views=("steps",),
-    compared=Figure(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
+    compared=CompareKey(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
 )
 
 

@@ -14,9 +14,9 @@ from lightning_modelprof.analysis.modules.model_flops import (
     phases_of,
 )
 from lightning_modelprof.analysis.modules.size_law import MeanStep
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import FLOP_PHASES
@@ -46,7 +46,7 @@ def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
     return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)
 
 
-FLOPS: Final = TableKind(
+FLOPS: Final = TableSpec(
     id="flops",
     title="FLOPs",
     help=(
@@ -233,7 +233,7 @@ def _percent(share: float) -> str:
     return "less than 0.1%" if share < 0.001 else f"{100 * share:.1f}%"
 
 
-FLOPS_BY_SIZE: Final = TableKind(
+FLOPS_BY_SIZE: Final = TableSpec(
     id="flops_by_size",
     title="FLOPs by batch size",
     help="Shown if batch sizes vary. The 20 most frequent sizes come first.",
@@ -306,7 +306,7 @@ def _names(uncounted: tuple[UncountedOperator, ...]) -> str:
     return ", ".join(named) + (f" and {more} more operators" if more else "")
 
 
-FLOPS_BY_OPERATOR: Final = TableKind(
+FLOPS_BY_OPERATOR: Final = TableSpec(
     id="flops_by_operator",
     title="FLOPs by operator",
     help=(
@@ -324,7 +324,7 @@ FLOPS_BY_OPERATOR: Final = TableKind(
         ),
     ),
     views=("modules",),
-    compared=Figure(keys=("flops",)),
+    compared=CompareKey(keys=("flops",)),
 )
 
 

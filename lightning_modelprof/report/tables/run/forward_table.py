@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, ForwardModule
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 
 _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
@@ -35,7 +35,7 @@ _COLUMNS: Final = (
     Column("share", "MACs(%)", Unit.RATIO, help="of the model's MACs."),
     Column("activations", "Activations", Unit.COUNT, help="elements in the first outputs of contractions."),
 )
-FORWARD_MODULES: Final = TableKind(
+FORWARD_MODULES: Final = TableSpec(
     id="forward_modules",
     title="Forward pass by module (fvcore)",
     help=(
@@ -47,7 +47,7 @@ FORWARD_MODULES: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("modules",),
-    compared=Figure(keys=("macs",)),
+    compared=CompareKey(keys=("macs",)),
     heading="Forward pass by module and by operator (fvcore)",
 )
 
@@ -62,13 +62,13 @@ _OPERATOR_COLUMNS: Final = (
     ),
     Column("share", "MACs(%)", Unit.RATIO, adds_up=True, help="of the model's MACs."),
 )
-FORWARD_OPERATORS: Final = TableKind(
+FORWARD_OPERATORS: Final = TableSpec(
     id="forward_operators",
     title="Forward pass by operator (fvcore)",
     help="The same MACs by fvcore's operator names.",
     columns=_OPERATOR_COLUMNS,
     views=("modules",),
-    compared=Figure(keys=("macs",)),
+    compared=CompareKey(keys=("macs",)),
 )
 
 _UNIT_NOTE: Final = (

@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, MemoryRecord, PhasePeak, StepMemory
 
 _LABELS: Final = {
@@ -35,7 +35,7 @@ def memory_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...
     return (_peaks(record), by_phase if was_asked_for else replace(by_phase, is_detail=True))
 
 
-MEMORY_PEAKS: Final = TableKind(
+MEMORY_PEAKS: Final = TableSpec(
     id="memory_peaks",
     title="Memory",
     help="Peak memory of the run. Measuring it resets nothing, starts no device and waits for none.",
@@ -83,7 +83,7 @@ _CATEGORIES: Final = dict.fromkeys(CATEGORIES, "tensors of the model.") | {
     "activations": "made in forward or recompute.",
     "other": "temporary tensors of backward and the optimizer, and tensors with an unknown owner.",
 }
-MEMORY_BY_PHASE: Final = TableKind(
+MEMORY_BY_PHASE: Final = TableSpec(
     id="memory_by_phase",
     title="Memory by phase",
     help=(
@@ -105,7 +105,7 @@ MEMORY_BY_PHASE: Final = TableKind(
         Column("module", "Module", help="module in which that operator ran."),
     ),
     views=("memory",),
-    compared=Figure(keys=("peak",)),
+    compared=CompareKey(keys=("peak",)),
 )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 
 _MOST_NAMES: Final = 5
@@ -26,7 +26,7 @@ def run_model_size(analysis: Analysis, options: TableOptions) -> tuple[Table, ..
     return () if cost is None else (model_size_table(cost.size, cost.size_note, is_detail=True),)
 
 
-MODEL_SIZE: Final = TableKind(
+MODEL_SIZE: Final = TableSpec(
     id="model_size",
     title="Model size",
     help=(
@@ -54,7 +54,7 @@ MODEL_SIZE: Final = TableKind(
     ),
     views=("modules", "memory"),
     place=1,
-    compared=Figure(keys=("bytes",), names=("kind", "dtype")),
+    compared=CompareKey(keys=("bytes",), names=("kind", "dtype")),
 )
 
 

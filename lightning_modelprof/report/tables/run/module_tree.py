@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleCost, ModuleTree
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 
 _LATENCY: Final = (
     "time from start to end of the module's calls in one step. On the CPU it's wall time; on a device it's"
@@ -69,7 +69,7 @@ _TREE_COLUMNS: Final = (
         help=_FLOP_RATE,
     ),
 )
-MODULE_TREE: Final = TableKind(
+MODULE_TREE: Final = TableSpec(
     id="module_tree",
     title="Modules",
     help=(
@@ -115,7 +115,7 @@ _CLASS_COLUMNS: Final = (
         help=_BACKWARD_LATENCY,
     ),
 )
-TOP_MODULES: Final = TableKind(
+TOP_MODULES: Final = TableSpec(
     id="top_modules",
     title="Top modules by depth",
     help=(
@@ -146,7 +146,7 @@ _SLOWEST_COLUMNS: Final = (
     ),
     Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward time."),
 )
-SLOWEST_MODULES: Final = TableKind(
+SLOWEST_MODULES: Final = TableSpec(
     id="slowest_modules",
     title="Slowest modules",
     help="The five modules with the most self time, forward and backward, excluding submodules.",

@@ -8,14 +8,14 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import milliseconds
 
 _ENDS: Final = "95% of simulated runs are between the two."
-NUM_WORKERS: Final = TableKind(
+NUM_WORKERS: Final = TableSpec(
     id="num_workers",
     title="Number of workers",
     help=(

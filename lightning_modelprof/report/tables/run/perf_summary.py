@@ -7,9 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.benchmark import Statistics
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
@@ -36,7 +36,7 @@ _COLUMNS: Final = (
         ),
     ),
 )
-PERF_SUMMARY: Final = TableKind(
+PERF_SUMMARY: Final = TableSpec(
     id="perf_summary",
     title="Perf Summary",
     help=(
@@ -56,7 +56,7 @@ PERF_SUMMARY: Final = TableKind(
         "Reader Ratio": "share of time spent waiting for data. avg is Σr / Σb; the others are over r / b.",
     },
     views=("overview",),
-    compared=Figure(keys=("avg",)),
+    compared=CompareKey(keys=("avg",)),
 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.words import other_shares
 from lightning_modelprof.run.loops import loop_of
 
@@ -32,14 +32,14 @@ _COLUMNS: Final = (
         ),
     ),
 )
-PHASE_TIMES: Final = TableKind(
+PHASE_TIMES: Final = TableSpec(
     id="phases",
     title="Phases",
     help="Over *all* steps, including excluded ones.",
     columns=_COLUMNS,
     has_phases=True,
     views=("steps",),
-    compared=Figure(keys=("avg_ns",)),
+    compared=CompareKey(keys=("avg_ns",)),
 )
 
 

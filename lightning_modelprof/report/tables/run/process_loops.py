@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
@@ -25,7 +25,7 @@ _LOOP_COLUMNS: Final = (
     Column("verdict", "Verdict", help="what limits the loop."),
     Column("folder", "Directory", help="directory of its files."),
 )
-LOOPS: Final = TableKind(
+LOOPS: Final = TableSpec(
     id="loops",
     title="Loops",
     help=(
@@ -52,7 +52,7 @@ _SHORT_COLUMNS: Final = (
     ),
     Column("failed", "Failed", Unit.COUNT, adds_up=True, help="calls that ended with an exception."),
 )
-SHORT_LOOPS: Final = TableKind(
+SHORT_LOOPS: Final = TableSpec(
     id="short_loops",
     title="Short loops",
     help=(

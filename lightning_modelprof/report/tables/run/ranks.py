@@ -7,9 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.ranks import RankPace, RankSkew
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
 _CORE: Final = tuple(phase for phase in PHASES if phase.is_core)
@@ -59,7 +59,7 @@ def _row(pace: RankPace) -> tuple[Cell, ...]:
 
 
 _MEAN: Final = "mean over the rank's clean steps."
-RANKS: Final = TableKind(
+RANKS: Final = TableSpec(
     id="rank_phases",
     title="Ranks",
     help=(
@@ -150,7 +150,7 @@ def _spread_table(skew: RankSkew) -> Table:
     return _spread(tuple(rows), None)
 
 
-RANK_SPREAD: Final = TableKind(
+RANK_SPREAD: Final = TableSpec(
     id="rank_spread",
     title="Phase spread across ranks",
     help="How far the ranks' means are apart in each phase.",
@@ -175,7 +175,7 @@ def _spread(rows: tuple[tuple[Cell, ...], ...], reason: str | None) -> Table:
     )
 
 
-ALL_RANKS: Final = TableKind(
+ALL_RANKS: Final = TableSpec(
     id="all_ranks",
     title="All ranks",
     help=(

@@ -7,9 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -69,7 +69,7 @@ def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     return (*notes, f"CPU wait isn't available ({record.why_no_cpu_wait}), so no cause is CPU contention.")
 
 
-SLOW_STEPS: Final = TableKind(
+SLOW_STEPS: Final = TableSpec(
     id="slow_steps",
     title="Slow steps",
     help=(
@@ -143,7 +143,7 @@ def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: t
     )
 
 
-WORST_STEP: Final = TableKind(
+WORST_STEP: Final = TableSpec(
     id="worst_step",
     title="Median and slowest step",
     help=(

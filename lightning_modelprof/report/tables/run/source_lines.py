@@ -7,9 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.source.source_lines import SourceLine
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.run.loops import loop_of
 
@@ -71,7 +71,7 @@ _COLUMNS: Final = (
     ),
     Column("num_bytes", "Bytes copied", Unit.BYTES, adds_up=True, help="bytes of copies and host tensors."),
 )
-SOURCE_LINES: Final = TableKind(
+SOURCE_LINES: Final = TableSpec(
     id="source_lines",
     title="Source lines",
     help=(
@@ -98,7 +98,6 @@ _RUN: Final = (
 
 
 def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which lines to look at."""
     lines = analysis.source_lines
     if isinstance(lines, Absent) and analysis.cost is None and isinstance(analysis.hot_lines, Absent):
         return ()  # nobody asked for it

@@ -7,9 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PARTS
 from lightning_modelprof.units import milliseconds
@@ -49,7 +49,7 @@ _COLUMNS: Final = (
         ),
     ),
 )
-VALIDATION: Final = TableKind(
+VALIDATION: Final = TableSpec(
     id="validation",
     title="Validation",
     help=(
@@ -61,7 +61,7 @@ VALIDATION: Final = TableKind(
     columns=_COLUMNS,
     rows={part.label: part.definition for part in PARTS},
     views=("steps",),
-    compared=Figure(keys=("per_batch_ns", "per_run_ns")),
+    compared=CompareKey(keys=("per_batch_ns", "per_run_ns")),
 )
 
 

@@ -9,15 +9,15 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts, WorkerShares
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.rows import common_folder
 from lightning_modelprof.run.workers import CallTimes
 
 _LOADER: Final = Column("loader", "Loader", help="loader number, if there's more than one.")
 _OF_BATCHES: Final = "while making batches"
-WORKER_TRANSFORMS: Final = TableKind(
+WORKER_TRANSFORMS: Final = TableSpec(
     id="worker_transforms",
     title="Worker calls",
     help=(
@@ -71,7 +71,7 @@ WORKER_TRANSFORMS: Final = TableKind(
     ),
     views=("workers",),
 )
-WORKERS: Final = TableKind(
+WORKERS: Final = TableSpec(
     id="workers",
     title="Workers",
     help=(
@@ -253,7 +253,7 @@ def _worker_row(one: WorkerShares) -> tuple[Cell, ...]:
     return (f"worker {one.times.worker}", *figures)
 
 
-def _columns(kind: TableKind, loaders: Sequence[WorkersFacts]) -> tuple[Column, ...]:
+def _columns(kind: TableSpec, loaders: Sequence[WorkersFacts]) -> tuple[Column, ...]:
     return tuple(one for one in kind.columns if one is not _LOADER or len(loaders) > 1)
 
 

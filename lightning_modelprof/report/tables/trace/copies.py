@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.copies import Copies, CopyKind, pool_copies
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -78,7 +78,7 @@ _COLUMNS: Final = (
     ),
     Column("num_operators", "Operators", Unit.COUNT, help="number of different launching operators."),
 )
-COPIES: Final = TableKind(
+COPIES: Final = TableSpec(
     id="copies",
     title="Memory Manipulation Summary",
     help=(
@@ -88,7 +88,7 @@ COPIES: Final = TableKind(
     columns=_COLUMNS,
     views=("kernels",),
     names_slices=True,
-    compared=Figure(keys=("device_total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("device_total_ns",), sum_over="window"),
 )
 
 
@@ -137,7 +137,6 @@ def _notes(copies: Copies) -> list[str]:
 
 
 def _row(copies: Copies, kind: CopyKind) -> tuple[Cell, ...]:
-    """One kind's cells."""
     return (
         kind.name,
         kind.tally.calls,

@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
 from lightning_modelprof.units import format_duration
 
@@ -37,7 +37,7 @@ _GRAPH: Final = (
     " collectives take as long as on this rank, and unexplained waits count as CPU work."
 )
 
-PATH: Final = TableKind(
+PATH: Final = TableSpec(
     id="critical_path",
     title="Critical path",
     help=(
@@ -66,10 +66,10 @@ PATH: Final = TableKind(
         ),
     },
     views=("overview",),
-    compared=Figure(keys=("step_ns",)),
+    compared=CompareKey(keys=("step_ns",)),
 )
 
-PARTS: Final = TableKind(
+PARTS: Final = TableSpec(
     id="critical_path_parts",
     title="On the critical path",
     help=(
@@ -96,10 +96,10 @@ PARTS: Final = TableKind(
         Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step."),
     ),
     views=("overview", "kernels"),
-    compared=Figure(keys=("step_ns",), names=("name", "cause", "kernel", "line")),
+    compared=CompareKey(keys=("step_ns",), names=("name", "cause", "kernel", "line")),
 )
 
-WHAT_IF: Final = TableKind(
+WHAT_IF: Final = TableSpec(
     id="what_if",
     title="What if",
     help=(
@@ -132,7 +132,7 @@ WHAT_IF: Final = TableKind(
         Column("none_ratio", "Saves(%)", Unit.RATIO, "If it took no time", help="share of the step."),
     ),
     views=("overview",),
-    compared=Figure(keys=("none_ns",)),
+    compared=CompareKey(keys=("none_ns",)),
 )
 
 

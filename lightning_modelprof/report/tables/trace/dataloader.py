@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -22,7 +22,7 @@ _COLUMNS: Final = (
     Column("min", "Min", Unit.BY_ROW),
     Column("ratio", "Ratio(%)", Unit.RATIO, help="share of step time."),
 )
-DATALOADER: Final = TableKind(
+DATALOADER: Final = TableSpec(
     id="dataloader",
     title="Dataloader",
     help=(
@@ -53,7 +53,7 @@ DATALOADER: Final = TableKind(
         "size": "bytes of the copies.",
     },
     views=("steps",),
-    compared=Figure(keys=("total",), sum_over="window"),
+    compared=CompareKey(keys=("total",), sum_over="window"),
 )
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -62,7 +62,7 @@ _COLUMNS: Final = (
     Column("memory_bytes", "Memory", Unit.BYTES, help="as recorded in the trace."),
     Column("compute_capability", "Compute capability", help="as recorded in the trace."),
 )
-DEVICE_USAGE: Final = TableKind(
+DEVICE_USAGE: Final = TableSpec(
     id="device_usage",
     title="Device Summary",
     help=(
@@ -90,7 +90,7 @@ DEVICE_USAGE: Final = TableKind(
         ),
     },
     views=("overview",),
-    compared=Figure(keys=("value",), names=("name", "figure")),
+    compared=CompareKey(keys=("value",), names=("name", "figure")),
 )
 
 
@@ -156,7 +156,6 @@ def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: Tab
 
 
 def _rows(usage: DeviceUsage, prefix: str) -> list[tuple[Cell, ...]]:
-    """The rows of one rank."""
     host = usage.host
     rest = (None,) * (len(_COLUMNS) - 2)
     devices = [_device_row(device, prefix) for device in usage.devices]
@@ -171,7 +170,6 @@ def _rows(usage: DeviceUsage, prefix: str) -> list[tuple[Cell, ...]]:
 
 
 def _device_row(device: OneDevice, prefix: str) -> tuple[Cell, ...]:
-    """One device's cells."""
     return (
         f"{prefix}GPU" if device.number is None else f"{prefix}GPU {device.number}",
         device.utilization,

@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -27,7 +27,7 @@ _COLUMNS: Final = (
     ),
     Column("step_mean_ns", "Per step", Unit.DURATION_NS, help="mean time within the complete steps."),
 )
-DISTRIBUTED: Final = TableKind(
+DISTRIBUTED: Final = TableSpec(
     id="distributed",
     title="Distributed Summary",
     help=(
@@ -55,7 +55,7 @@ DISTRIBUTED: Final = TableKind(
         ),
     },
     views=("distributed",),
-    compared=Figure(keys=("step_mean_ns",)),
+    compared=CompareKey(keys=("step_mean_ns",)),
 )
 
 _PARTS: Final = (
@@ -140,13 +140,13 @@ _COLLECTIVE_COLUMNS: Final = (
         ),
     ),
 )
-COLLECTIVES: Final = TableKind(
+COLLECTIVES: Final = TableSpec(
     id="collectives",
     title="Collectives",
     help="Grouped by collective and process group, all ranks together.",
     columns=_COLLECTIVE_COLUMNS,
     views=("distributed",),
-    compared=Figure(keys=("total_ns",), sum_over="window", names=("name", "group")),
+    compared=CompareKey(keys=("total_ns",), sum_over="window", names=("name", "group")),
 )
 
 _COLLECTIVE_NOTES: Final = (

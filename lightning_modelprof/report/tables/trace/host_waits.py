@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace, pool_host_waits
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -28,7 +28,7 @@ _COLUMNS: Final = (
     ),
     Column("ratio", "Ratio(%)", Unit.RATIO, "Per step", help="the same as a share of the step."),
 )
-HOST_WAITS: Final = TableKind(
+HOST_WAITS: Final = TableSpec(
     id="host_waits",
     title="CPU waits for the GPU",
     help=(
@@ -59,7 +59,7 @@ HOST_WAITS: Final = TableKind(
         "Other": "queued work that was delayed, unknown launches and time before the first event.",
     },
     views=("kernels",),
-    compared=Figure(keys=("idle_ns",), names=("name", "waits_for", "where")),
+    compared=CompareKey(keys=("idle_ns",), names=("name", "waits_for", "where")),
 )
 
 _WAITS_FOR: Final = {
@@ -89,7 +89,7 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOp
     depths: list[int] = []
     if ranks.found:
         fact = pool_host_waits(list(ranks.found.values()))
-        known_ns = fact.fetch_ns + fact.communication_ns + fact.stake_ns + fact.late_ns
+        known_ns = fact.fetch_ns + fact.communication_ns + fact.saves_ns + fact.late_ns
         communicates = fact.communication_ns > 0
         is_without = fact.covered_ns != fact.steps_ns
         if is_without:
@@ -99,7 +99,7 @@ def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOp
         rows.append(_cause("Dataloader", fact.fetch_ns, fact))
         if communicates:
             rows.append(_cause("Communication", fact.communication_ns, fact))
-        rows.append(_cause("After waits", fact.stake_ns, fact))
+        rows.append(_cause("After waits", fact.saves_ns, fact))
         rows += [_wait(wait, fact) for wait in fact.waits]
         rows.append(_cause("CPU late", fact.late_ns, fact))
         rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
@@ -125,8 +125,8 @@ def _wait(wait: HostWait, fact: HostWaits) -> tuple[Cell, ...]:
         _where(place),
         wait.calls / fact.num_steps,
         wait.wait_ns / fact.num_steps,
-        wait.stake_ns / fact.num_steps,
-        share(wait.stake_ns, fact.steps_ns),
+        wait.saves_ns / fact.num_steps,
+        share(wait.saves_ns, fact.steps_ns),
     )
 
 

@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -44,7 +44,7 @@ _COLUMNS: Final = (
         help="share of the whole trace; GPU idle elsewhere is for the steps.",
     ),
 )
-IDLE: Final = TableKind(
+IDLE: Final = TableSpec(
     id="idle",
     title="Idle Summary",
     help=(
@@ -69,7 +69,7 @@ IDLE: Final = TableKind(
         ),
     },
     views=("kernels",),
-    compared=Figure(keys=("total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("total_ns",), sum_over="window"),
 )
 
 

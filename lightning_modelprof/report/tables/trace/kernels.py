@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import row_order, split_ranks
 
 _WEIGHTED: Final = (
@@ -73,7 +73,7 @@ _COLUMNS: Final = (
         help="from the kernel's name; a dash if we can't classify it, and on GPUs without tensor cores.",
     ),
 )
-KERNELS: Final = TableKind(
+KERNELS: Final = TableSpec(
     id="kernels",
     title="Kernel Summary",
     help=(
@@ -83,7 +83,7 @@ KERNELS: Final = TableKind(
     columns=_COLUMNS,
     views=("kernels",),
     names_slices=True,
-    compared=Figure(keys=("device_total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("device_total_ns",), sum_over="window"),
 )
 
 
@@ -144,7 +144,6 @@ def _sorted(kernels: Kernels, options: TableOptions) -> list[KernelUse]:
 
 
 def _row(kernels: Kernels, kernel: KernelUse) -> tuple[Cell, ...]:
-    """One kernel's cells."""
     return (
         kernel.name,
         kernel.tally.calls,

@@ -15,9 +15,9 @@ from lightning_modelprof.analysis.trace.launches import (
     TimeSpread,
     pool_runtime_calls,
 )
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _RECORDED: Final = (
@@ -51,7 +51,7 @@ _COLUMNS: Final = (
     Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
     Column("min_ns", "Min", Unit.DURATION_NS, "Time"),
 )
-LAUNCHES: Final = TableKind(
+LAUNCHES: Final = TableSpec(
     id="launches",
     title="Launch Summary",
     help="Kernels of each rank over the whole trace.",
@@ -75,7 +75,7 @@ LAUNCHES: Final = TableKind(
         "Negative": "the kernel started before the call returned, or the clocks differ.",
     },
     views=("kernels",),
-    compared=Figure(keys=("avg_ns",)),
+    compared=CompareKey(keys=("avg_ns",)),
 )
 
 _STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
@@ -115,7 +115,7 @@ _CALL_COLUMNS: Final = (
         ),
     ),
 )
-RUNTIME_CALLS: Final = TableKind(
+RUNTIME_CALLS: Final = TableSpec(
     id="runtime_calls",
     title="Runtime calls",
     help=(
@@ -124,7 +124,7 @@ RUNTIME_CALLS: Final = TableKind(
     ),
     columns=_CALL_COLUMNS,
     views=("kernels",),
-    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("host_total_ns",), sum_over="window"),
 )
 
 _NAMES: Final = {"INVALID": "(unnamed call)"}

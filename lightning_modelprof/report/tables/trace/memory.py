@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -34,7 +34,7 @@ _COLUMNS: Final = (
     Column("begin_bytes", "At start", Unit.BYTES, help="allocated before the first event."),
     Column("end_bytes", "At end", Unit.BYTES, help="allocated after the last event."),
 )
-MEMORY: Final = TableKind(
+MEMORY: Final = TableSpec(
     id="memory",
     title="Memory Summary",
     help=(
@@ -48,7 +48,7 @@ MEMORY: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("memory",),
-    compared=Figure(keys=("allocated_bytes",), sum_over="window"),
+    compared=CompareKey(keys=("allocated_bytes",), sum_over="window"),
 )
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.run.records import Window, WindowStatus
 
@@ -51,7 +51,7 @@ _COLUMNS: Final = (
         help="share of ProfileStep's GPU total, which isn't utilization.",
     ),
 )
-MODEL_SUMMARY: Final = TableKind(
+MODEL_SUMMARY: Final = TableSpec(
     id="model_summary",
     title="Model Summary",
     help=(
@@ -68,7 +68,7 @@ MODEL_SUMMARY: Final = TableKind(
     },
     has_phases=True,
     views=("overview",),
-    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("host_total_ns",), sum_over="window"),
 )
 
 
@@ -148,7 +148,6 @@ def _why_absent(window: Window) -> str:
 
 
 def _window_notes(window: Window) -> tuple[str, ...]:
-    """What to keep in mind about this window."""
     if window.status is not WindowStatus.PARTIAL:
         return ()
     requested = _steps_text(range(window.first_step, window.last_step + 1))

@@ -10,9 +10,9 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
 
 _NAME: Final = Column("name", "Name")
@@ -134,7 +134,7 @@ _CALLER: Final = Column(
     is_main=True,
 )
 _COMPARED: Final = ("device_total_ns", "host_self_ns")
-OPERATORS: Final = TableKind(
+OPERATORS: Final = TableSpec(
     id="operators",
     title="Operator Summary",
     help=(
@@ -148,9 +148,9 @@ OPERATORS: Final = TableKind(
     },
     views=("operators",),
     names_slices=True,
-    compared=Figure(keys=_COMPARED, sum_over="window"),
+    compared=CompareKey(keys=_COMPARED, sum_over="window"),
 )
-OPERATORS_BY_SHAPE: Final = TableKind(
+OPERATORS_BY_SHAPE: Final = TableSpec(
     id="operators_by_shape",
     title="Operator Summary by input shapes",
     help=(
@@ -160,7 +160,7 @@ OPERATORS_BY_SHAPE: Final = TableKind(
     columns=(_NAME, _SHAPE, *OPERATORS.columns[1:]),
     views=("operators",),
     names_slices=True,
-    compared=Figure(keys=_COMPARED, sum_over="window", names=("name", "input_shapes")),
+    compared=CompareKey(keys=_COMPARED, sum_over="window", names=("name", "input_shapes")),
 )
 
 
@@ -228,7 +228,7 @@ class _Writer:
     """Turns the operators of the ranks into rows."""
 
     def __init__(
-        self, by_rank: Mapping[int, Operators | Absent], options: TableOptions, kind: TableKind
+        self, by_rank: Mapping[int, Operators | Absent], options: TableOptions, kind: TableSpec
     ) -> None:
         self.options = options
         self.kind = kind
@@ -348,7 +348,6 @@ class _Writer:
             yield self._row(depth, name, tally.calls, _UNKNOWN, _parts(tally, whole_ns))
 
     def _header(self, name: str, thread: OperatorThread) -> _Row:
-        """The sums of one thread."""
         operators = self._operators(thread)
         self_ns = sum(operator.host_self_ns for operator in operators)
         device_self_ns = [one.device_self_ns for one in operators if one.device_self_ns is not None]

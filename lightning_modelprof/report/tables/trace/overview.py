@@ -13,9 +13,9 @@ from lightning_modelprof.analysis.trace.overview import (
     Overview,
     pool_overviews,
 )
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _COLUMNS: Final = (
@@ -54,7 +54,7 @@ _AS_MODEL_SUMMARY: Final = (
     "the same figures as in Model Summary: only on the steps' thread, and without the forward and backward"
     " that Lightning runs in the optimizer's closure."
 )
-OVERVIEW: Final = TableKind(
+OVERVIEW: Final = TableSpec(
     id="overview",
     title="Overview Summary",
     help=(
@@ -83,7 +83,7 @@ OVERVIEW: Final = TableKind(
         "Memcpy": "copies on the GPU.",
         "Memset": "sets on the GPU.",
     },
-    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("host_total_ns",), sum_over="window"),
 )
 
 

@@ -9,9 +9,9 @@ from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, split_ranks
 from lightning_modelprof.units import milliseconds
 
@@ -68,7 +68,7 @@ _COLUMNS: Final = (
         help="mean over the compared steps.",
     ),
 )
-RANK_WAITS: Final = TableKind(
+RANK_WAITS: Final = TableSpec(
     id="rank_waits",
     title="Waiting for other ranks",
     help=(
@@ -80,7 +80,7 @@ RANK_WAITS: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("distributed",),
-    compared=Figure(keys=("waited_step_ns",)),
+    compared=CompareKey(keys=("waited_step_ns",)),
 )
 
 

@@ -11,9 +11,9 @@ from lightning_modelprof.analysis.trace.step_breakdown import (
     StepBreakdown,
     pool_breakdowns,
 )
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
 
@@ -35,7 +35,7 @@ _COLUMNS: Final = (
     Column("total_ns", "Total", Unit.BY_ROW, help="step time; the other columns add up to it."),
     *(Column(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW, help=_CATEGORIES[key]) for key in STEP_CATEGORIES),
 )
-STEP_BREAKDOWN: Final = TableKind(
+STEP_BREAKDOWN: Final = TableSpec(
     id="step_breakdown",
     title="Step time breakdown",
     help=(
@@ -49,7 +49,7 @@ STEP_BREAKDOWN: Final = TableKind(
     ),
     columns=_COLUMNS,
     views=("overview",),
-    compared=Figure(keys=("mean",)),
+    compared=CompareKey(keys=("mean",)),
 )
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions, View
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.trace.copies import COPIES, copies_table
 from lightning_modelprof.report.tables.trace.critical_path import (
     PARTS,
@@ -63,13 +63,12 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
         build: makes it of that fact of every rank.
     """
 
-    kind: TableKind
+    kind: TableSpec
     view: View
     fact: Callable[[TraceFacts], _Fact]
     build: Callable[[Mapping[int, _Fact], TableOptions], Table]
 
     def of(self, by_rank: Mapping[int, TraceFacts], options: TableOptions) -> Table:
-        """The table of the facts of each rank."""
         return self.build({rank: self.fact(facts) for rank, facts in by_rank.items()}, options)
 
 

@@ -13,9 +13,9 @@ from lightning_modelprof.analysis.trace.user_ranges import (
     UserRangeThread,
     pool_user_ranges,
 )
-from lightning_modelprof.report.kinds import Figure, TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, row_order, split_ranks
 
 _COLUMNS: Final = (
@@ -60,7 +60,7 @@ _COLUMNS: Final = (
     Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", help="share of all GPU time."),
     Column("written_by", "Written by", help="marks ranges that torch writes itself, judged by name."),
 )
-USER_RANGES: Final = TableKind(
+USER_RANGES: Final = TableSpec(
     id="user_ranges",
     title="UserDefined Summary",
     help=(
@@ -71,7 +71,7 @@ USER_RANGES: Final = TableKind(
     columns=_COLUMNS,
     views=("operators",),
     names_slices=True,
-    compared=Figure(keys=("host_total_ns",), sum_over="window"),
+    compared=CompareKey(keys=("host_total_ns",), sum_over="window"),
 )
 
 
@@ -157,7 +157,6 @@ def _sections(
 def _header(
     name: str, thread: UserRangeThread, steps_ns: int | None, device_ns: int | None
 ) -> tuple[Cell, ...]:
-    """The sums of one thread."""
     return (
         name,
         sum(one.calls for one in thread.ranges),

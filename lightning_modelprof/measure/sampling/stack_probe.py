@@ -82,7 +82,7 @@ class _Known(NamedTuple):
     is_loop: bool
 
 
-class StackLook:
+class StackProbe:
     """Notes where the thread that made it is, each time that it is called from another thread.
 
     A stack is followed from the innermost frame outwards until Lightning's loop, which is cut off with all

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.steps.benchmark import exclusions
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report, steps_text
+from lightning_modelprof.report.dashboard_entry import DashboardEntry, StepColumns
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
-from lightning_modelprof.report.profile import Profile, StepColumns
 from lightning_modelprof.report.timeline.timeline import timeline_of
-from lightning_modelprof.run.loops import FIT, Loop, loop_of
+from lightning_modelprof.run.loops import FIT, LoopKind, loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.run.step_totals import StepTotals
@@ -22,7 +22,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.trace.model import Trace
 
 
-def run_profile(run: Run, report: Report) -> Profile:
+def run_profile(run: Run, report: Report) -> DashboardEntry:
     """The profile of a whole loop.
 
     Args:
@@ -31,7 +31,7 @@ def run_profile(run: Run, report: Report) -> Profile:
     """
     loop, steps = loop_of(run.info.loop), run.ranks[0].steps
     num_steps = run.ranks[0].num_steps
-    return Profile(
+    return DashboardEntry(
         kind="run",
         loop=loop.key,
         window=None,
@@ -47,7 +47,7 @@ def window_profile(
     window: int,
     loop: str = "fit",
     options: TableOptions = DEFAULT_OPTIONS,
-) -> Profile:
+) -> DashboardEntry:
     """The profile of one window, or of traces of one job that somebody else recorded.
 
     Args:
@@ -59,7 +59,7 @@ def window_profile(
     facts = [one for _, one in traces]
     ranks = [one.rank or 0 for one in facts]
     numbers = sorted({number for one in facts for number in one.step_numbers})
-    return Profile(
+    return DashboardEntry(
         kind="window",
         loop=loop,
         window=window,
@@ -75,7 +75,7 @@ def window_profile(
     )
 
 
-def step_columns(steps: StepTimings, loop: Loop = FIT) -> StepColumns:
+def step_columns(steps: StepTimings, loop: LoopKind = FIT) -> StepColumns:
     """Every step with its phases and with why the benchmark leaves it out.
 
     A phase that took no time in any step is left out. One that could not be measured stays, with
@@ -118,7 +118,7 @@ def timings_of(columns: StepColumns) -> StepTimings:
     )
 
 
-def _exclusion(steps: StepTimings, loop: Loop, reasons: tuple[str, ...]) -> NDArray[np.int64]:
+def _exclusion(steps: StepTimings, loop: LoopKind, reasons: tuple[str, ...]) -> NDArray[np.int64]:
     """Position in ``reasons`` of each step's own.
 
     The benchmark is asked about one step of each set of tags, because tags alone decide. So its figures and

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_modelprof.lightning import meeting as meeting_module
-from lightning_modelprof.lightning.meeting import TOO_SHORT, Meeting
+from lightning_modelprof.lightning import rank_store as module
+from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore
 from lightning_modelprof.run.archive import load_run
 from tests.support.fits import run_script
 
@@ -24,22 +24,22 @@ pytestmark = pytest.mark.slow
 def store(monkeypatch):
     """What three ranks share."""
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(meeting_module, "_store", lambda: store)
-    monkeypatch.setattr(meeting_module, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(Meeting, "_old_keys", ())
+    monkeypatch.setattr(module, "_store", lambda: store)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(RankStore, "_old_keys", ())
     return store
 
 
-def new_meeting(rank, world_size=3):
-    return Meeting(SimpleNamespace(global_rank=rank, world_size=world_size))
+def new_store(rank, world_size=3):
+    return RankStore(SimpleNamespace(global_rank=rank, world_size=world_size))
 
 
-def come(*ranks):
-    """The meetings of these ranks, which are all here before the loop begins."""
-    meetings = [new_meeting(rank) for rank in ranks]
-    for one in meetings:
-        one.come()
-    return meetings
+def join(*ranks):
+    """The stores of these ranks, which are all here before the loop begins."""
+    stores = [new_store(rank) for rank in ranks]
+    for one in stores:
+        one.join()
+    return stores
 
 
 def together(*calls):
@@ -57,7 +57,7 @@ def together(*calls):
 
 
 def test_all_are_told_what_the_first_says(store):
-    ranks = come(0, 1, 2)
+    ranks = join(0, 1, 2)
     assert [one.is_first for one in ranks] == [True, False, False]
     assert (
         together(*(lambda one=one: one.agree_on_folder(f"of {one._rank}") for one in ranks)) == ["of 0"] * 3
@@ -68,60 +68,60 @@ def test_all_are_told_what_the_first_says(store):
 @pytest.mark.parametrize("here", [(0,), (1,), (2,), (0, 2), (1, 2)])
 def test_nobody_waits_for_ranks_that_are_not_here(store, monkeypatch, here):
     asleep = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pytest.fail("it waits"))
-    monkeypatch.setattr(meeting_module, "time", asleep)
-    ranks = come(*here)
+    monkeypatch.setattr(module, "time", asleep)
+    ranks = join(*here)
     assert [one.is_first for one in ranks] == [one is ranks[0] for one in ranks]
     assert [one.agree_on_folder(f"of {one._rank}") for one in ranks] == [f"of {here[0]}"] * len(here)
     assert set(ranks[0].find_absent()) == {0, 1, 2} - set(here)
     for one in ranks[1:]:
-        one.say(b"of %d" % one._rank)
-    assert ranks[0].hear() == {rank: b"of %d" % rank for rank in here[1:]}
+        one.send(b"of %d" % one._rank)
+    assert ranks[0].receive() == {rank: b"of %d" % rank for rank in here[1:]}
     assert set(ranks[0].absent) == {0, 1, 2} - set(here)
 
 
 def test_who_says_nothing_in_time_is_absent_with_the_reason(store):
-    ranks = come(0, 1, 2)
+    ranks = join(0, 1, 2)
     ranks[0].find_absent()
-    ranks[2].say(None, "an internal error")
-    assert ranks[0].hear() == {}
+    ranks[2].send(None, "an internal error")
+    assert ranks[0].receive() == {}
     assert ranks[0].absent == {1: "sent nothing within 0.2 s", 2: "an internal error"}
 
 
 def test_who_leaves_is_not_waited_for(store, monkeypatch):
-    monkeypatch.setattr(meeting_module, "PATIENCE_S", 3600.0)
-    ranks = come(0, 1, 2)
+    monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+    ranks = join(0, 1, 2)
     ranks[0].find_absent()
-    ranks[1].say(b"all I know")
+    ranks[1].send(b"all I know")
     for one in ranks[1:]:
         one.leave()
-    assert ranks[0].hear() == {1: b"all I know"}
+    assert ranks[0].receive() == {1: b"all I know"}
     assert ranks[0].absent == {2: "left the loop early"}
 
 
 def test_too_long_a_message_is_not_sent(store):
-    ranks = come(0, 1)
-    ranks[1].say(bytes(meeting_module.MOST_BYTES + 1))
+    ranks = join(0, 1)
+    ranks[1].send(bytes(module.MOST_BYTES + 1))
     ranks[0].find_absent()
-    assert ranks[0].hear() == {}
+    assert ranks[0].receive() == {}
     assert ranks[0].absent[1] == "its data exceeded 1 MiB"
 
 
 def test_what_was_said_in_another_loop_is_not_mistaken(store):
     """Whichever loops a rank took part in: none counts them."""
-    one = come(0)
+    one = join(0)
     one[0].agree_on_folder("the first folder")
     one[0].leave()
-    both = come(1)
+    both = join(1)
     assert both[0].is_first
     both[0].leave()
-    again = come(0, 1)
+    again = join(0, 1)
     assert again[1].agree_on_folder("") is None, "the first has not said it yet"
     assert again[0].agree_on_folder("the second folder") == "the second folder"
     assert again[1].agree_on_folder("") == "the second folder"
 
 
 def test_a_step_is_announced_and_nobody_waits_for_that(store):
-    first, second, third = come(0, 1, 2)
+    first, second, third = join(0, 1, 2)
     assert first.announced("window") is None
     assert second.announced("window") is None
     first.announce("window", 40)
@@ -130,78 +130,78 @@ def test_a_step_is_announced_and_nobody_waits_for_that(store):
 
 
 def test_the_first_rank_says_that_a_loop_is_too_short(store):
-    first, second = come(0, 1)
+    first, second = join(0, 1)
     told = together(lambda: first.agree_on_folder(TOO_SHORT), lambda: second.agree_on_folder("mine"))
     assert told == [TOO_SHORT] * 2
 
 
 def test_a_thousand_loops_leave_a_handful_of_keys(store):
     for _ in range(1000):
-        ranks = come(0, 1)
+        ranks = join(0, 1)
         ranks[0].agree_on_folder("folder")
-        ranks[1].say(b"steps")
+        ranks[1].send(b"steps")
         for one in ranks:
             one.leave()
     assert store.num_keys() <= 12
 
 
 def test_a_loop_inside_a_loop_has_a_meeting_of_its_own(store):
-    outer = come(0, 1)
+    outer = join(0, 1)
     outer[0].agree_on_folder("outer")
     assert outer[1].agree_on_folder("") == "outer"
-    inner = come(0, 1)
+    inner = join(0, 1)
     inner[0].agree_on_folder("inner")
     assert inner[1].agree_on_folder("") == "inner"
-    inner[1].say(b"inner")
-    assert inner[0].hear()[1] == b"inner"
+    inner[1].send(b"inner")
+    assert inner[0].receive()[1] == b"inner"
     for one in inner:
         one.leave()
-    outer[1].say(b"outer")
-    assert outer[0].hear()[1] == b"outer"
+    outer[1].send(b"outer")
+    assert outer[0].receive()[1] == b"outer"
 
 
 def test_a_stop_needs_everybody(store):
-    ranks = come(0, 1, 2)
+    ranks = join(0, 1, 2)
     for one in ranks:
         one.propose_stop(6)
     assert [one.agrees_on_stop(6) for one in ranks] == [True] * 3
     assert [one.agrees_on_stop(7) for one in ranks] == [False] * 3
-    some = come(0, 1)
+    some = join(0, 1)
     for one in some:
         one.propose_stop(6)
     assert [one.agrees_on_stop(6) for one in some] == [False] * 2
 
 
 def test_the_time_out_of_the_process_group_bounds_the_wait(store, monkeypatch):
-    monkeypatch.setattr(meeting_module, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
     store.set_timeout(timedelta(seconds=0.4))
-    ranks = come(0, 1)
+    ranks = join(0, 1)
     assert ranks[1].agree_on_folder("") is None
 
 
 def test_one_rank_meets_nobody(monkeypatch):
-    monkeypatch.setattr(meeting_module, "_store", lambda: pytest.fail("there is nobody to meet"))
-    alone = new_meeting(0, world_size=1)
-    alone.come()
+    monkeypatch.setattr(module, "_store", lambda: pytest.fail("there is nobody to meet"))
+    alone = new_store(0, world_size=1)
+    alone.join()
     assert (alone.is_first, alone.agree_on_folder("here")) == (True, "here")
-    assert (list(alone.find_absent()), alone.hear()) == ([], {})
+    assert (list(alone.find_absent()), alone.receive()) == ([], {})
     alone.leave()
 
 
 def test_without_a_store_the_first_rank_reports_of_itself(monkeypatch):
-    monkeypatch.setattr(meeting_module, "_store", lambda: None)
-    first, second = new_meeting(0, 2), new_meeting(1, 2)
+    monkeypatch.setattr(module, "_store", lambda: None)
+    first, second = new_store(0, 2), new_store(1, 2)
     for one in (first, second):
-        one.come()
+        one.join()
     assert (first.is_first, second.is_first) == (True, False)
     assert not first.agrees_on_stop(6)
     assert (first.agree_on_folder("here"), second.agree_on_folder("")) == ("here", None)
     first.find_absent()
-    assert (first.hear(), first.absent) == ({}, {1: "the process group has no store to reach it through"})
+    assert (first.receive(), first.absent) == ({}, {1: "the process group has no store to reach it through"})
 
 
 def test_a_first_rank_that_has_gone_is_no_error_for_who_leaves(store):
-    (one,) = come(1)
+    (one,) = join(1)
     one._store = SimpleNamespace(get=broken, set=broken, check=broken)
     one.leave()
     assert one._store is None
@@ -219,7 +219,7 @@ def test_the_store_is_found_whatever_torch_calls_it(tmp_path, monkeypatch, priva
     try:
         if not private:
             monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store")
-        found = meeting_module._store()
+        found = module._store()
         if private or hasattr(torch.distributed.ProcessGroup, "get_group_store"):
             found.set("key", "value")
             assert found.get("key") == b"value"
@@ -240,7 +240,7 @@ from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.loop import process_loops, session
-from lightning_modelprof.lightning.meeting import Meeting
+from lightning_modelprof.lightning.rank_store import Meeting
 from lightning_modelprof.measure.window.capture import Capture
 from tests.support.fits import *
 

@@ -19,7 +19,7 @@ _Ints = NDArray[np.int64]
 _Floats = NDArray[np.floating[Any]]
 
 
-def played(
+def simulate_loader(
     service_ns: _Ints,
     rest_ns: _Ints,
     settings: list[tuple[int, int]],
@@ -79,7 +79,7 @@ def _played_unordered(
 ) -> _Ints:
     """The same with one setting, and batches as they are ready; of two at once that of the first worker."""
     if workers == 0:
-        return played(service_ns, rest_ns, [(0, 1)])[:, 0]
+        return simulate_loader(service_ns, rest_ns, [(0, 1)])[:, 0]
     replications = np.arange(service_ns.shape[1])
     # A worker's batches are ready one after the other, so a ring holds when.
     first_ns = service_ns[: workers * factor].reshape(factor, workers, -1).cumsum(axis=0)

@@ -25,7 +25,7 @@ from lightning_modelprof.lightning.phases import (
     uninstall,
 )
 from lightning_modelprof.lightning.rank_wait import StandIn, stand_in, time_broadcast
-from lightning_modelprof.loop.host import Host
+from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
 from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files, convolution_biases
@@ -34,7 +34,7 @@ from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import own_methods, place_of
-from lightning_modelprof.run.loops import Loop
+from lightning_modelprof.run.loops import LoopKind
 from lightning_modelprof.run.records import AroundLoop
 from lightning_modelprof.run.setup import CallbackSetup, CheckpointSetup, LoaderSetup
 
@@ -54,7 +54,7 @@ _BATCHES: Final = {
 """Evaluation → where the Trainer has the number of batches of each dataloader."""
 
 
-class LightningHost(Host):
+class TrainerLoop(Loop):
     """One loop of a Trainer.
 
     Args:
@@ -65,7 +65,7 @@ class LightningHost(Host):
     """
 
     def __init__(
-        self, trainer: Any, loop: Loop, own_prefix: str = "", clock: AroundClock | None = None
+        self, trainer: Any, loop: LoopKind, own_prefix: str = "", clock: AroundClock | None = None
     ) -> None:
         self.trainer = trainer
         self.loop = loop
@@ -97,12 +97,10 @@ class LightningHost(Host):
 
     @property
     def log_every_n_steps(self) -> int:  # type: ignore[override]
-        """The Trainer's own."""
         return int(self.trainer.log_every_n_steps)
 
     @property
     def loggers(self) -> Sequence[Any]:  # type: ignore[override]
-        """The Trainer's."""
         return list(self.trainer.loggers)
 
     @property
@@ -113,7 +111,6 @@ class LightningHost(Host):
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """The Trainer's."""
         return list(self.trainer.optimizers)
 
     @property
@@ -143,12 +140,10 @@ class LightningHost(Host):
 
     @property
     def is_launched(self) -> bool:
-        """As of Host."""
         return getattr(self.trainer.strategy, "launcher", None) is not None
 
     @property
     def progress_bar(self) -> Any:
-        """The Trainer's."""
         return self.trainer.progress_bar_callback
 
     @property
@@ -156,25 +151,21 @@ class LightningHost(Host):
         return getattr(self.trainer, self.loop.trainer_attribute)
 
     def iterators(self) -> Sequence[Any]:
-        """As of Host."""
         iterators: Sequence[Any] = self._loop_object._combined_loader._iterator.iterators
         return iterators
 
     def loaders(self) -> Sequence[Any]:
-        """As of Host."""
         loaders: Sequence[Any] = self._loop_object._combined_loader.flattened
         return loaders
 
     def prefetched(self) -> Sequence[Any]:
-        """As of Host."""
         return getattr(self.trainer.fit_loop._data_fetcher, "batches", ())
 
     def live(self) -> Live:
-        """As of Host."""
         return LiveTrainer(self)
 
-    def make_seam(self, ledger: PhaseLedger) -> Any:
-        """As of Host: the delegate of ``trainer.profiler``, in whose place it is from now on."""
+    def make_phase_source(self, ledger: PhaseLedger) -> Any:
+        """As of Loop: the delegate of ``trainer.profiler``, in whose place it is from now on."""
         trainer = self.trainer
         delegate = make_delegate(
             trainer.profiler, ledger, trainer, self._own_prefix, self.loop, around=self._clock
@@ -182,23 +173,20 @@ class LightningHost(Host):
         trainer.profiler = delegate
         return delegate
 
-    def begin(self, seam: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
-        """As of Host."""
+    def begin(self, phase_source: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
         if self.loop.is_fit:
             time_broadcast(self.trainer, ledger, cleanup)
-            time_metrics(self.trainer, ledger, partial(GuardedAction, seam), cleanup)
+            time_metrics(self.trainer, ledger, partial(GuardedAction, phase_source), cleanup)
 
-    def take_out(self, seam: Any) -> None:
-        """As of Host."""
-        uninstall(self.trainer, seam)
-        seam.around.give_up()
+    def take_out(self, phase_source: Any) -> None:
+        uninstall(self.trainer, phase_source)
+        phase_source.around.give_up()
 
     def around(self) -> AroundLoop | None:
-        """As of Host."""
         return None if self._clock is None else self._clock.times()
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """As of Host: where Lightning lets the strategy change a dataloader."""
+        """As of Loop: where Lightning lets the strategy change a dataloader."""
         strategy = self.trainer.strategy
         stand_in(strategy, "process_dataloader", _WatchesLoaders(self, watched), cleanup)
 
@@ -211,11 +199,9 @@ class LightningHost(Host):
         stand_in(bar, "get_metrics", _WithThroughput(live, bar.get_metrics), cleanup)
 
     def stop(self) -> None:
-        """As of Host."""
         self.trainer.should_stop = True
 
     def run_step(self, module: Any, arguments: tuple[Any, ...]) -> Any:
-        """As of Host."""
         with getattr(self.trainer.precision_plugin, _CONTEXTS[self.loop.key])():
             step: Callable[..., Any] = getattr(module, self.loop.step_hook)
             return step(*arguments)
@@ -246,7 +232,7 @@ class _WatchesLoaders(StandIn):
     first, or the seed would be another one with us.
     """
 
-    def __init__(self, host: LightningHost, watched: Any) -> None:
+    def __init__(self, host: TrainerLoop, watched: Any) -> None:
         super().__init__(host.trainer.strategy.process_dataloader)
         self._host, self._watched = host, watched
 
@@ -267,13 +253,12 @@ class _WatchesLoaders(StandIn):
 class LiveTrainer(Live):
     """The live objects of a Trainer."""
 
-    def __init__(self, host: LightningHost) -> None:
+    def __init__(self, host: TrainerLoop) -> None:
         super().__init__(host)
         self._trainer, self._loop = host.trainer, host.loop
         self.num_nodes = max(1, int(getattr(host.trainer, "num_nodes", 1)))
 
     def at_begin(self) -> tuple[Part, ...]:
-        """As of Live."""
         return (
             self.threads,
             self.trainer,
@@ -288,11 +273,9 @@ class LiveTrainer(Live):
         )
 
     def at_end(self) -> tuple[Part, ...]:
-        """As of Live."""
         return (self.loaders, self.val_loaders, self.trainer, self.device, self.untrained)
 
     def trainer(self) -> dict[str, Any]:
-        """What the Trainer was told."""
         batches = list(self._trainer.num_val_batches)
         is_known = all(isinstance(number, int) for number in batches)
         interval = self._trainer.val_check_interval
@@ -362,7 +345,6 @@ class LiveTrainer(Live):
         return {"statements": tuple(statements), "configured_by": call.configured_by}
 
     def untrained(self) -> dict[str, Any]:
-        """Modules that no optimizer trains."""
         optimizers = self._host.optimizers if self._loop.is_fit else ()
         return {"untrained": outside_optimizers(self._module, optimizers)}
 

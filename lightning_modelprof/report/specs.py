@@ -68,7 +68,7 @@ WORDS: Final[Mapping[str, str]] = {
 """Words that definitions use → what they mean."""
 
 
-class Figure(Record, frozen=True, kw_only=True):
+class CompareKey(Record, frozen=True, kw_only=True):
     """What is compared of a table.
 
     Attributes:
@@ -83,7 +83,7 @@ class Figure(Record, frozen=True, kw_only=True):
     names: tuple[str, ...] | None = None
 
 
-class TableKind(Record, frozen=True, kw_only=True):
+class TableSpec(Record, frozen=True, kw_only=True):
     """What all tables of one kind have in common.
 
     Attributes:
@@ -109,7 +109,7 @@ class TableKind(Record, frozen=True, kw_only=True):
     has_phases: bool = False
     views: tuple[str, ...] = ()
     place: int = 0
-    compared: Figure | None = None
+    compared: CompareKey | None = None
     heading: str = ""
 
     def table(
@@ -151,7 +151,7 @@ class TableKind(Record, frozen=True, kw_only=True):
         )
 
 
-class Drawing(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
+class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
     """What is known of a chart or a flame graph.
 
     Attributes:

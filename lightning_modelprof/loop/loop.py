@@ -17,11 +17,11 @@ from lightning_modelprof.inspect.flops.formulas import own_formulas
 from lightning_modelprof.measure.setup.training_setup import Live
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import parameters_of
-from lightning_modelprof.run.loops import FIT, Loop
+from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.records import AroundLoop, CallbackTime
 
 
-class Seam(Protocol):
+class PhaseSource(Protocol):
     """Tells the ledger when phases begin and end.
 
     Attributes:
@@ -45,7 +45,7 @@ class Seam(Protocol):
         """Time by callback and hook so far, longest first."""
 
 
-class Host:
+class Loop:
     """A loop that nobody runs but the user's own code; a Trainer's is made of it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Host:
         kinds: classes that tell which packages run the loop.
     """
 
-    loop: Loop = FIT
+    loop: LoopKind = FIT
     module: Any = None
     rank: int = 0
     world_size: int = 1
@@ -133,16 +133,15 @@ class Host:
         """What the setup of the training is read from."""
         return Live(self)
 
-    def make_seam(self, ledger: PhaseLedger) -> Seam:
+    def make_phase_source(self, ledger: PhaseLedger) -> PhaseSource:
         """What feeds the ledger; takes its place at once."""
         raise NotImplementedError
 
-    def begin(self, seam: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
-        """The loop begins."""
+    def begin(self, phase_source: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None: ...
 
-    def take_out(self, seam: Any) -> None:
+    def take_out(self, phase_source: Any) -> None:
         """The loop is over: no part of ours stays where it was put."""
-        seam.disarm()
+        phase_source.disarm()
 
     def around(self) -> AroundLoop | None:
         """What passed around the loop so far; ``None`` where nobody tells of it."""
@@ -151,8 +150,7 @@ class Host:
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
         """Tell ``watched`` of dataloaders before their workers start, until ``cleanup``."""
 
-    def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None:
-        """Show throughput in the progress bar."""
+    def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None: ...
 
     def stop(self) -> None:
         """End the loop with the running step."""
@@ -166,7 +164,7 @@ class Host:
         raise ModelProfError("a plain loop has no step method to call on a copy")
 
 
-def num_prefetched(host: Host) -> int:
+def num_prefetched(host: Loop) -> int:
     """Batches that the workers of the loop's dataloader keep ready; of several the largest number.
 
     0 without workers, and for whatever is not made like torch's DataLoader.
@@ -188,7 +186,7 @@ def _of_loader(loader: Any) -> int:
     return num_workers * prefetch_factor if num_workers > 0 and prefetch_factor > 0 else 0
 
 
-def batches_made(host: Host) -> tuple[bool, int] | None:
+def batches_made(host: Loop) -> tuple[bool, int] | None:
     """Whether workers have made the batch that the loop fetches next, and how many they have made in all.
 
     Of several dataloaders with workers all must have made it, and the smallest number counts. ``None``

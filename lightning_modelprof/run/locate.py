@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import ArchiveError, given_path, remedy
+from lightning_modelprof.errors import ArchiveError, as_path, remedy
 
 RUN_FILE: Final = "run.json"
 DEFAULT_FOLDER: Final = "modelprof"
@@ -65,7 +65,7 @@ def newest_run(path: Any) -> tuple[Path, str]:
     Raises:
         ArchiveError: when there is none, or it may not be looked for there.
     """
-    given = given_path(path, ArchiveError)
+    given = as_path(path, ArchiveError)
     file, choice = find_run(given), told_choice(given)
     if choice or file.exists():
         repeats = [folder / RUN_FILE for folder in _repeats(file.parent)] if given.is_dir() else []

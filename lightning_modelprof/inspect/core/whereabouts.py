@@ -216,7 +216,6 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _is_running(code: CodeType) -> bool:
-    """Whether a caller runs this code."""
     return _has_caller(lambda running: running is code)
 
 

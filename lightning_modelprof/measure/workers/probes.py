@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.errors import told
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.workers.call_samples import LEAST_SHARE, merged
 from lightning_modelprof.measure.workers.in_worker import WorkerStart, WorkerText
 from lightning_modelprof.measure.workers.ring import Head, ReadSlot, Rings
@@ -54,7 +54,7 @@ class _Shape(NamedTuple):
     is_persistent: bool
 
 
-class WatchedLoaders:
+class WorkerProbes:
     """Gets into the workers of DataLoaders before they start, and reads what they write.
 
     Args:
@@ -107,7 +107,7 @@ class WatchedLoaders:
             watched.round = self._num_rounds
             watched.enter(loader)
         except Exception as error:  # no such memory here, or a loader whose functions cannot be set
-            self._notes[shape] = f"Its workers couldn't be measured: {told(error)}."
+            self._notes[shape] = f"Its workers couldn't be measured: {describe_error(error)}."
 
     def add_other(self, loader: Any) -> None:
         """A loader of another loop, such as a validation inside a fit: it may be one of this loop's, too."""
@@ -143,10 +143,10 @@ class WatchedLoaders:
                 watched.end()
                 del self._watched[shape]
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Read the batches since the last time."""
         for watched in self._watched.values():
-            watched.hear()
+            watched.poll()
 
     def batches_between(self, begin_ns: int, end_ns: int) -> tuple[tuple[int, WorkerBatches], ...]:
         """Batches that were made in a stretch of time, of those that are still held.
@@ -154,7 +154,7 @@ class WatchedLoaders:
         Returns:
             Of each loader its position and its batches.
         """
-        self.hear()
+        self.poll()
         return tuple(
             (shape.position, watched.batches(begin_ns, end_ns)) for shape, watched in self._watched.items()
         )
@@ -163,7 +163,7 @@ class WatchedLoaders:
         """What was measured until now."""
         if self._record is not None:
             return self._record
-        self.hear()
+        self.poll()
         records = [*self._closed, *(watched.record() for watched in self._watched.values())]
         if self._num_closed > len(self._closed):
             gone = self._num_closed - len(self._closed)
@@ -265,8 +265,7 @@ class _Watched:
         """Whether it is this one, and ours is still in it."""
         return type(loader.worker_init_fn) is WorkerStart and any(one() is loader for one in self._loaders)
 
-    def hear(self) -> None:
-        """As of WatchedLoaders."""
+    def poll(self) -> None:
         for worker, rows in self._rings.new_batches():
             self._batches.append(np.column_stack([np.full(len(rows), worker), rows[:, :6]]))
             self._num_held += len(rows)
@@ -315,7 +314,6 @@ class _Watched:
         )
 
     def end(self) -> None:
-        """As of WatchedLoaders."""
         self._rings.silence()
         for start in (one() for one in self._starts):
             if start is not None:
@@ -327,7 +325,6 @@ class _Watched:
 
 
 def _give_back(loader: Any) -> None:
-    """Take ours out of a loader."""
     ours = getattr(loader, "worker_init_fn", None)
     if type(ours) is WorkerStart:
         with suppress(Exception):

@@ -7,9 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Analysis
 from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTimes
-from lightning_modelprof.report.kinds import TableKind
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.units import format_duration
 
@@ -23,7 +23,7 @@ _AFTER_UNSEEN: Final = (
 )
 
 
-AROUND: Final = TableKind(
+AROUND: Final = TableSpec(
     id="around",
     title="Outside the loop",
     help=(

@@ -126,7 +126,7 @@ class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
         return len(self.slice_begin_ns)
 
 
-class Profile(Record, frozen=True, kw_only=True, eq=False):
+class DashboardEntry(Record, frozen=True, kw_only=True, eq=False):
     """One entry that a reader of a dashboard can choose.
 
     Attributes:

@@ -53,7 +53,7 @@ def _deeper(limit: int) -> int:
 
 
 @contextmanager
-def untouched(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
+def preserved(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     """Give back what a forward and a backward pass change, whatever happens; gradients are away meanwhile.
 
     That is: random states; gradients of parameters and inputs, and whether they want them; and of every

@@ -6,7 +6,7 @@ it looks whether it is there, and waits no longer than ``PATIENCE_S``.
 
 In ``setup`` each rank leaves its address. Lightning lets all ranks wait for each other after that hook, so
 whoever has no address then does not have the callback, and nobody waits to find that out. The first rank that
-has one is the first of the meeting: the others say all they have to say under its address, which is new for
+has one is the first of the store: the others say all they have to say under its address, which is new for
 every loop. So no rank can mistake what was said in another loop, whichever loops it took part in.
 
 The store waits where a key is read that is not there. So only keys are read that have been seen, and that are
@@ -53,14 +53,14 @@ NOT_HERE: Final = "no ModelProfCallback joined there"
 _LEFT: Final = "left the loop early"
 
 
-class Meeting:
+class RankStore:
     """Of the ranks that have the callback, for one loop; made on each of them in ``setup``.
 
     Args:
         trainer: that runs the loop.
 
     Attributes:
-        absent: rank → why nothing is known of it; complete on the first rank after :meth:`hear`.
+        absent: rank → why nothing is known of it; complete on the first rank after :meth:`receive`.
     """
 
     _old_keys: tuple[str, ...] = ()
@@ -76,16 +76,16 @@ class Meeting:
         self._announced: dict[str, int] = {}
         self.absent: dict[int, str] = {}
 
-    def come(self) -> None:
+    def join(self) -> None:
         """This rank is here; to be called in ``setup``, where all have left the loop before."""
         if self._world_size == 1:
             return
         store, address = _store(), uuid.uuid4().hex
         if store is None:
             return
-        for key in Meeting._old_keys:
+        for key in RankStore._old_keys:
             store.delete_key(key)
-        Meeting._old_keys = ()
+        RankStore._old_keys = ()
         store.set(_address_of(self._rank), address)
         store.set(_place_of(self._rank), "1")
         self._store, self._own_box = store, address
@@ -99,7 +99,6 @@ class Meeting:
 
     @property
     def can_talk(self) -> bool:
-        """Whether there is a store to reach other ranks by."""
         return self._store is not None
 
     def find_absent(self) -> Collection[int]:
@@ -160,7 +159,7 @@ class Meeting:
 
     # When the loop ends
 
-    def say(self, message: bytes | None, why_not: str = "") -> None:
+    def send(self, message: bytes | None, why_not: str = "") -> None:
         """Tell the first rank what this one has measured; does not wait.
 
         Args:
@@ -175,7 +174,7 @@ class Meeting:
         said = _NOTHING + why_not.encode() if message is None else _SAID + message
         self._put(self._key(f"said/{self._rank}"), said)
 
-    def hear(self) -> dict[int, bytes]:
+    def receive(self) -> dict[int, bytes]:
         """What the other ranks have said, on the first one; who has not in time is absent."""
         store = self._store
         if store is None:
@@ -202,7 +201,7 @@ class Meeting:
         if store is None:
             return
         try:
-            self.say(None, _LEFT)
+            self.send(None, _LEFT)
             if bytes(store.get(_address_of(self._rank))) == self._own_box.encode():  # no later loop's
                 store.set(_address_of(self._rank), "")
                 store.delete_key(_place_of(self._rank))
@@ -210,7 +209,7 @@ class Meeting:
             pass
         finally:
             self._store = None
-            Meeting._old_keys += tuple(self._keys)
+            RankStore._old_keys += tuple(self._keys)
 
     # The store
 
@@ -281,7 +280,7 @@ class StepAnnouncements:
     """How a session's first rank tells the others at which step something starts.
 
     Args:
-        meeting: of the ranks.
+        store: of the ranks.
         guard: calls a function and returns ``None`` if the ranks cannot be reached.
 
     Attributes:
@@ -289,19 +288,19 @@ class StepAnnouncements:
     """
 
     def __init__(
-        self, meeting: Meeting, is_first: bool, guard: Callable[[Callable[[], int | None]], int | None]
+        self, store: RankStore, is_first: bool, guard: Callable[[Callable[[], int | None]], int | None]
     ) -> None:
-        self._meeting = meeting
+        self._rank_store = store
         self._guard = guard
         self.is_first = is_first
 
     def announce(self, what: str, step: int) -> None:
         """Tell the other ranks; doesn't wait."""
-        self._guard(lambda: self._meeting.announce(what, step))
+        self._guard(lambda: self._rank_store.announce(what, step))
 
     def announced(self, what: str) -> int | None:
         """The step that was announced, ``None`` so far; doesn't wait."""
-        return self._guard(lambda: self._meeting.announced(what))
+        return self._guard(lambda: self._rank_store.announced(what))
 
 
 def steps_until_stop(config: ProfileConfig, world_size: int) -> int | None:
