@@ -403,7 +403,7 @@ PLACES = {
     "lines are watched": Place(SiteWatch, "_spot", 5, warnings=0, status="finished"),
     "timing begins": Place(ModuleTimer, "arm", warnings=0, status="finished"),
     "inspection ends": Place(Inspection, "end_step", steps=2, errors=TWO),
-    "live figures": Place(LiveFigures, "cut", 2, steps=4),
+    "live figures": Place(LiveFigures, "flush", 2, steps=4),
     # Outputs
     "report.json": Place(outputs, "render_json", message=OUTPUT, status="finished", always=True),
     "report.html": Place(outputs, "render_html", message=OUTPUT, status="finished", always=True),

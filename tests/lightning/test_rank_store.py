@@ -379,13 +379,13 @@ if __name__ == "__main__":
 BROKEN = [
     (1, "_store", 16),
     (0, "_store", 16),
-    (1, "come", 16),
+    (1, "join", 16),
     (0, "agree_on_folder", 6),
     (1, "_find_first", 16),
     (1, "propose_stop", 16),
     (0, "claim_directory", 6),
-    (1, "say", 6),
-    (0, "hear", 6),
+    (1, "send", 6),
+    (0, "receive", 6),
     (1, "pack_rank_steps", 6),
 ]
 """On which rank what fails, and the steps of training then: all 16 where a rank cannot agree to end it."""
