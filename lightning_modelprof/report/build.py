@@ -41,12 +41,7 @@ from lightning_modelprof.units import milliseconds
 
 
 def build_report(analysis: Analysis, options: TableOptions = DEFAULT_OPTIONS) -> Report:
-    """Tables, notes and machine-readable sections of an analysis.
-
-    Args:
-        analysis: what was derived.
-        options: how the tables of traces are cut and sorted.
-    """
+    """Tables, notes and machine-readable sections of an analysis."""
     verdict, findings = diagnose(analysis)
     findings = tuple(with_change(one, analysis) for one in findings)
     return Report(
@@ -292,7 +287,6 @@ def diagnose(analysis: Analysis, rules: Sequence[Rule] | None = None) -> tuple[V
     """The verdict, and what each rule says, in the order of :func:`in_order`.
 
     Args:
-        analysis: of a run.
         rules: to ask; by default those that the run's own configuration says.
     """
     if rules is None:
@@ -405,8 +399,6 @@ def without_repeats(
 
     Args:
         findings: in their order.
-        rules: that gave them.
-        hot: what samples of the training thread say.
     """
     if isinstance(hot, Absent):
         return list(findings)

@@ -27,7 +27,6 @@ def run_profile(run: Run, report: Report) -> DashboardEntry:
 
     Args:
         run: what was measured; the steps are those of its first rank.
-        report: the report of it.
     """
     loop, steps = loop_of(run.info.loop), run.ranks[0].steps
     num_steps = run.ranks[0].num_steps
@@ -52,9 +51,7 @@ def window_profile(
 
     Args:
         traces: of each rank the trace and what it says; at least one, and no two of one rank.
-        window: number of the window.
         loop: the Trainer's method.
-        options: how the tables are cut and sorted.
     """
     facts = [one for _, one in traces]
     ranks = [one.rank or 0 for one in facts]

@@ -49,7 +49,6 @@ def build_trace_report(
 
     Args:
         traces: at least one. Those of several ranks of one job make one set of tables.
-        options: how the tables are cut and sorted.
         skipped: sentences on files that were asked for and are no traces.
     """
     groups = group_ranks(traces)

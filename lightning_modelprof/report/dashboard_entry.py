@@ -61,9 +61,6 @@ class Counter(Record, frozen=True, kw_only=True, eq=False):
     """A figure that changes while a trace goes on: it has ``value[i]`` from ``time_ns[i]`` on.
 
     Attributes:
-        label: what it is.
-        group: as of a lane.
-        unit: of the values.
         time_ns: int64, shape (n,), ascending.
         value: float64, shape (n,).
     """
@@ -84,7 +81,6 @@ class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
     Attributes:
         source: name of the trace.
         rank: of the process; ``None`` if the trace does not say.
-        begin_ns, end_ns: of the trace.
         lanes: in reading order.
         names: the distinct names of slices.
         categories: the distinct kinds of slices, such as ``operator`` or ``kernel``.

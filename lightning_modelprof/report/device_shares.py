@@ -106,7 +106,6 @@ class GpuIdle(Record, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> float:
-        """What is not busy."""
         return sum(self.by_cause.values())
 
 

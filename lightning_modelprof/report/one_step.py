@@ -21,8 +21,7 @@ def of_step(finding: Finding, step_ns: float, most_ns: float | None = None) -> F
 
     Args:
         finding: of a rule; others than found ones stay as they are.
-        step_ns: the step time.
-        most_ns: what its phases take of that; by default all.
+        most_ns: what its phases take of the step time; by default all.
     """
     saving_ns = finding.saving_ns_per_step
     if finding.status is not Status.FOUND or saving_ns is None or step_ns <= 0:
@@ -42,7 +41,6 @@ def of_run(finding: Finding, costs: StepCosts, num_steps: int, *, is_of_loop: bo
 
     Args:
         finding: of a rule; its ``saving_ns_per_step`` is a mean over the steps of the loop.
-        costs: of the run.
         num_steps: finished steps of the loop.
         is_of_loop: whether the rule is about what happens between steps.
     """

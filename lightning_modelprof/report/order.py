@@ -28,11 +28,6 @@ def in_order(findings: Iterable[Finding], rules: Sequence[Rule], verdict: Verdic
     First comes the finding with most at stake of those whose time speaks for the verdict (``Rule.bound``),
     or the one whose kind the verdict has, as of a loop that ran out of memory. The others follow by severity,
     and those of one severity by time at stake; one whose saving isn't known counts as the median of them.
-
-    Args:
-        findings: of all rules.
-        rules: that gave them.
-        verdict: that stands above them.
     """
     speaking = {verdict.kind, *(rule.kind for rule in rules if rule.bound == verdict.kind)}
     ranked = sorted(findings, key=by_time)

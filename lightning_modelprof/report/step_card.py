@@ -40,12 +40,7 @@ _FIGURES: Final = (
 
 
 def step_card(analysis: Analysis, findings: Sequence[Finding]) -> StepCard | None:
-    """Of a run: its mean clean step.
-
-    Args:
-        analysis: of the run.
-        findings: of all rules.
-    """
+    """Of a run: its mean clean step."""
     costs = analysis.step_costs
     if isinstance(costs, Absent):
         return None
@@ -61,7 +56,6 @@ def step_card_of_traces(traces: Sequence[TraceFacts], findings: Sequence[Finding
 
     Args:
         traces: at least one.
-        findings: about them.
     """
     known = [one.model_summary for one in traces if not isinstance(one.model_summary, Absent)]
     num_steps = sum(one.num_steps for one in known)

@@ -187,10 +187,7 @@ def give_verdict(
     """What limits the speed, and whether the machine was busy.
 
     Args:
-        analysis: of the run.
-        findings: of all rules.
-        rules: that gave them, which know what verdict their time speaks for.
-        accounting: whether anything may be judged.
+        rules: that gave the findings, which know what verdict their time speaks for.
     """
     verdict = _what_limits(analysis, findings, rules, accounting)
     is_busy = any(one.kind == BusyCpus.kind and one.status is Status.FOUND for one in findings)
@@ -335,7 +332,6 @@ def device_bounds(
 
     Args:
         found: by the rules about the device's side.
-        device: what the steps consist of.
         waits: what the host does to the device; without that, all idle time without a fetch is the host's.
     """
     shares = {kind: found.get(kind, 0.0) for kind in LEAST_OF_DEVICE}
@@ -371,10 +367,7 @@ def verdict_of_traces(
     """What limits the speed of the steps in traces, without anything else of the run.
 
     Args:
-        shares: what the steps consist of.
-        waits: what the host does to the device.
         findings: of the rules about the device's side, in times per step of the traces.
-        rules: that gave them.
         lost: why the traces tell nothing of the device, unless it is busy anyway.
     """
     if shares is None:
@@ -424,10 +417,8 @@ def _no_bound_of_device(
     """Where no bound is reached: BALANCED if the device mostly computes, else the largest other part.
 
     Args:
-        shares: of recorded steps.
         parts: share of each step by bound, however small.
         unexplained: share of idle time without a known cause.
-        accounting: of the same steps.
     """
     largest = max(parts, key=lambda one: parts[one])
     summary = f"The GPU is busy in {percent(shares.busy)} of the recorded steps"

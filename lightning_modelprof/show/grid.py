@@ -125,7 +125,6 @@ class Grid(Record, frozen=True):
     notes: tuple[str, ...]
 
     def indented_names(self, indent: str = "  ") -> tuple[str, ...]:
-        """The names, each after its depth's indentation."""
         return tuple(indent * depth + name for name, depth in zip(self.names.cells, self.depths, strict=True))
 
 
@@ -133,7 +132,6 @@ def build_grid(table: Table, *, max_rows: int) -> Grid:
     """Write every cell of the rows that are shown; the time unit is one for the whole table.
 
     Args:
-        table: what to write.
         max_rows: most rows of a table that does not say itself how many; see ``shown_rows``.
     """
     limit = max_rows if table.row_limit is None else table.row_limit

@@ -64,7 +64,6 @@ def show_in_notebook(report: Report, *, page: str = "", value: str = "callback.r
     A notebook keeps what each cell has shown, so this is at most 30 kB and the page is named, not shown.
 
     Args:
-        report: what to show.
         page: path of its report.html; ``""`` where there is none.
         value: what shows the page as the value of a cell.
     """

@@ -30,9 +30,6 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
     There is none where another live display has the terminal, such as Lightning's RichProgressBar in a fit.
     Reading goes on where it cannot be shown.
 
-    Args:
-        label: what is done.
-
     Yields:
         A function to be called with the bytes that are done, and with how many there are.
     """
@@ -61,12 +58,7 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """The items, with a bar on the standard error stream once they take longer than two seconds.
-
-    Args:
-        items: what is gone through.
-        label: what is done.
-    """
+    """The items, with a bar on the standard error stream once they take longer than two seconds."""
     if len(items) < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield from items
         return
@@ -79,11 +71,7 @@ def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
 
 @contextlib.contextmanager
 def show_waiting(label: str) -> Iterator[None]:
-    """A line on the standard error stream, if that is a terminal, once something takes over a second.
-
-    Args:
-        label: what is done.
-    """
+    """A line on the standard error stream, if that is a terminal, once something takes over a second."""
     is_over = threading.Event()
 
     def tell() -> None:

@@ -43,7 +43,6 @@ def step_card_svg(card: StepCard, *, is_alone: bool = True) -> str:
     """The card as SVG: the host's lane, the device's, and what would be left without what the findings cost.
 
     Args:
-        card: what to draw.
         is_alone: with a white page behind it, as a file of its own; otherwise in the colours of its page.
     """
     return _Drawing(card, is_alone=is_alone).svg()

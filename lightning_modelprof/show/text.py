@@ -47,7 +47,6 @@ def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
     """The whole report as plain text: title, verdict, facts, findings, tables, notes.
 
     Args:
-        report: what to write.
         max_rows: longest table; a longer one is cut and says so.
 
     Returns:

@@ -220,7 +220,6 @@ class ComparedSide(Record, frozen=True, kw_only=True):
 
     Attributes:
         run_name: TensorBoard's name of the run.
-        selection: the profiles that were chosen.
         read_steps: reads the steps of the chosen loop.
     """
 

@@ -42,11 +42,7 @@ Answer = Callable[[Any, str, Mapping[str, str]], Any]
 
 
 class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
-    """Shows the profiles of lightning-modelprof in a tab of TensorBoard.
-
-    Args:
-        context: what TensorBoard gives every plugin.
-    """
+    """Shows the profiles of lightning-modelprof in a tab of TensorBoard."""
 
     plugin_name = PLUGIN_NAME
 
@@ -70,7 +66,6 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
         return False
 
     def frontend_metadata(self) -> FrontendMetadata:
-        """What TensorBoard needs to show the tab."""
         return FrontendMetadata(es_module_path="/static/index.js", tab_name=_TAB_NAME)
 
     @cached_property
@@ -122,8 +117,6 @@ _STYLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page."""
-
     content: bytes
     media_type: str
 

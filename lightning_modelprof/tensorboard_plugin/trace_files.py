@@ -43,9 +43,7 @@ def named_trace(logdir: str, run: str, tag: str, report: Report) -> dict[str, st
     """The name of the file that has a window's trace, or in a sentence where that file is.
 
     Args:
-        logdir: as of :func:`find_trace`.
-        run: as of :func:`find_trace`.
-        tag: as of :func:`find_trace`.
+        logdir, run, tag: as of :func:`find_trace`.
         report: of the window; what it calls its trace is never opened.
 
     Returns:

@@ -45,7 +45,6 @@ class View(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: its name in links.
-        title: its heading.
         empty: what to do when a profile has nothing for it.
         above: what stands above the charts, flame graphs and tables that have their place in it.
         below: what stands below them.

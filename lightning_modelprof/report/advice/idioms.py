@@ -130,7 +130,6 @@ def idiom_advice(line: str, below: Collection[str] | None = None) -> str:
     """What to do at a line of source; ``""`` where the call isn't known.
 
     Args:
-        line: of source.
         below: packages that most of its time is in, ``""`` for nothing but the line itself; ``None`` if it
             doesn't matter.
     """
@@ -143,9 +142,7 @@ def with_idiom(finding: Finding, created: str, *sampled: HotLines | Absent) -> F
     """The same finding, what is known of a call at the line that takes its time first in its action.
 
     Args:
-        finding: whose places take the time.
         created: when the run started, ISO 8601.
-        sampled: what samples say of the training thread, and of workers.
     """
     if finding.status is not Status.FOUND:
         return finding

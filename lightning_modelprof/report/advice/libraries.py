@@ -26,7 +26,6 @@ class Way(Record, frozen=True, kw_only=True):
     reaches: tuple[str, ...] = ()
 
     def says(self, arguments: Mapping[str, Any], kind: str) -> str:
-        """The words with these arguments of a class."""
         return (
             self.words.replace("{arguments}", as_arguments(arguments))
             .replace("{items}", ", ".join(f"{name!r}: {value!r}" for name, value in arguments.items()))
@@ -40,9 +39,7 @@ class LibraryWays(Record, frozen=True, kw_only=True):
 
     Attributes:
         package: the name that it is imported by.
-        loader: to arguments of the DataLoader that it makes.
-        optimizer: to arguments of the optimizer that it makes.
-        batches: to cheaper batches, such as a cache.
+        batches: ways to cheaper batches, such as a cache.
     """
 
     package: str
@@ -56,7 +53,6 @@ def reached(ways: Sequence[Way], arguments: Mapping[str, Any], kind: str) -> tup
 
     Args:
         ways: of a library, the best first.
-        arguments: name → value.
         kind: the class whose arguments they are.
     """
     left, said = dict(arguments), []
@@ -69,7 +65,6 @@ def reached(ways: Sequence[Way], arguments: Mapping[str, Any], kind: str) -> tup
 
 
 def as_arguments(arguments: Mapping[str, Any]) -> str:
-    """As they are written in a call."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
@@ -293,4 +288,3 @@ _ALL: Final = (
 )
 
 LIBRARIES: Final[Mapping[str, LibraryWays]] = {one.package: one for one in _ALL}
-"""By the name that they are imported by."""

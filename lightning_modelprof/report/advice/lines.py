@@ -41,8 +41,6 @@ def advice_for(
     """What to do about a function that takes long.
 
     Args:
-        analysis: of the run.
-        file: of the function.
         line: first line of the function.
         where: what the function is called in a sentence.
         outside_modules: whether time in the model's modules is not what it is about.
@@ -179,8 +177,6 @@ def at_exact_lines(
 
     Args:
         finding: whose locations are functions that take the time at stake.
-        hot: what samples of the training thread say.
-        points_at: what the locations are.
         phases: whose time it is about, if that is all of theirs: where lines of the user's hold most of it,
             they are the places, in whatever function they are.
         libraries: packages whose lines are the places where the user's do not hold most of it.

@@ -36,7 +36,6 @@ _MOSTLY_COMPUTES: Final = 0.5
 """Of the time of a batch."""
 
 CPU_BOUND: Final = "CPU-bound share of batch time"
-"""Label."""
 
 _UNSEEN: Final = " num_workers is 0, so the predicted step time is extrapolated from fetch times."
 _DEFAULT_PREFETCH: Final = 2
@@ -72,7 +71,6 @@ def best_first(fixes: Sequence[Fix]) -> list[Fix]:
 
 
 def arguments_of(fixes: Sequence[Fix]) -> Mapping[str, Any]:
-    """Those of the best fix that sets any."""
     return next((one.arguments for one in best_first(fixes) if one.arguments), {})
 
 
@@ -83,13 +81,11 @@ def bound_of(fixes: Sequence[Fix], queue: LoaderQueue | None) -> SavingIs:
 
 
 def in_words(fixes: Sequence[Fix]) -> str:
-    """All fixes, in the order of :func:`best_first`."""
     ranked = best_first(fixes)
     return " Alternatively, ".join([ranked[0].action, *(_after_comma(one.action) for one in ranked[1:])])
 
 
 def fix_up_to(action: str, saving_ns: float) -> Fix:
-    """A change to the code, whose gain only has an upper bound."""
     return Fix(f"{action} This saves up to {milliseconds(saving_ns)} per step.", saving_ns)
 
 
@@ -102,10 +98,7 @@ class LoaderAdvice(NamedTuple):
     """What to change about a loader that is waited for.
 
     Attributes:
-        action: what to change.
-        evidence: the numbers behind it.
         saving_ns: what the fault costs in a step: how much of the wait would go with the best known fix.
-        saving_is: as of ``Finding``.
         num_workers: that are advised; ``None`` where no other number is.
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
         told: the reason, for the full report; sentences that start with a space, or ``""``.
@@ -158,7 +151,6 @@ def loader_advice(
 
 
 def _row_by_row(sample_ns: float) -> str:
-    """How the time of such a loader is spent."""
     return (
         f" Indexing and collating takes {digits(sample_ns / 1e3)} µs per sample; handing a batch over from a"
         " worker would take longer."
@@ -291,7 +283,6 @@ def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
 
 
 def predicted_arguments(queue: LoaderQueue, is_persistent: bool) -> dict[str, Any]:
-    """The arguments of a DataLoader with the number of workers that is advised."""
     present, advised = queue.present, queue.advised
     arguments: dict[str, Any] = {"num_workers": advised.workers}
     if advised.workers and advised.prefetch_factor != present.prefetch_factor:
@@ -331,7 +322,6 @@ def predicted_call(
 
 
 def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
-    """The numbers behind the number of workers that is advised."""
     advised = queue.advised
     return [
         count("recommended num_workers", advised.workers),
@@ -412,7 +402,6 @@ def _why_no_worker(workers: int, cpu: BatchCpu | None, wall_ns: float, *, is_sho
 
 
 def _arguments(loader: LoaderSetup, workers: int) -> dict[str, Any]:
-    """The constructor's."""
     arguments: dict[str, Any] = {"num_workers": workers}
     if not loader.persistent_workers:
         arguments["persistent_workers"] = True

@@ -20,7 +20,6 @@ class Owner(Record, frozen=True, kw_only=True):
     """A library that makes what the user would otherwise make.
 
     Attributes:
-        package: its name.
         place: its function that does.
         is_own_way: how the user gets around it where the library has no argument, as the end of a sentence.
     """

@@ -18,7 +18,6 @@ def source_line(file: str, line: int, created: str) -> str:
 
     Args:
         file: absolute.
-        line: its number.
         created: when the run began, ISO 8601.
     """
     return linecache.getline(file, line) if _is_as_it_was(file, created) else ""
@@ -32,7 +31,6 @@ def reads_attribute(file: str, line: int, name: str, classes: Collection[str], c
     Args:
         file: absolute.
         line: any line of the function.
-        name: of the attribute.
         classes: whose objects have it.
         created: when the run began, ISO 8601.
     """
@@ -51,7 +49,6 @@ def ignores_weights(file: str, line: int, created: str) -> bool:
 
     Args:
         file: absolute.
-        line: its number.
         created: when the run began, ISO 8601.
     """
     tree = _tree(file, created)

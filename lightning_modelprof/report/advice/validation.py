@@ -37,11 +37,8 @@ class PartAdvice(Record, frozen=True, kw_only=True):
     """What is said of the validations of a fit.
 
     Attributes:
-        label: of the part that is named.
         summary: how much of validation it is, what that is, and the reason for the action.
-        action: what to change about it.
         locations: where: the line that takes its time, else the functions that it consists of.
-        evidence: the numbers behind it.
     """
 
     label: str
@@ -68,7 +65,6 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     """On the part of the validations that takes most of them.
 
     Args:
-        analysis: of a fit.
         least_share: of the time of the validations, which the part has to take.
 
     Returns:
@@ -237,7 +233,6 @@ def _hooks(setup: TrainingSetup, *names: str) -> list[Place]:
 
 
 def _own_hooks(part: _Part) -> list[Place]:
-    """Hooks of the module that a validation runs."""
     hooks = part.setup.module_hooks
     names = [name for name in hooks if name.startswith("on_validation_") and name != _END_HOOK]
     return [place for place in _hooks(part.setup, *names) if not place.is_library]

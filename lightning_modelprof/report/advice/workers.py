@@ -121,7 +121,6 @@ def cause_advice(
     """What to change about a loader that is waited for; ``None`` where its workers do not tell why.
 
     Args:
-        facts: of its workers.
         loader: how it is set up; ``None`` if unknown.
         cpus: that this process may use; ``None`` if unknown.
         owner: the library that makes the loader; ``None`` if the user does.
@@ -195,7 +194,6 @@ def _kind(facts: WorkersFacts, loader: LoaderSetup | None) -> str:
 
 
 def _cheaper(facts: WorkersFacts) -> str:
-    """To make the most expensive call cheaper."""
     if facts.is_computing:
         return f"Make {_most(facts)} cheaper. Cache results, decode whole batches, or use the GPU."
     return f"Make {_most(facts)} wait less. Cache reads, or read fewer, larger pieces."
@@ -264,7 +262,6 @@ def _reason(facts: WorkersFacts, cause: WaitCause) -> str:
 
 
 def _cpu_time(facts: WorkersFacts) -> str:
-    """How much of a batch's time is CPU time, and how much is waiting for one."""
     said = f"{percent(facts.computing)} of its time is CPU time"
     wait = min(facts.cpu_wait or 0.0, 1 - facts.computing)  # it may wait for one between batches, too
     return f"{said}, {percent(wait)} is waiting for a CPU" if wait >= _WORTH_SAYING else said
@@ -292,7 +289,6 @@ def _slow(facts: WorkersFacts) -> str:
 def _evidence(
     facts: WorkersFacts, cause: WaitCause, queue: LoaderQueue | None, cpus: int | None
 ) -> list[Evidence]:
-    """The numbers behind it."""
     one = costliest(facts)
     told = [text("cause", _WHY[cause.why]), count("num_workers", facts.record.num_workers)]
     if facts.batch is not None:

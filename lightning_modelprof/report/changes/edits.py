@@ -42,9 +42,6 @@ class _Piece(NamedTuple):
 class SourceEdit:
     """A file that is being edited.
 
-    Args:
-        data: its bytes, as Python reads them.
-
     Raises:
         Refused: when it isn't Python in UTF-8 with lines that git knows.
     """
@@ -97,8 +94,6 @@ class SourceEdit:
         """Give a call these keyword arguments.
 
         Args:
-            call: of this file.
-            wanted: name → value.
             positions: names of its positional parameters.
             defaults: values that need not be written.
             replaced: arguments whose value may be a call, which goes.

@@ -57,7 +57,6 @@ def _keeps_keys(source: SourceEdit, statement: Statement | None) -> None:
 
 
 def _texts(tree: ast.AST) -> list[str]:
-    """The strings in a part of the source."""
     values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return [value for value in values if isinstance(value, str) and value]
 

@@ -12,7 +12,6 @@ from lightning_modelprof.run.setup import Statement, TrainingSetup
 
 
 def statements_about(setup: TrainingSetup, about: str) -> list[Statement]:
-    """The user's statements of a kind."""
     return [one for one in setup.statements if one.about == about]
 
 
@@ -53,11 +52,6 @@ def offer_arguments(
     Args:
         statement: that is at fault; ``None`` where it isn't known.
         callee: what is called, for the line to write.
-        wanted: name → value.
-        label: as of CodeChange.
-        positions: names of positional parameters.
-        defaults: values that need not be written.
-        replaced: arguments whose value may be a call.
         check: raises Refused where the source speaks against it.
     """
 

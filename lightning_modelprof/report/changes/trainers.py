@@ -80,7 +80,6 @@ def _trainer_change(setup: TrainingSetup, wanted: Mapping[str, Any], label: str)
 
 
 def with_fused_step(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
-    """An optimizer that steps all parameters at once."""
     setup = analysis.setup
     if setup is None or len(setup.optimizers) != 1 or owner_of_optimizer(setup) is not None:
         return None

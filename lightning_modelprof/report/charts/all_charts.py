@@ -250,8 +250,6 @@ def trace_charts(
 
     Args:
         by_rank: rank → facts of its trace; of the same time.
-        id_suffix: what follows each chart's id.
-        title_suffix: what follows each chart's title.
     """
     return tuple(
         replace(chart, id=chart.id + id_suffix, title=chart.title + title_suffix)

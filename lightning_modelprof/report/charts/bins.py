@@ -17,10 +17,6 @@ MAX_BINS: Final = 400
 def bin_starts(num_steps: int, max_bins: int = MAX_BINS) -> NDArray[np.int64]:
     """Index of the first step of each bin; all bins but the last hold the same number of steps.
 
-    Args:
-        num_steps: steps to put together.
-        max_bins: most bins.
-
     Returns:
         int64, shape (bins,): 0, s, 2 s, ... with the smallest whole s that needs no more bins.
     """
@@ -47,7 +43,6 @@ def even_axis(numbers: Sequence[int], name: str, counted: str) -> tuple[int, str
 
 
 def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -> str:
-    """A sentence on what one point of the chart stands for."""
     size = int(bin_sizes(starts, num_steps)[0])
     return f"One point per {step}." if size == 1 else f"Each point is the mean of {size:,} {steps}."
 

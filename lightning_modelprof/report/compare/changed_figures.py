@@ -54,10 +54,6 @@ def is_number(cell: Cell) -> bool:
 def num_steps(report: Report, table: Table) -> int | None:
     """Over how many steps, of all ranks, the compared figure of a table is a sum.
 
-    Args:
-        report: that has the table.
-        table: one of its tables.
-
     Returns:
         ``None`` if the figure is no sum, or if the report does not tell.
     """
@@ -87,7 +83,6 @@ def _calls_of_step(table: Table) -> int | None:
 
 
 def column_position(table: Table, key: str) -> int | None:
-    """Where a column is; ``None`` without it."""
     return next((index for index, column in enumerate(table.columns) if column.key == key), None)
 
 

@@ -18,15 +18,11 @@ class ComparedRun(Record, frozen=True, kw_only=True):
     Attributes:
         source: what the reader calls it: the path that was given.
         loop: the Trainer's method.
-        world_size: number of ranks.
-        sample_unit: what samples are called.
         created: when it began, in ISO 8601.
         status: how it ended, ``finished`` if it did.
-        num_clean_steps: steps of the benchmark.
-        batch_cost_ns: their mean time; ``None`` when there are none.
+        batch_cost_ns: mean time of the clean steps; ``None`` when there are none.
         settings: name → value of all that may make it differ from another run.
         steps: of the first rank.
-        report: of the run.
     """
 
     source: str
@@ -49,13 +45,7 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
 
 def compared_run(source: str, analysis: Analysis, report: Report) -> ComparedRun:
-    """A run of which everything that was measured is at hand.
-
-    Args:
-        source: what the reader calls it.
-        analysis: of the run.
-        report: of the analysis.
-    """
+    """A run of which everything that was measured is at hand."""
     info, figures = analysis.info, analysis.benchmark
     return ComparedRun(
         source=source,
@@ -76,7 +66,6 @@ def compared_run_of_report(source: str, report: Report, steps: StepTimings) -> C
     """A run of which only the report and the steps were kept, as in a logger's event file.
 
     Args:
-        source: what the reader calls it.
         report: of the run; as it was built, or read back from JSON.
         steps: of its first rank.
 

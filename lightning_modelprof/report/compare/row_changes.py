@@ -54,7 +54,6 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
     units change by row, rows of one unit stand together.
 
     Args:
-        before: a table.
         after: the table with the same id of the other side.
         steps: over how many steps the figures are sums on each side; only looked at where they are sums.
 
@@ -230,9 +229,7 @@ class TableSide:
     """The rows of one table by their paths.
 
     Args:
-        table: before, or after.
         key: of the column that is compared.
-        figure: what is compared of such tables.
         divisor: number of steps that the figures are sums of; ``None`` if they are no sums.
     """
 
@@ -255,7 +252,6 @@ class TableSide:
         return None if self.calls is None else self._number(path, position_of(self.table, self.calls))
 
     def row_unit(self, path: RowPath) -> Unit | None:
-        """The unit of a row's figure; ``None`` without the row."""
         if path not in self.at:
             return None
         return self.table.row_units[self.at[path]] if self.unit is Unit.BY_ROW else self.unit
@@ -279,10 +275,8 @@ class RowPair(Record, frozen=True, kw_only=True):
 
     Attributes:
         names: cells that say which row it is.
-        unit: of the figure.
         before, after: the figure, ``None`` where the side does not have it.
         difference: after less before; ``None`` unless both sides have it in the same unit.
-        calls: of each side.
         state: ``new``, ``gone``, or ``""`` for a row of both sides.
     """
 
@@ -345,7 +339,6 @@ def row_paths(table: Table, names: Sequence[int] | None = None) -> Mapping[RowPa
     """The path of each row → its position; a second such row gets a number.
 
     Args:
-        table: any.
         names: positions of the columns that name a row; ``None`` for all texts.
     """
     rows: dict[RowPath, int] = {}

@@ -49,7 +49,6 @@ SPEED: Final = TableSpec(
 
 
 def figures_table(comparison: Comparison, loop: LoopKind, sample_unit: str) -> Table:
-    """How fast both sides were."""
     named = {
         "batch_cost": ("batch_cost", Unit.DURATION_NS),
         "reader_cost": ("reader_cost", Unit.DURATION_NS),

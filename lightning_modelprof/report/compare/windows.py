@@ -19,7 +19,6 @@ def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Re
     Args:
         before: the report of a profiler window or of traces of one job.
         after: the same.
-        names: what the reader calls them.
 
     Caveats:
         It has no interval and says of no difference that it is more than chance: a window has few steps.
@@ -149,7 +148,6 @@ class ComparedSteps(Record, frozen=True, kw_only=True):
             parts sum to the step.
         low_ns, high_ns: part → its shortest and longest time in a step; empty without two single steps.
         durations_ns: of single steps, in order; empty for several ranks, of which the report has means alone.
-        notes: of the breakdown.
     """
 
     mean_ns: dict[str, float | None]

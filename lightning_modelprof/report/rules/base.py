@@ -67,12 +67,10 @@ class Rule(Record, frozen=True, kw_only=True):
     healthy: ClassVar[str]
     """The state without that problem, in at most five words; the title of findings that aren't found."""
     help: ClassVar[RuleHelp]
-    """Its definition, as a reader sees it."""
 
     bound: ClassVar[str | None] = None
     """The verdict that the time of its findings speaks for, such as ``sync_bound``."""
     points_at: ClassVar[PointsAt] = PointsAt.TIME
-    """What the places of its findings are."""
 
     sampled_phases: ClassVar[tuple[str, ...]] = ()
     """Phases whose time is that of its findings, so that any line of the user's in them may be the place."""
@@ -104,7 +102,6 @@ class Rule(Record, frozen=True, kw_only=True):
 
         Args:
             finding: whose places are functions.
-            analysis: of the run.
             hot: the samples in which the lines are looked for; ``None`` means the training thread's.
         """
         libraries = () if analysis.setup is None else [one.package for one in analysis.setup.libraries]
@@ -121,7 +118,6 @@ class Rule(Record, frozen=True, kw_only=True):
         """What the rule says of a run: at least one finding, be it clean or not evaluated."""
 
     def clean(self, summary: str, evidence: Iterable[Evidence] = ()) -> tuple[Finding, ...]:
-        """The healthy state."""
         return (
             Finding(
                 kind=self.kind,
@@ -216,7 +212,6 @@ def lines_that_call(setup: TrainingSetup | None, *names: str) -> list[Place]:
 
 
 def duration(label: str, ns: float | None) -> Evidence:
-    """A time as evidence."""
     return Evidence(label=label, value=ns, unit=Unit.DURATION_NS)
 
 
@@ -229,7 +224,6 @@ def count(label: str, number: float | None) -> Evidence:
 
 
 def text(label: str, value: str) -> Evidence:
-    """A word as evidence."""
     return Evidence(label=label, value=value, unit=Unit.TEXT)
 
 
@@ -262,7 +256,6 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
     least_samples: int = 10
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without samples."""
         costs, hot = analysis.step_costs, analysis.hot_lines
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -300,8 +293,7 @@ class SampledCallsRule(ShareRule, frozen=True, kw_only=True):
         """What is so, as sentences; ``took`` is how long they take."""
 
     @abstractmethod
-    def action(self, analysis: Analysis, calls: FoundCalls) -> str:
-        """What to change."""
+    def action(self, analysis: Analysis, calls: FoundCalls) -> str: ...
 
     def too_few(
         self,

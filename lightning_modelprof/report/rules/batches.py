@@ -67,7 +67,6 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     floor_ns: float = FLOOR_NS
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no other sizes came, and on a device."""
         [finding] = self._judge(analysis)
         tiny = None if finding.action else self._tiny(analysis, is_costly=finding.status is Status.FOUND)
         return (tiny or finding,)
@@ -113,7 +112,6 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
         """Gradients are accumulated over batches of so few samples that no processor is used well.
 
         Args:
-            analysis: of the run.
             is_costly: whether a large part of the step is known to be the same for any batch.
         """
         every, samples = analysis.info.accumulate_grad_batches, analysis.steps.clean().samples

@@ -69,7 +69,6 @@ class SlowCallback(ShareRule, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = "overhead_bound"
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each slow callback, or clean."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -157,12 +156,10 @@ class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
         return analysis.layer_hooks
 
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
-        """Which functions."""
         names = ", ".join(calls.functions[:_MOST_NAMES])
         return f"Hooks on the model's modules or tensors ({names}) take {took}."
 
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
-        """Fewer of them."""
         return "Remove the hook with handle.remove(), or register it on fewer modules."
 
 
@@ -202,11 +199,9 @@ class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
         return found._replace(lines=())  # of Python's own, which users can't change
 
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
-        """What the stacks take."""
         return f"{_IS_ON} The stacks alone take at least {took}."
 
     def action(self, analysis: Analysis, calls: FoundCalls | None = None) -> str:  # noqa: ARG002
-        """Off."""
         return "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)."
 
     def too_few(
@@ -238,7 +233,6 @@ class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
     points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found where the Trainer has it."""
         setup = analysis.setup
         if setup is None:
             return self.not_evaluated(NO_SETUP)
@@ -327,7 +321,6 @@ class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
         return next((float(one.value or 0) for one in finding.evidence if one.label == _IN_STEP), 0.0)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without samples."""
         costs, calls, hot = analysis.step_costs, analysis.logging_calls, analysis.hot_lines
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)

@@ -59,7 +59,6 @@ class SingleCpuThread(Rule, frozen=True, kw_only=True):
     most_wait: float = 0.1
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated on another device."""
         costs, setup = analysis.step_costs, analysis.setup
         if setup is None:
             return self.not_evaluated(NO_SETUP)
@@ -163,7 +162,6 @@ class CpuThreadsOversubscribed(Rule, frozen=True, kw_only=True):
     most: float = 1.0
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated on another device."""
         setup = analysis.setup
         if setup is None:
             return self.not_evaluated(NO_SETUP)
@@ -223,7 +221,6 @@ class BusyCpus(Rule, frozen=True, kw_only=True):
     warning: float = 0.25
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where the system doesn't count."""
         facts = analysis.slow
         if isinstance(facts, Absent):
             return self.not_evaluated(facts.reason)
@@ -290,7 +287,7 @@ class CompetingThread(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.30
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each thread, clean, or not evaluated without samples."""
+        """One finding for each thread."""
         costs, hot = analysis.step_costs, analysis.hot_lines
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)

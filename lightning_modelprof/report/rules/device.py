@@ -48,7 +48,6 @@ class Circumstances(Record, frozen=True, kw_only=True):
         is_run: whether the traces are windows of a run of this package, not traces alone.
         step_ns: mean length of a step in which no profiler runs; ``None``: as long as the recorded ones.
         sites: source lines of one step.
-        setup: how the training is set up.
     """
 
     is_run: bool = False
@@ -61,11 +60,6 @@ class Circumstances(Record, frozen=True, kw_only=True):
 
         A profiler makes steps longer, so the share that it has in the recorded steps is taken of a step
         without it.
-
-        Args:
-            time_ns: in all recorded steps together.
-            steps_ns: their length.
-            num_steps: how many.
         """
         if self.step_ns is None or not steps_ns:
             return time_ns / num_steps
@@ -76,7 +70,6 @@ class DeviceRule(ShareRule, frozen=True, kw_only=True):
     """A rule that judges traces, those of a run's windows or traces alone, by the arithmetic in ``judge``."""
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """What the windows of a run say."""
         costs = analysis.step_costs
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -150,7 +143,6 @@ class LaunchBound(DeviceRule, frozen=True, kw_only=True):
     critical: float = 0.30
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without steps on a device."""
         facts = pooled_waits(traces)
         if isinstance(facts, Absent):
             return self.not_evaluated(facts.reason)
@@ -341,7 +333,6 @@ class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
     floor_ns: float = FLOOR_NS
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without torch.compile."""
         costs, setup = analysis.step_costs, analysis.setup
         if setup is None:
             return self.not_evaluated(NO_SETUP)

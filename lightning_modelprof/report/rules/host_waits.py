@@ -31,11 +31,9 @@ from lightning_modelprof.run.sites import (
 from lightning_modelprof.units import milliseconds
 
 COULD_SAVE: Final = "could save per step"
-"""Label."""
 
 
 HOST_WAIT: Final = "sync wait per step"
-"""Label of the evidence for how long the CPU waits."""
 
 
 _TRANSFER: Final = "transfer"
@@ -99,10 +97,9 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
     verb_one: ClassVar[str]
     """The same of one call."""
     saving_is: ClassVar[SavingIs] = ""
-    """As of ``Finding``."""
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
-        """Found for each place that costs enough, clean, or not evaluated without steps on a device."""
+        """One finding for each place that costs enough."""
         facts = pooled_waits(traces)
         if isinstance(facts, Absent):
             has_lines = circumstances.sites is not None
@@ -242,7 +239,6 @@ class HostDeviceSync(WaitRule, frozen=True, kw_only=True):
         sites: Sequence[SourceSite],
         circumstances: Circumstances,  # noqa: ARG002  # of the other rule
     ) -> str:
-        """By what the operators are for."""
         operators = {name for wait in waits for name in wait.place.operators}
         operators |= {site.operator for site in sites}
         if is_lightnings_own(sites):
@@ -303,7 +299,6 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     def advice(
         self, waits: Sequence[HostWait], sites: Sequence[SourceSite], circumstances: Circumstances
     ) -> str:
-        """For the batch, for other tensors, or for both."""
         if not circumstances.is_run and not any(wait.place.phase == _TRANSFER for wait in waits):
             return _FOR_EITHER.format(call=_call(circumstances))
         of_batch = [wait.place.phase == _TRANSFER for wait in waits]

@@ -48,7 +48,6 @@ from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
 from lightning_modelprof.units import milliseconds
 
 WAIT: Final = "data wait per step"
-"""Label."""
 
 
 class WaitForData(ShareRule, frozen=True, kw_only=True):
@@ -134,7 +133,6 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
         return replace(placed, locations=(first, *(one for one in placed.locations if one != first)))
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where fetches were not seen."""
         costs = analysis.step_costs
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -224,7 +222,6 @@ class SynchronousLoader(WaitForData, frozen=True, kw_only=True):
     covered: float = 0.05
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where the loader is not torch's."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -311,7 +308,6 @@ class WorkerStartup(ShareRule, frozen=True, kw_only=True):
         return (finding.saving_ns_per_step or 0.0) * (1 - slowed)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated within a single epoch."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -406,7 +402,6 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
     less: ClassVar[str] = "Move work from {names} into the DataLoader's workers."
 
     def action(self, setup: TrainingSetup) -> str:
-        """Pin, and do less in the hooks."""
         hooks = ", ".join(one.function for one in self.places(setup))
         parts = [self.less.format(names=hooks)] if hooks else []
         unpinned = next((one for one in setup.loaders if one.pin_memory is False), None)
@@ -415,13 +410,11 @@ class SlowTransfer(PhaseShareRule, frozen=True, kw_only=True):
         return " ".join(parts) or FEWER_ITEMS
 
     def places(self, setup: TrainingSetup) -> list[Place]:
-        """The module's own transfer hooks."""
         return hooks_named(
             setup, "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
         )
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:
-        """Whether memory is pinned."""
         return [
             text("pin_memory", str(one.pin_memory)) for one in setup.loaders if one.pin_memory is not None
         ]
@@ -466,7 +459,6 @@ class RepeatedWork(WaitForData, frozen=True, kw_only=True):
     least_compared: int = 12
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where too few samples could be compared."""
         costs, setup, seen = analysis.step_costs, analysis.setup, analysis.repeated
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)

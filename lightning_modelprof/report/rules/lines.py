@@ -118,7 +118,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     least_samples: int = 10
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each line or loop, clean, or not evaluated without samples or an inspected step."""
+        """One finding for each line or loop."""
         costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -317,7 +317,7 @@ class ConstantWork(ShareRule, frozen=True, kw_only=True):
     least_samples: int = 10
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for the function that takes most, clean, or not evaluated without samples or a step."""
+        """One finding, for the function that takes most."""
         costs, lines, hot = analysis.step_costs, analysis.source_lines, analysis.hot_lines
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -396,7 +396,7 @@ class SlowCustomModule(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each such module, clean, or not evaluated where modules were not timed."""
+        """One finding for each such module."""
         costs, modules, cost = analysis.step_costs, analysis.modules, analysis.cost
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -532,7 +532,6 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
         return 0.0 if finding.title == _PENALTY else super().saves_ns(finding)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where modules were not timed."""
         costs, setup, modules = analysis.step_costs, analysis.setup, analysis.modules
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)

@@ -208,7 +208,6 @@ def _with_growing(
     """The same finding, with the attributes that grow and the lines that add to them, if any is known.
 
     Args:
-        finding: of what grows.
         growing: attributes that may be the cause.
         seen: all that grow.
     """
@@ -278,7 +277,6 @@ class MemoryFragmentation(Rule, frozen=True, kw_only=True):
     unused_bytes: float = 2**30
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where torch does not count."""
         use = analysis.memory
         if isinstance(use, Absent):
             return self.not_evaluated(use.reason)
@@ -331,7 +329,6 @@ class MemoryNearCapacity(Rule, frozen=True, kw_only=True):
     critical: float = 0.97
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where torch does not count."""
         found = _reserved_of(analysis)
         if isinstance(found, Absent):
             return self.not_evaluated(found.reason)
@@ -416,7 +413,6 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
     unused_share: float = 0.10
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated in runs of older versions."""
         use = analysis.memory
         if isinstance(use, Absent):
             return self.not_evaluated(use.reason)
@@ -466,7 +462,6 @@ class RanOutOfMemory(Rule, frozen=True, kw_only=True):
 
 
 def _places(event: OutOfMemory) -> list[Place]:
-    """Where memory was asked for."""
     if event.file is None:
         return []
     return [event.exact()]

@@ -63,7 +63,6 @@ class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     cpu_critical: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without a fit."""
         costs, setup = analysis.step_costs, analysis.setup
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
@@ -116,7 +115,6 @@ def _is_one_by_one(one: OptimizerSetup, on_cpu: bool) -> bool:
 
 
 def _call(setup: TrainingSetup, one: OptimizerSetup) -> str:
-    """What to write."""
     argument = "fused" if one.has_fused else "foreach"
     owner = owner_of_optimizer(setup)
     if owner is None:
@@ -156,11 +154,9 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
         return hot.found_by(_own_code, ("optimizer",))
 
     def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
-        """Which function."""
         return f"{calls.functions[0]} takes {took} in the optimizer step."
 
     def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
-        """Whole tensors at once."""
         return "Update whole tensors with torch._foreach_* functions, or use a fused optimizer."
 
 

@@ -49,7 +49,6 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
             cls.sampled_phases = (cls.phase,)
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where the phase was not seen."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -90,19 +89,16 @@ class PhaseShareRule(ShareRule, frozen=True, kw_only=True):
         return costs.typical if PHASES[PHASE_INDEX[self.phase]].every_step else costs.loop
 
     @abstractmethod
-    def action(self, setup: TrainingSetup) -> str:
-        """What to change."""
+    def action(self, setup: TrainingSetup) -> str: ...
 
     def places(self, setup: TrainingSetup) -> Sequence[Place]:  # noqa: ARG002  # of subclasses
         return []
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:  # noqa: ARG002  # of subclasses
-        """Further numbers."""
         return []
 
 
 def hooks_named(setup: TrainingSetup, *names: str) -> list[Place]:
-    """The module's own hooks of these names."""
     return [setup.module_hooks[name] for name in names if name in setup.module_hooks]
 
 
@@ -120,7 +116,6 @@ class CheckpointShare(PhaseShareRule, frozen=True, kw_only=True):
     is_in_every_step: ClassVar[bool] = False
 
     def action(self, setup: TrainingSetup) -> str:
-        """Save less often, or less."""
         settings = "; ".join(map(_settings, setup.checkpoints))
         advice = "Save less often (every_n_train_steps, every_n_epochs), or use save_weights_only=True"
         return f"{advice}{f' (currently {settings})' if settings else ''}."
@@ -155,18 +150,15 @@ class ClipCost(PhaseShareRule, frozen=True, kw_only=True):
     what: ClassVar[str] = "Clipping gradients"
 
     def action(self, setup: TrainingSetup) -> str:
-        """Cheaper clipping."""
         own = hooks_named(setup, "configure_gradient_clipping")
         if own:
             return f"Do less in {own[0].function}, or call torch.nn.utils.clip_grad_norm_(foreach=True)."
         return "Clip by value with gradient_clip_algorithm='value' (may change results)."
 
     def places(self, setup: TrainingSetup) -> list[Place]:
-        """The module's own clipping."""
         return hooks_named(setup, "configure_gradient_clipping")
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:
-        """Of how many gradients."""
         return [count("parameters with gradients", setup.num_trainable_tensors)]
 
 
@@ -186,7 +178,6 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
     what: ClassVar[str] = "Writing to loggers"
 
     def action(self, setup: TrainingSetup) -> str:
-        """Log less often, or faster."""
         every = setup.log_every_n_steps or 1
         names = ", ".join(one.function.rpartition(".")[0] for one in setup.loggers)
         return (
@@ -197,11 +188,9 @@ class SlowLogger(PhaseShareRule, frozen=True, kw_only=True):
         )
 
     def places(self, setup: TrainingSetup) -> list[Place]:
-        """The loggers, the user's own first."""
         return sorted(setup.loggers, key=lambda one: one.is_library)
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:
-        """How often."""
         return [count("log_every_n_steps", setup.log_every_n_steps)]
 
 
@@ -217,7 +206,6 @@ class SlowLearningRateScheduler(PhaseShareRule, frozen=True, kw_only=True):
     less: ClassVar[str] = "Do less in {names}, or step less often (interval='epoch' or frequency=...)."
 
     def action(self, setup: TrainingSetup) -> str:
-        """Step less often."""
         own = hooks_named(setup, "lr_scheduler_step")
         if own:
             return f"Do less in {own[0].function}, or step less often (interval='epoch' or frequency=...)."
@@ -245,7 +233,6 @@ class SlowModuleHook(PhaseShareRule, frozen=True, kw_only=True):
     less: ClassVar[str] = "Do less in {names}, or run it less often."
 
     def action(self, setup: TrainingSetup) -> str:
-        """Do less there."""
         names = (
             ", ".join(one.function for one in self.places(setup)) or "the DataModule's or Strategy's hooks"
         )
@@ -280,7 +267,6 @@ class ZeroGradCost(ShareRule, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = "overhead_bound"
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated under manual optimization."""
         costs, setup = analysis.step_costs, analysis.setup
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
@@ -342,7 +328,6 @@ class SlowSetup(Rule, frozen=True, kw_only=True):
     least_ns: float = 5e9
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, with the action that takes most, clean, or not evaluated."""
         around = analysis.around
         if isinstance(around, Absent):
             return self.not_evaluated(around.reason)

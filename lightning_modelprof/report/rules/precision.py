@@ -49,7 +49,6 @@ class _TensorCoreHint(Rule, frozen=True, kw_only=True):
     """Whether it is about all operators that tensor cores could do, so that windows say how much they are."""
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without such a device."""
         setup = analysis.setup
         if setup is None:
             return self.not_evaluated(NO_SETUP)
@@ -74,8 +73,7 @@ class _TensorCoreHint(Rule, frozen=True, kw_only=True):
         )
 
     @abstractmethod
-    def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:
-        """What is to be said of a training on this device."""
+    def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]: ...
 
 
 class TensorCoresUnused(_TensorCoreHint, frozen=True, kw_only=True):
@@ -91,7 +89,6 @@ class TensorCoresUnused(_TensorCoreHint, frozen=True, kw_only=True):
     too_old: ClassVar[str] = "the GPU has no TF32"
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
-        """Found, or clean."""
         if is_half(precision) or setup.matmul_precision != "highest":
             return self.clean(f"Precision is {precision}, matmul precision is {setup.matmul_precision}.")
         return (
@@ -114,7 +111,6 @@ class AmpOff(_TensorCoreHint, frozen=True, kw_only=True):
     help: ClassVar[RuleHelp] = RuleHelp("32-bit training on a CUDA GPU with tensor cores; a hint")
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
-        """Found, or clean."""
         if is_half(precision):
             return self.clean(f"Precision is {precision}.")
         wanted = "bf16-mixed" if cuda.capability >= AMPERE else "16-mixed"
@@ -150,7 +146,6 @@ class MatmulTile(_TensorCoreHint, frozen=True, kw_only=True):
     multiple: int = 8
 
     def judge(self, precision: str, setup: TrainingSetup, cuda: DeviceSetup) -> tuple[Finding, ...]:  # noqa: ARG002
-        """Found, clean, or not evaluated without 16-bit numbers."""
         if not is_half(precision):
             return self.not_evaluated("only checked with 16-bit precision")
         odd = [
@@ -210,7 +205,6 @@ class DoublePrecision(ShareRule, frozen=True, kw_only=True):
     least_samples: int = 10
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where the parameters' types are not known."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)

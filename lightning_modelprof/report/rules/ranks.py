@@ -70,7 +70,6 @@ class StragglerRank(ShareRule, frozen=True, kw_only=True):
     points_at: ClassVar[PointsAt] = PointsAt.CHANGE  # only the late rank has seen its own lines
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without the steps of other ranks."""
         skew = analysis.rank_skew
         if isinstance(skew, Absent):
             return self.not_evaluated(skew.reason)
@@ -200,7 +199,6 @@ class CommunicationExposed(DeviceRule, frozen=True, kw_only=True):
     critical: float = 0.30
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without communication in steps."""
         absent = [facts.distributed for facts in traces if isinstance(facts.distributed, Absent)]
         if len(absent) == len(traces):
             return self.not_evaluated(absent[0].reason)
@@ -261,7 +259,6 @@ class LateRankInTraces(Record, frozen=True, kw_only=True):
     """The rank that the others wait for in their collectives.
 
     Attributes:
-        rank: which.
         phase: in which it takes longer than the others; "" where none stands out.
         excess_ns: by how much per step.
         cost_ns: how long the others wait for it per step, as far as no kernel hides it.
@@ -299,7 +296,6 @@ def _waited_per_step(traces: Sequence[TraceFacts], circumstances: Circumstances)
 
 
 def straggler_of(traces: Sequence[TraceFacts], circumstances: Circumstances) -> LateRankInTraces | None:
-    """The rank that the others wait for, if it is one."""
     waits = _rank_waits(traces, circumstances)
     rank = None if waits is None else awaited_rank(waits)
     if waits is None or rank is None:
@@ -367,7 +363,6 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
     bound: ClassVar[str | None] = StragglerRank.bound
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without comparable calls of several ranks."""
         if _rank_waits(traces, circumstances) is None:
             return self.not_evaluated(
                 "the traces have no communication calls that can be compared between ranks"
@@ -405,11 +400,9 @@ class StragglerInTraces(DeviceRule, frozen=True, kw_only=True):
 
 
 LATE_RANK: Final = "late rank"
-"""Label of its number."""
 
 
 LATE_PHASE: Final = "slower phase"
-"""Label of the phase in which the late rank takes longer."""
 
 
 _EQUAL_WORK: Final = "Give all ranks equal work."

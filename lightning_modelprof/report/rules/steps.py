@@ -84,7 +84,6 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
     )
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated without a record of slow steps."""
         facts, costs = analysis.slow, analysis.benchmark
         if isinstance(facts, Absent):
             return self.not_evaluated(facts.reason)
@@ -180,7 +179,6 @@ class GrowingSteps(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where the loop is short."""
         costs, seen = analysis.step_costs, analysis.slowdown
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)

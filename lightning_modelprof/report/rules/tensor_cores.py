@@ -63,7 +63,6 @@ class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
         return super().evaluate(analysis)
 
     def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:  # noqa: ARG002
-        """Found, clean, or not evaluated on devices without tensor cores."""
         use = use_of(traces)
         if isinstance(use, Absent):
             return self.not_evaluated(use.reason)
@@ -117,7 +116,6 @@ def eligible_words(use: TensorCoreUse) -> str:
 
 
 def eligible_evidence(use: TensorCoreUse) -> list[Evidence]:
-    """The shares of the kernels' time."""
     return [
         ratio("eligible share of kernel time", use.eligible_ns / use.kernels_ns),
         ratio("eligible time on tensor cores", use.used_ns / use.eligible_ns),

@@ -58,7 +58,7 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
     part: float = 0.40
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated; what is found names the part that takes most."""
+        """What is found names the part that takes most."""
         [finding] = super().evaluate(analysis)
         if finding.status is not Status.FOUND or isinstance(analysis.validation, Absent):
             return (finding,)
@@ -69,7 +69,6 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
         return (replace(finding, summary=summary),)
 
     def action(self, setup: TrainingSetup) -> str:
-        """Validate less often, or on less."""
         batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
         return (
             "Validate less with Trainer(val_check_interval=..., check_val_every_n_epoch=...,"
@@ -80,11 +79,9 @@ class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
         )
 
     def places(self, setup: TrainingSetup) -> list[Place]:
-        """The module's ``validation_step``."""
         return hooks_named(setup, "validation_step")
 
     def more(self, setup: TrainingSetup) -> list[Evidence]:
-        """How much of it there is."""
         return [count("batches per validation", setup.num_val_batches)]
 
 
@@ -128,7 +125,6 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
     usual: int = 2
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where it was not measured and no validation ran in the fit."""
         costs, setup, split = analysis.step_costs, analysis.setup, analysis.validation
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -187,7 +183,6 @@ class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     is_of_loop: ClassVar[bool] = True
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated with one epoch."""
         costs, setup = analysis.step_costs, analysis.setup
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)

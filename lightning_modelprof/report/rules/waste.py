@@ -71,7 +71,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each module, clean, or not evaluated where no step was counted or timed."""
+        """One finding for each module."""
         costs, modules = analysis.step_costs, analysis.modules
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -168,7 +168,6 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.20
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no step was counted or timed."""
         costs, modules = analysis.step_costs, analysis.modules
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
@@ -267,7 +266,6 @@ class FrozenLayersComputed(ShareRule, frozen=True, kw_only=True):
     points_at: ClassVar[PointsAt] = PointsAt.CHANGE
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where backward was not timed by module."""
         costs, setup, modules = analysis.step_costs, analysis.setup, analysis.modules
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
@@ -342,7 +340,6 @@ class FrozenForward(ShareRule, frozen=True, kw_only=True):
     least_compared: int = 12
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where modules were not timed or too few samples came again."""
         costs, modules, seen = analysis.step_costs, analysis.modules, analysis.repeated
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)
@@ -431,7 +428,6 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
     least_unused: float = 0.30
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no step was counted, modules not timed or no backward seen."""
         costs, modules = analysis.step_costs, analysis.modules
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -650,7 +646,6 @@ class ManyCalls(ShareRule, frozen=True, kw_only=True):
     least_calls: int = 16
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where modules were not timed."""
         costs, modules = analysis.step_costs, analysis.modules
         times = None if analysis.cost is None else analysis.cost.times
         if isinstance(costs, Absent):
@@ -793,7 +788,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
     critical: float = 0.50
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """One finding for each class with its arguments, clean, or not evaluated without module times."""
+        """One finding for each class with its arguments."""
         costs, modules, cost = analysis.step_costs, analysis.modules, analysis.cost
         if isinstance(costs, Absent):
             return self.not_evaluated(costs.reason)
@@ -977,7 +972,6 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
     """So many of them are a finding."""
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found or clean."""
         if analysis.setup is None:
             return self.not_evaluated(NO_SETUP)
         pairs = analysis.setup.convolution_biases
@@ -1035,7 +1029,6 @@ class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     most_used: float = 0.25
 
     def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """Found, clean, or not evaluated where no step was counted."""
         costs, modules = analysis.step_costs, analysis.modules
         if not loop_of(analysis.info.loop).is_fit:
             return self.not_evaluated(NOT_A_FIT)

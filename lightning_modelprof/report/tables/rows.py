@@ -84,7 +84,6 @@ def row_order(
 
     Args:
         sorted_by: the figure; ``None`` is GPU total where there are device events, else CPU total.
-        calls: the row's calls.
         host: its times on the host; ``None`` in tables of the device, where a CPU key counts as the GPU's.
         device: its times on the device; ``None`` when it has none.
         has_device: whether any row can have times on the device.

@@ -47,7 +47,6 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
 
     Args:
         drawn: k slices.
-        shared: the trace.
         order: row of each slice in the trace, other numbers for what is no event, shape (k,).
     """
     if why_no_path(shared) is not None:

@@ -128,7 +128,6 @@ _COMMUNICATION: Final = "communication"
 
 
 WORDS: Final = (*_OF_CATEGORY.values(), _STEP, _PHASE, _MODULE, _FETCH, _COMMUNICATION)
-"""All kinds that there are."""
 
 
 def find_kinds(shared: TraceTimeline) -> tuple[tuple[str, ...], NDArray[np.int64]]:

@@ -74,7 +74,6 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
 
     Args:
         shared: n events.
-        lanes: of the timeline.
         lane_of_event: position of each event's lane, shape (n,).
     """
     trace = shared.trace

@@ -85,7 +85,6 @@ def find_lanes(shared: TraceTimeline) -> tuple[tuple[Lane, ...], NDArray[np.int6
 
 
 def device_label(number: int) -> str:
-    """Such as ``GPU 0``."""
     return f"GPU {number}" if number >= 0 else "unknown GPU"
 
 

@@ -31,9 +31,8 @@ def timeline_of(
     """Every event of the trace as a slice, with its exact begin, duration and name, and the idle time.
 
     Args:
-        trace: what was recorded.
         facts: of the same trace; they tell the rank, which is ``None`` without them.
-        shared: what all facts of the trace share; it is derived anew if it is not given.
+        shared: what all facts of the trace share; it's derived again if it isn't given.
     """
     shared = build_timeline(trace) if shared is None else shared
     lanes, lane_of_event = find_lanes(shared)
@@ -132,7 +131,6 @@ def find_counters(
     """The counters of each device and of the host, and notes on them.
 
     Args:
-        trace: what was recorded.
         memory: the Memory Summary's facts of the same trace.
         lanes: the counters come in the order of their groups.
     """

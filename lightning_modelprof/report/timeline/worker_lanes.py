@@ -16,7 +16,6 @@ from lightning_modelprof.report.timeline.lanes import find_depths
 from lightning_modelprof.units import format_duration
 
 GROUP: Final = "DataLoader workers"
-"""Of the lanes."""
 
 BATCH: Final = "batch"
 """The kind of their slices."""
@@ -35,7 +34,6 @@ def with_workers(
 
     Args:
         drawn: k slices.
-        shared: the trace.
         order: row of each slice in the trace, other numbers for what is no event, shape (k,).
 
     Returns:

@@ -74,7 +74,6 @@ class ChartView(Record, frozen=True, kw_only=True):
     """What the template needs of a chart.
 
     Attributes:
-        about: what it means.
         form: ``bar`` for one stacked bar, ``area`` for bars side by side, ``line`` for curves.
         layers: the lowest first.
         hover: what is shown when a point is looked at: the points, and for each layer its values.

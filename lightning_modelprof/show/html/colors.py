@@ -19,7 +19,6 @@ class Meaning(Record, frozen=True):
 
     Attributes:
         name: in CSS, behind ``--m-``.
-        color: of it.
         words: keys of series and of parts of the step card, and kinds of slices of the timeline.
     """
 

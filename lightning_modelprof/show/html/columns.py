@@ -25,7 +25,6 @@ def hidden_classes(
     """Classes that hide all but the main columns that have anything; none of a table that does not say which.
 
     Args:
-        table: whose columns.
         places: those of the page in the table, ``None`` for one of which nothing was measured.
         has_any: whether the column at a place in the page has anything in it.
         sorted_by: place in the page of the column that orders the rows, which is always seen.
@@ -49,7 +48,6 @@ def sorted_place(
     """The column of the page whose numbers fall from row to row: the first main one, else the first.
 
     Args:
-        table: whose columns.
         places: as above.
         values: those of the column at a place in the page; of a tree of the rows at its top. What was not
             measured has to stand last.

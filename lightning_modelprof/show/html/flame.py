@@ -63,7 +63,6 @@ class FlameView(Record, frozen=True, kw_only=True):
     """What the template needs of a flame graph.
 
     Attributes:
-        about: what it means.
         boxes: outer ones before those in them.
         rows: how deep it is.
         kinds: class and word of the kinds of boxes, for a legend; empty where no box is anybody's code.

@@ -82,7 +82,6 @@ def found_views(
     """What was found, all texts written.
 
     Args:
-        findings: of the report.
         has_slices: whether a timeline beside it has such slices; by default there is none.
     """
     return [_finding(finding, has_slices) for finding in findings if finding.status is Status.FOUND]
@@ -171,7 +170,6 @@ class Headline(Record, frozen=True):
 
     @property
     def about(self) -> str:
-        """What it means."""
         return definition("figure", self.label)
 
 

@@ -63,9 +63,6 @@ def render_html(report: Report) -> bytes:
     sending or running anything else. Every text of the report is escaped. Without the script it is
     complete, only nothing sorts, searches, folds or is copied.
 
-    Args:
-        report: what to write.
-
     Returns:
         UTF-8, the same bytes for the same report.
     """
@@ -131,12 +128,10 @@ class _Compiled(FileSystemBytecodeCache):
     """Templates that cannot be kept are compiled again."""
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Whatever is there."""
         with suppress(Exception):  # a damaged file
             super().load_bytecode(bucket)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """For the next process."""
         with suppress(Exception):  # a full disk
             super().dump_bytecode(bucket)
 

@@ -30,7 +30,6 @@ from lightning_modelprof.show.step_card import card_svg
 
 
 def verdict_html(report: Report) -> str:
-    """The line on what limits the speed."""
     return str(part_macros().verdict(verdict_view(report.verdict)))
 
 
@@ -44,7 +43,6 @@ def findings_html(
     """What was found and, folded, the rules that found nothing or could not say.
 
     Args:
-        report: whose findings.
         id_prefix: put before the ids of elements, so that a page can show two reports.
         has_slices: whether the page has a timeline with such slices, so that a finding links to them.
     """
@@ -58,7 +56,6 @@ def figures_html(report: Report) -> str:
 
 
 def facts_html(report: Report) -> str:
-    """What ran, where and how."""
     return str(part_macros().facts(fact_lines(report)))
 
 
@@ -68,23 +65,13 @@ def settings_html(report: Report) -> str:
 
 
 def chart_html(chart: Chart, *, id_prefix: str = "") -> str:
-    """A chart; ``""`` when it has no point.
-
-    Args:
-        chart: what to draw.
-        id_prefix: as in ``findings_html``.
-    """
+    """A chart; ``""`` when it has no point."""
     view = chart_view(chart)
     return "" if view is None else str(part_macros().chart(view, id_prefix))
 
 
 def flame_html(flame: FlameGraph, *, id_prefix: str = "") -> str:
-    """A flame graph; ``""`` when no box has a width.
-
-    Args:
-        flame: what to draw.
-        id_prefix: as in ``findings_html``.
-    """
+    """A flame graph; ``""`` when no box has a width."""
     view = flame_view(flame)
     return "" if view is None else str(part_macros().flame(view, id_prefix))
 
@@ -95,9 +82,7 @@ def table_html(
     """A table with what searches, groups and copies it; its heading and its reason when it has no rows.
 
     Args:
-        table: what to show.
         is_open: whether it is seen at once; otherwise it is folded below its heading.
-        id_prefix: as in ``findings_html``.
         no_slices: where rows have the names of slices of a timeline that the page has: those that have none.
     """
     macros = part_macros()
@@ -113,16 +98,10 @@ def absent_html(tables: Sequence[Table], *, id_prefix: str = "") -> str:
 
     Args:
         tables: any tables; those with rows are not named.
-        id_prefix: as in ``findings_html``.
     """
     return str(part_macros().absent(absent_lines(tables), id_prefix))
 
 
 def notes_html(report: Report, *, id_prefix: str = "") -> str:
-    """What was not measured and why; what was left out.
-
-    Args:
-        report: whose notes.
-        id_prefix: as in ``findings_html``.
-    """
+    """What was not measured and why; what was left out."""
     return str(part_macros().notes(note_lines(report.notes), id_prefix))

@@ -180,7 +180,6 @@ class _Strips:
         self._start = start
 
     def columns(self) -> list[ShownColumn]:
-        """The columns with their places in the table's rows."""
         places = range(self._start, self._start + len(self._strips))
         return [
             ShownColumn(None if self._is_empty else place, strip, self.group)
@@ -253,13 +252,11 @@ class Header(Record, frozen=True):
     """The heading of one column.
 
     Attributes:
-        label: as shown.
         is_number: whether it belongs to the right.
         is_sortable: whether its cells have an order.
         raw: the heading of the raw numbers, with the group and their unit: ``CPU Total (ns)``.
         full: the heading of the numbers as shown, where nothing else says group and unit: ``CPU Total (ms)``.
         key: of the column; ``""`` of a group of which nothing was measured.
-        about: what the column means.
     """
 
     label: str
@@ -281,7 +278,6 @@ class CellView(Record, frozen=True):
         is_number: whether it belongs to the right.
         is_missing: whether it is the dash of what was not measured.
         full: the whole name where ``text`` is cut; ``""`` otherwise.
-        change: the bar of a change.
     """
 
     text: str
@@ -299,7 +295,6 @@ def write_header(
     """The heading of a column.
 
     Args:
-        strip: the column.
         group: heading above it; ``""`` without one.
         before: label of the column before it, of which a column that is called ``%`` alone is the share.
         time_unit: of the table's durations.
@@ -362,8 +357,6 @@ class Group(Record, frozen=True):
     """Rows under one heading.
 
     Attributes:
-        name: the heading.
-        num_rows: how many there are.
         sums: one per column behind the name; ``None`` where it does not add up or no row has a value.
         num_known: for each sum, how many rows have a value.
     """
@@ -418,7 +411,6 @@ def groupings(
     """The ways that put at least two rows together and do not leave one group only; none of a tree.
 
     Args:
-        table: the table.
         rows: the raw cells of the rows in the page.
         columns: those of the page behind the name.
         time_unit: of the table's durations.

@@ -24,15 +24,13 @@ class SummaryWriter(Protocol):
     def _get_file_writer(self) -> Any:
         """The writer of the event file; Lightning's TensorBoardLogger uses it for hyperparameters, too."""
 
-    def flush(self) -> Any:
-        """Bring everything to the disk."""
+    def flush(self) -> Any: ...
 
 
 def tag_of(profile: DashboardEntry, folder: str = PLUGIN_NAME) -> str:
     """Where a profile stands in an event file: ``modelprof/run``, ``modelprof/validate/window_0``.
 
     Args:
-        profile: the profile.
         folder: name of the run's directory, which tells several fits with one logger apart.
     """
     loop = () if profile.loop == "fit" else (profile.loop,)
@@ -44,7 +42,6 @@ def write_summary(writer: SummaryWriter, packed: bytes, step: int) -> None:
     """Write a profile through the writer of a logger.
 
     Args:
-        writer: a SummaryWriter.
         packed: what :func:`profile_summary` gives, serialized.
         step: the x-coordinate.
     """
@@ -55,13 +52,7 @@ def write_summary(writer: SummaryWriter, packed: bytes, step: int) -> None:
 
 
 def write_scalars(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
-    """Write scalars of one step at once: ``add_scalar`` would make an event of each.
-
-    Args:
-        writer: a SummaryWriter.
-        scalars: tag → value.
-        step: the x-coordinate.
-    """
+    """Write scalars of one step at once: ``add_scalar`` would make an event of each."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
@@ -98,7 +89,6 @@ def profile_summary(profile: DashboardEntry, tag: str) -> Any:
     """A profile as TensorBoard's ``Summary``.
 
     Args:
-        profile: what to write.
         tag: see :func:`tag_of`; of several profiles with one tag a reader may see any.
     """
     from tensorboard.compat.proto import summary_pb2 as summary  # noqa: PLC0415  # it takes a while

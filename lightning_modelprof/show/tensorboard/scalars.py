@@ -35,8 +35,7 @@ class Writer(Protocol):
 
     def add_custom_scalars(self, layout: Any) -> Any: ...
 
-    def flush(self) -> Any:
-        """Bring everything to the disk."""
+    def flush(self) -> Any: ...
 
 
 def write_report(writer: Writer, report: Report, step: int, prefix: str = TAG_PREFIX) -> None:
@@ -45,8 +44,6 @@ def write_report(writer: Writer, report: Report, step: int, prefix: str = TAG_PR
     A card for each table would be thirty, with names that change with what was measured.
 
     Args:
-        writer: a SummaryWriter or something like it.
-        report: what to write.
         step: the x-coordinate.
         prefix: of the tag, so that reports of several loops can stand in one TensorBoard.
     """
@@ -58,7 +55,6 @@ def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
     """Lay out the custom scalars dashboard; of several layouts of a run TensorBoard takes the last.
 
     Args:
-        writer: a SummaryWriter or something like it.
         charts: title of a chart → tags of the curves drawn in it.
     """
     # TensorBoard reads each tag as a regular expression.

@@ -106,7 +106,6 @@ class Screen(Record, frozen=True):
 
     @property
     def prose_width(self) -> int:
-        """Of sentences."""
         return max(1, min(self.width, _MAX_PROSE_WIDTH))
 
 

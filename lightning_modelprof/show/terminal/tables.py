@@ -40,7 +40,6 @@ _SEVERITY_STYLE: Final[dict[Severity | None, str]] = {
 
 
 def full_lines(report: Report, screen: Screen, max_rows: int) -> Iterator[str]:
-    """Everything to print, from top to bottom."""
     paint = screen.paint
     yield ""
     if report.verdict is not None:

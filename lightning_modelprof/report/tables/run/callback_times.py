@@ -45,7 +45,6 @@ CALLBACKS: Final = TableSpec(
 
 
 def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which callback, and which of its hooks, takes time."""
     rows: list[tuple[str, str | None, int | None, int, float | None]] = []
     # Hooks also run where no step is, such as on_train_epoch_end after the last one.
     loop_ns, loop = analysis.wall_ns + sum(analysis.outside_ns.values()), loop_of(analysis.info.loop)

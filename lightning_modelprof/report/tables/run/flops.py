@@ -40,7 +40,6 @@ _NO_FORMULA: Final = "A dash in FLOPs means that no formula covers the operator.
 
 
 def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """FLOPs of a step by what they are for, and by operator."""
     if analysis.cost is None:
         return ()
     return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)

@@ -94,7 +94,6 @@ def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) ->
     """How parameters, multiply-adds and activations spread over the modules and operators of a forward pass.
 
     Args:
-        facts: of one process.
         module_depth: the deepest level of modules that has rows; the model itself is level 0. ``None``: all.
     """
     if isinstance(facts, Absent):

@@ -60,7 +60,6 @@ MEMORY_PEAKS: Final = TableSpec(
 
 
 def _peaks(record: MemoryRecord) -> Table:
-    """How much memory the loop took at most."""
     figures: tuple[tuple[str, Cell, Unit], ...] = (
         ("Peak resident memory", record.peak_rss_bytes, Unit.BYTES),
         ("Total host memory", record.host_total_bytes, Unit.BYTES),

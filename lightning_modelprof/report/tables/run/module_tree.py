@@ -202,7 +202,6 @@ def module_tables(
     """Which modules hold the parameters, do the work and take the time; and which classes at each depth.
 
     Args:
-        tree: the modules.
         module_depth: deepest modules that are shown, 0 being the model; ``None`` means all.
         top_modules: classes that are named for each depth and figure.
         detailed: whether the tree itself is there.

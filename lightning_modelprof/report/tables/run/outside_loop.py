@@ -76,7 +76,6 @@ AROUND: Final = TableSpec(
 
 
 def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """What takes long before and after the loop: setup, checkpoints, the sanity check, teardown."""
     around = analysis.around
     rows: tuple[tuple[Cell, ...], ...] = ()
     notes: list[str] = []

@@ -44,7 +44,6 @@ PHASE_TIMES: Final = TableSpec(
 
 
 def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which phases the loop spent its time in, over every finished step."""
     loop = loop_of(analysis.info.loop)
     has_device = any(phase.device_total_ns is not None for phase in analysis.phases)
     columns = _COLUMNS if has_device else _COLUMNS[:-1]

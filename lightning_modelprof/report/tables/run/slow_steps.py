@@ -17,7 +17,6 @@ from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
 def slow_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Which steps took much longer than usual, and what was different in the worst of them."""
     facts, loop = analysis.slow, loop_of(analysis.info.loop)
     if isinstance(facts, Absent):
         return (_slow_table((), facts.reason),)

@@ -66,7 +66,6 @@ VALIDATION: Final = TableSpec(
 
 
 def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """What the validations inside a fit spent their time on."""
     split = analysis.validation
     if split is NO_VALIDATION or not loop_of(analysis.info.loop).is_fit:
         return ()  # of an evaluation loop its own phases say it

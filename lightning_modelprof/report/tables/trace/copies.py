@@ -107,12 +107,7 @@ _PAGEABLE_NOTE: Final = (
 
 
 def copies_table(by_rank: Mapping[int, Copies | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """One row per kind of copy or set, longest device time first, the ranks together.
-
-    Args:
-        by_rank: the copies of each rank.
-        options: not used; the rows have one order.
-    """
+    """One row per kind of copy or set, longest device time first, the ranks together."""
     ranks = split_ranks(by_rank)
     pooled = pool_copies(ranks.found.values())
     return COPIES.table(
@@ -123,7 +118,6 @@ def copies_table(by_rank: Mapping[int, Copies | Absent], options: TableOptions) 
 
 
 def _notes(copies: Copies) -> list[str]:
-    """What the columns mean, and what to keep in mind about these copies."""
     if not copies.kinds:
         return []
     notes = [_NOTE, _CPU_NOTE]

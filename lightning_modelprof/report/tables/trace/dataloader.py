@@ -89,12 +89,7 @@ _Line = tuple[int, Unit, tuple[Cell, ...]]
 
 
 def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Where the fetch time goes, the ranks together and the fetches also by rank.
-
-    Args:
-        by_rank: the fetches of each rank.
-        options: not used; the rows have one order.
-    """
+    """Where the fetch time goes, the ranks together and the fetches also by rank."""
     ranks = split_ranks(by_rank)
     if not ranks.found:
         return DATALOADER.table(absent_reason=ranks.absent_reason)
@@ -139,7 +134,6 @@ def _fetch_lines(fact: DataloaderTime) -> list[_Line]:
 
 
 def _copy_lines(copy: HostToDevice) -> list[_Line]:
-    """Time and bytes of one kind of copies."""
     tally, size = copy.tally, copy.size_bytes
     times = (copy.name, tally.calls, tally.total_ns, tally.avg_ns, tally.max_ns, tally.min_ns, None)
     mean_size = None if size is None else size / tally.calls

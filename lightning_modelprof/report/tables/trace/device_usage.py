@@ -136,12 +136,7 @@ _NO_DEVICE_NOTE: Final = "There are no GPU events, so there's no GPU row."
 
 
 def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Three rows for the processors and one for each device, of each rank.
-
-    Args:
-        by_rank: the usage of each rank.
-        options: not used; the rows have one order.
-    """
+    """Three rows for the processors and one for each device, of each rank."""
     ranks = split_ranks(by_rank)
     usages = list(ranks.found.values())
     rows = [row for rank, usage in ranks.found.items() for row in _rows(usage, ranks.prefix(rank))]
@@ -186,7 +181,6 @@ def _device_row(device: OneDevice, prefix: str) -> tuple[Cell, ...]:
 
 
 def _cpu_notes(hosts: list[HostUsage | None]) -> list[str]:
-    """What the CPU rows mean, and why some are empty."""
     notes = []
     known = [host for host in hosts if host is not None]
     if known:
@@ -201,7 +195,6 @@ def _cpu_notes(hosts: list[HostUsage | None]) -> list[str]:
 
 
 def _device_notes(usages: list[DeviceUsage]) -> list[str]:
-    """What the GPU rows mean, and why some cells are empty."""
     devices = [device for usage in usages for device in usage.devices]
     if not devices:
         return [_NO_DEVICE_NOTE] if usages else []

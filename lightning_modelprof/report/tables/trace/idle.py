@@ -96,7 +96,6 @@ _NOTES: Final = (
 
 
 def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Why the devices had nothing to do, for each device of each rank."""
     ranks = split_ranks(by_rank)
     has_several = any(len(fact.devices) > 1 for fact in ranks.found.values())
     rows: list[tuple[Cell, ...]] = []
@@ -119,7 +118,6 @@ def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> T
 
 
 def _rows(device: DeviceIdle, prefix: str) -> list[tuple[Cell, ...]]:
-    """The rows of one device, whose names start with ``prefix``."""
     covered, whole_ns = device.covered, device.covered.total_ns
     busy_ns = device.busy_ns
     ratio = share(busy_ns, device.span_ns)

@@ -110,7 +110,6 @@ def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: TableOptions
     """One row per kernel name, the ranks together.
 
     Args:
-        by_rank: the kernels of each rank.
         options: ``sorted_by`` orders the rows; kernels have no CPU time, so a CPU key counts as the GPU's.
     """
     ranks = split_ranks(by_rank)
@@ -123,7 +122,6 @@ def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: TableOptions
 
 
 def _notes(kernels: Kernels) -> list[str]:
-    """What the columns mean."""
     if not kernels.by_name:
         return []
     has_occupancy = any(

@@ -67,12 +67,7 @@ _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices} because this version of
 
 
 def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Which operators allocate memory, and how much a device had allocated at most.
-
-    Args:
-        by_rank: the memory of each rank.
-        options: not used; the rows have one order.
-    """
+    """Which operators allocate memory, and how much a device had allocated at most."""
     ranks = split_ranks(by_rank)
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []
@@ -102,7 +97,6 @@ def _device_row(name: str, device: DeviceMemory) -> tuple[Cell, ...]:
 
 
 def _device_notes(devices: list[tuple[str, DeviceMemory]]) -> tuple[str, ...]:
-    """What to keep in mind about these devices' figures."""
     unknown = ", ".join(name for name, device in devices if device.peak_allocated_bytes is None)
     has_cpu = any(device.total.name == "CPU" for _, device in devices)
     return (

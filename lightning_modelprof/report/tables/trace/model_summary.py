@@ -87,7 +87,6 @@ _TITLE: Final = "Model Summary"
 
 
 def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Where the time of the profiled steps went, phase by phase."""
     ranks = split_ranks(by_rank)
     if ranks.absent_reason is not None:
         return _absent_table("model_summary", "", ranks.absent_reason)
@@ -98,7 +97,6 @@ def window_model_summary(window: Window, summary: ModelSummary | Absent | None, 
     """The Model Summary of one window of a run.
 
     Args:
-        window: what was asked for and what became of it.
         summary: ``None`` when the window has no trace that could be read.
         reason: why there is none, ``""`` to take it from the window; a note when there is one.
     """
@@ -136,7 +134,6 @@ def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Tabl
 
 
 def _why_absent(window: Window) -> str:
-    """In words, from what became of the window."""
     event = window.note.removesuffix(" first")
     if event == window.note:
         return event or NO_STEPS.reason

@@ -207,7 +207,6 @@ def operators_table(by_rank: Mapping[int, Operators | Absent], options: TableOpt
     """One row per operator name, the threads and ranks together.
 
     Args:
-        by_rank: the operators of each rank.
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section,
             ``op_detail`` adds rows below each operator.
     """
@@ -218,7 +217,6 @@ def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: 
     """One row per operator name and shapes of inputs, the threads and ranks together.
 
     Args:
-        by_rank: the operators of each rank.
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
     """
     return _Writer(by_rank, options, OPERATORS_BY_SHAPE).table()
@@ -262,7 +260,6 @@ class _Writer:
         )
 
     def _notes(self) -> list[str]:
-        """What the columns mean."""
         facts = self.ranks.found.values()
         if not facts:
             return []

@@ -122,12 +122,7 @@ _NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 
 
 def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    """Which types of events fill the steps, the ranks together.
-
-    Args:
-        by_rank: the overview of each rank.
-        options: not used; the rows have one order.
-    """
+    """Which types of events fill the steps, the ranks together."""
     ranks = split_ranks(by_rank)
     if not ranks.found:
         return OVERVIEW.table(absent_reason=ranks.absent_reason)
@@ -157,7 +152,6 @@ def _named(one: EventType) -> tuple[Cell, Cell]:
 
 
 def _several_note(found: Mapping[int, Overview]) -> tuple[str, ...]:
-    """What several ranks together mean."""
     if len(found) == 1:
         return ()
     lacking = [str(rank) for rank, one in found.items() if one.device_steps_ns is None]

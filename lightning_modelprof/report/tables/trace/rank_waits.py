@@ -180,7 +180,6 @@ def _sentence(one: LateRank, *, has_groups: bool) -> str:
 
 
 def _left_out_notes(waits: WaitsOfRanks) -> tuple[str, ...]:
-    """How many calls are not compared, and why."""
     notes = []
     if waits.left_out:
         listed = "; ".join(f"{number} because {reason}" for reason, number in waits.left_out.items())
@@ -195,7 +194,6 @@ def _left_out_notes(waits: WaitsOfRanks) -> tuple[str, ...]:
 
 
 def _missing_note(waits: WaitsOfRanks) -> tuple[str, ...]:
-    """What it means that traces of ranks are missing."""
     here = len(waits.ranks)
     if waits.world_size is None or waits.world_size <= here:
         return ()

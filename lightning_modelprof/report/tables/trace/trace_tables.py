@@ -57,7 +57,6 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
     """One table of a trace.
 
     Attributes:
-        kind: what is known of it.
         view: the name by which a reader asks for it.
         fact: what of a trace's facts it shows.
         build: makes it of that fact of every rank.
@@ -109,9 +108,6 @@ def trace_tables(
 
     Args:
         by_rank: rank → facts of its trace; of the same time.
-        options: how they are cut and sorted.
-        id_suffix: what follows each table's id.
-        title_suffix: what follows each table's title.
         without: views to leave out though they are asked for.
     """
     tables = []

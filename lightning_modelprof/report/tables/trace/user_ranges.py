@@ -94,7 +94,6 @@ def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: Table
     """One row per range name, the user's before torch's, the threads and ranks together.
 
     Args:
-        by_rank: the ranges of each rank.
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
     """
     ranks = split_ranks(by_rank)
