@@ -26,7 +26,6 @@ def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | 
 
 
 def sum_of_known(values: Iterable[int | None]) -> int | None:
-    """The sum of what is not ``None``; ``None`` if nothing is."""
     return of_known(sum, values)
 
 

@@ -55,7 +55,6 @@ def analyze(run: Run, facts: Mapping[int, TraceFacts], trace_notes: Mapping[int,
     """Derive the facts of a run's first rank.
 
     Args:
-        run: what was measured.
         facts: window index → what its trace says, for the windows whose trace was read.
         trace_notes: window index → why there is nothing of it.
     """
@@ -184,7 +183,6 @@ def _kept_notes(num_kept: int, num_steps: int, loop: LoopKind) -> tuple[str, ...
 
 
 def _worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
-    """What is missing of the workers of each loader."""
     return tuple(
         f"Workers of the {one.kind}{f' {one.loader}' if len(loaders) > 1 else ''}: {note}"
         for one in loaders
@@ -193,5 +191,4 @@ def _worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
 
 
 def _setup_notes(setup: TrainingSetup | None) -> tuple[str, ...]:
-    """What could not be read of the training's setup."""
     return () if setup is None else tuple(f"Training setup: {note}." for note in setup.notes)

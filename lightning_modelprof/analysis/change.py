@@ -46,12 +46,10 @@ class Change(Record, frozen=True, kw_only=True):
     """One figure on both sides.
 
     Attributes:
-        key: stable name.
         before, after: the figure, of several runs from the mean of their means; ``None`` if not measured.
         change: after / before - 1, or after - before where ``is_difference``; ``None`` if not measured, or if
             there is no quotient because a side is 0.
         low, high: ends of the 95 % interval of ``change``; ``None`` as above, or with too few steps.
-        is_difference: whether the change is a difference.
     """
 
     key: str
@@ -101,7 +99,6 @@ class Sides(NamedTuple):
 
     @property
     def both(self) -> tuple[Side, Side]:
-        """Before and after."""
         return self.before, self.after
 
 
@@ -195,9 +192,6 @@ def change_of(
     """One figure on both sides, its change and the interval of that.
 
     Args:
-        key: name of the figure.
-        sides: what is compared.
-        figure: computes it.
         needs: column that it needs besides the step's time.
         is_difference: whether the change is a difference; else it is a quotient, on whose logarithm the
             interval is made, so that exchanged sides give the inverse.

@@ -54,7 +54,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     """How two sides differ, and what follows from it.
 
     Attributes:
-        outcome: the decision.
         reason: why the decision is not another one; ``""`` where the interval says it all.
         per_sample: whether the time per sample decides, because the steps hold different numbers of samples.
         times_as_fast: time before / time after; ``None`` when a side has no clean step.
@@ -64,7 +63,6 @@ class Comparison(Record, frozen=True, kw_only=True):
         num_steps: clean steps before and after, of all runs.
         num_runs: runs before and after.
         paired: whether the runs of both sides took turns and are compared pair by pair.
-        figures: step time, reader cost and so on.
         phases: difference in time per step of each phase that took time on any side.
         block_lengths: tried lengths of blocks in steps, one tuple for each run before, then after.
     """
@@ -177,7 +175,6 @@ def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tupl
 
     Args:
         change: of the time: after / before - 1.
-        num_steps: clean steps before and after.
         tolerance: as a fraction of the time before for slower, of the time after for faster, so that
             exchanged sides give the opposite.
 
@@ -308,12 +305,7 @@ def run_settings(analysis: Analysis) -> dict[str, str]:
 def setting_differences(
     before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]
 ) -> tuple[tuple[str, str, str], ...]:
-    """(name, before, after) of each setting that is not the same on both sides; several values side by side.
-
-    Args:
-        before: settings of each run of the side.
-        after: the same.
-    """
+    """(name, before, after) of each setting that differs between the sides; several values side by side."""
     names = dict.fromkeys(name for run in (*before, *after) for name in run)
     found = []
     for name in names:
@@ -325,7 +317,6 @@ def setting_differences(
 
 
 def _setup(analysis: Analysis) -> Iterator[tuple[str, Any]]:
-    """What was read from the live dataloaders, optimizers and callbacks."""
     if analysis.setup is None:
         return
     setup = asdict(analysis.setup)

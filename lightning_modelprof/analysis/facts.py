@@ -59,7 +59,6 @@ class Analysis(Record, frozen=True, kw_only=True):
 
     Attributes:
         benchmark: figures over the clean steps; ``None`` when no step is clean.
-        exclusions: which steps are not clean, and why.
         samples_note: why samples were not counted; in older runs also what speaks against their number.
         steps: the finished steps; of a long run those that were kept, spread evenly over it.
         num_steps: finished steps, kept or not.
@@ -67,30 +66,13 @@ class Analysis(Record, frozen=True, kw_only=True):
         wall_ns: wall time of all finished steps; the phases sum to it exactly.
         outside_ns: training time that is in no finished step, by phase key.
         all_ranks: the benchmark over all known ranks; ``None`` when that is one.
-        absent_ranks: of which nothing is known.
         short_loops, loops: what else the process ran.
-        flops, modules, forward: what is derived from the model's cost.
         cost: what was measured of it; ``None`` when that was not asked for.
         step_costs: what a step costs without what this profiler does; every diagnosis rests on it.
-        around: what passed before and after the loop.
-        validation: what the validations inside a fit consist of.
         setup: how the training is set up; ``None`` in runs of versions that did not look.
-        memory: over the loop, and in one step.
-        rank_skew: the ranks of the job side by side.
-        slow: steps that took much longer than usual, and why.
-        slowdown: whether steps take longer and longer.
-        batch_cpu: what batches and steps take of the CPUs.
-        workers: of each loader, where the time of its workers went, and how many are enough.
         fetch_queue: what steps would take with workers where the loop has none, by its fetches.
-        batch_scaling: how the time of a step depends on the size of its batch.
         repeated: whether samples are the same in each epoch; ``None`` where nobody looked.
-        own_cost: what this profiler took of the loop.
-        call_tree: in which functions the training thread was, from the phases on.
-        hot_lines: which lines the training thread was at.
         layer_hooks: the time in hooks of modules and tensors.
-        logging_calls: the time below ``self.log`` and metrics, by line.
-        source_lines: what each line of the user's runs, and how much of the time it takes.
-        worker_stacks: which statements the workers were at.
     """
 
     info: RunInfo

@@ -60,7 +60,6 @@ class RankSkew(Record, frozen=True, kw_only=True):
     """All ranks that are known.
 
     Attributes:
-        ranks: in order.
         world_size: ranks of the job; those that are missing wrote nothing that could be read.
         num_common: clean steps that are known of all these ranks.
         own_phases: keys of the phases that a rank does on its own.
@@ -81,10 +80,6 @@ class RankSkew(Record, frozen=True, kw_only=True):
 
 def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
     """Compare the ranks of a job.
-
-    Args:
-        ranks: what is known of them.
-        world_size: how many there are.
 
     Definition: a rank is late when, over the steps that are clean on all ranks, its own time (all phases but
     those in which ranks meet) is longer than the mean of the other ranks' in the same step by more than
@@ -335,7 +330,6 @@ def find_straggler(times: PhaseTimes, numbers: Sequence[int]) -> tuple[Straggler
 
     Args:
         times: what is not measured is 0.
-        numbers: of the ranks.
     """
     best, best_own = None, ALWAYS_OWN
     for added in _TRIES:
@@ -391,7 +385,6 @@ def _saving_ns(times: PhaseTimes, own: list[int], late: list[int], usual: list[i
     nearly as late, and all where the rank is late in a few steps only.
 
     Args:
-        times: of all ranks.
         own: places of the phases that hold no waits.
         late: places of the ranks that would be earlier, the latest first.
         usual: places of the ranks that are not late.

@@ -142,7 +142,6 @@ def resampled_means(columns: _Floats, length: int, *, resamples: int = RESAMPLES
     Args:
         columns: shape (n, c), in the order of time.
         length: steps in a block. Blocks go on at the beginning where the series ends.
-        resamples: how many runs.
 
     Returns:
         Shape (resamples, c).
@@ -257,6 +256,5 @@ def medians(values: NDArray[Any], most: int) -> _Floats:
 
     Args:
         values: shape (n, ...), n at least 1.
-        most: groups.
     """
     return np.array([np.median(part, axis=0) for part in np.array_split(values, min(most, len(values)))])

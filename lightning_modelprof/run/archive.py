@@ -88,11 +88,7 @@ def encode_record(record: Any) -> bytes:
 
 
 def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
-    """Back from JSON.
-
-    Raises:
-        ValueError: when it is no such record.
-    """
+    """Raises ``ValueError`` when the JSON is no such record."""
     try:
         decoded: RecordT = _decoder(kind).decode(raw)
     except (msgspec.MsgspecError, KeyError, RecursionError) as error:
@@ -101,11 +97,7 @@ def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
 
 
 def record_of(value: Any, kind: type[RecordT]) -> RecordT:
-    """A record of the objects that its JSON was decoded to.
-
-    Raises:
-        ValueError: when they are no such record.
-    """
+    """A record from decoded JSON; raises ``ValueError`` when it is none."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:

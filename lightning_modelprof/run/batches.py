@@ -43,13 +43,7 @@ class PhaseFlops(Record, frozen=True, kw_only=True):
 
 
 class SizeCount(Record, frozen=True, kw_only=True):
-    """What one counted step of some size cost.
-
-    Attributes:
-        shapes: of its batch.
-        step: its number in the loop.
-        flops: by phase and dtype.
-    """
+    """What one counted step of some size cost."""
 
     shapes: Shapes
     step: Count
@@ -57,7 +51,6 @@ class SizeCount(Record, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """FLOPs of all phases and dtypes."""
         return sum(one.flops for one in self.flops)
 
 

@@ -175,13 +175,7 @@ def _examples(path: Path) -> str:
 
 
 def no_run(file: Path, given: Path, error: Exception) -> ArchiveError:
-    """The error for a run that can't be read, with examples of runs nearby.
-
-    Args:
-        file: The file that was looked for.
-        given: The path the user gave.
-        error: What went wrong.
-    """
+    """The error for a run that can't be read, with examples of runs nearby."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         folder = given if given.is_dir() or given.name not in {RUN_FILE, "report.json"} else given.parent
         problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or directory: {given}"

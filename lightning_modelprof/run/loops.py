@@ -16,7 +16,6 @@ class LoopKind(Record, frozen=True, kw_only=True):
         hooks: what stands for the loop in the names of hooks, as in ``on_validation_batch_start``.
         fetch: end of the profiler action that is the fetch of a batch.
         step_hook: the LightningModule's method for one batch.
-        trainer_attribute: where the Trainer has the loop.
         step, steps: what a reader calls one batch, and several.
         more: how to get more of them.
     """
@@ -33,7 +32,6 @@ class LoopKind(Record, frozen=True, kw_only=True):
 
     @property
     def is_fit(self) -> bool:
-        """Whether it trains."""
         return self.key == "fit"
 
     @property

@@ -22,8 +22,6 @@ class MemoryPoint(Record, frozen=True, kw_only=True):
     """Memory as it was first seen in one step.
 
     Attributes:
-        step: its number in the loop.
-        rss_bytes: resident memory of the process.
         anonymous_bytes: that part of it which is neither mapped from files nor shared; ``None`` where the
             system does not tell.
         allocated_bytes, reserved_bytes: of the device, as torch's caching allocator counts; ``None`` without
@@ -60,7 +58,6 @@ class StepMemory(Record, frozen=True, kw_only=True):
     """Live tensors of one step of one process, operator by operator.
 
     Attributes:
-        step: its number.
         device: type of the device that the model is on.
         begin_bytes: alive when its batch began: parameters, buffers, optimizer state, gradients, the batch.
         begin_by_category: the same by ``CATEGORIES``; they sum to ``begin_bytes``.
@@ -82,7 +79,6 @@ class Holder(Record, frozen=True, kw_only=True):
     Attributes:
         name: such as ``layers.0.weight``, or the path of a module.
         category: one of ``CATEGORIES``.
-        num_bytes: of it.
     """
 
     name: str
@@ -94,7 +90,6 @@ class OutOfMemory(Place, frozen=True, kw_only=True):
     """Memory of the device, or of the host, ran out.
 
     Attributes:
-        step: number of the step that failed.
         phase: key of the phase that failed, as in ``PHASES``, read from the exception's traceback; ``""`` if
             that does not tell.
         device: type of the device whose memory it was, such as ``cuda``.
@@ -125,7 +120,6 @@ class GrowingAttribute(Record, frozen=True, kw_only=True):
 
     Attributes:
         owner: class of the object.
-        name: of the attribute.
         first_step, last_step: steps at whose begin it was looked at, between which it only grew.
         first_size, last_size: elements then: of a tensor, an array, a list, or all lists in a dictionary.
         lines: of the class that add to it; empty where its source does not tell.

@@ -30,7 +30,6 @@ class OperatorCount(Record, frozen=True, kw_only=True):
         module: path of the innermost module that ran it; ``""`` for what ran outside of all children.
         operator: name without overload, as in ``aten::mm``.
         dtype: of its floating-point operands, such as ``bfloat16``; ``""`` if it has none.
-        calls: how often it ran.
         flops: of all these calls; ``None`` when it may hold contractions and no formula knows it.
     """
 
@@ -67,10 +66,8 @@ class ModuleRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: where it is, first name if it has several.
-        type_name: name of its class.
         parameters: elements of its own parameters, without its children's; a tied one counts at the first
             module that has it. ``None`` while one of them is lazy.
-        trainable: those of them that require gradients.
         forward: where its ``forward`` is written, if that is the user's code; ``None`` for a library's.
         arguments: of torch's own classes and hooks: those that are not as by default, such as
             ``n_power_iterations=50``.
@@ -105,7 +102,6 @@ class ModuleTimes(Record, frozen=True, kw_only=True):
     """Times of all modules.
 
     Attributes:
-        steps: number of timed steps.
         clock: ``host``, or ``device`` when they lie between events on the device's stream.
         times: of the modules that ran.
         notes: what could not be timed and why (compiled regions, nodes of no module).
@@ -143,7 +139,6 @@ class ModelSize(Record, frozen=True, kw_only=True):
     """What a model and its optimizers hold in memory.
 
     Attributes:
-        sizes: by kind and dtype.
         lazy: names of parameters and buffers without a size yet.
         tied: names that share a tensor with a name before them, and are not counted again.
         notes: what else a reader has to know (shards, quantised weights).
@@ -159,9 +154,7 @@ class ForwardCount(Record, frozen=True, kw_only=True):
     """fvcore's count of one operator in one module, without the modules inside of it.
 
     Attributes:
-        module: path.
         operator: fvcore's name, such as ``linear`` or ``conv``.
-        macs: multiply-adds.
     """
 
     module: str
@@ -173,7 +166,6 @@ class ForwardTable(Record, frozen=True, kw_only=True):
     """What fvcore says of one forward pass on the same batch.
 
     Attributes:
-        counts: multiply-adds by module and operator.
         activations: path → elements of the outputs of its contractions, with the modules inside of it.
         parameters: path → elements, with the modules inside of it.
         unsupported: operator → calls, as fvcore lists those without a formula.
@@ -208,10 +200,8 @@ class ModelCost(Record, frozen=True, kw_only=True):
     """All that is known of a model's cost in one process; each part may be missing for its own reason.
 
     Attributes:
-        count: of one step.
         size_counts: of that step, of steps of other sizes and of some of the same, by phase and dtype; empty
             outside of a loop.
-        size_counts_note: why not more sizes were counted.
         batch_sizes: of all clean steps; ``None`` outside of a loop and in runs of older versions.
         waste: of the counted step; ``None`` where a copy was counted, and in runs of older versions.
     """
@@ -239,7 +229,6 @@ class RepeatedCall(Record, frozen=True, kw_only=True):
     """A module that a step called with the same tensors more than once, none of them changed in between.
 
     Attributes:
-        path: of the module.
         calls: in the step, with whatever.
         repeated: those of them that computed what an earlier call had computed.
         lines: of the user's that made these calls, the first one too.
@@ -258,7 +247,6 @@ class DenseTable(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: of the module that looked rows up.
-        rows, columns: of the table.
         used: indices that were looked up in the step, each as often as it came: at least as many as rows.
     """
 
@@ -272,7 +260,6 @@ class UnusedGradients(Record, frozen=True, kw_only=True):
     """Gradients of one module's parameters that no optimizer used before they were made anew, or at all.
 
     Attributes:
-        path: of the module whose own parameters they are of.
         passes: backward passes of the step that made gradients of these parameters.
         beyond: of them, those that nobody used and that went on into this module when all gradients that were
             used had been made: the whole pass through it was for nothing.
@@ -338,7 +325,6 @@ class FrozenModule(Record, frozen=True, kw_only=True):
     """An outermost module with parameters, none of which is trained, that ran in the counted step.
 
     Attributes:
-        path: of the module.
         changes: whether a parameter or buffer of it changed between the counted step and the loop's end, as a
             target network's do that follows a trained one, or BatchNorm normalizes by the batch.
         has_varying_input: whether it was given, or drew, random numbers, or was given what trained parameters
@@ -355,8 +341,6 @@ class StepWaste(Record, frozen=True, kw_only=True):
 
     Attributes:
         repeated: modules that computed the same again; those inside of one are listed as well.
-        tables: embeddings with dense gradients.
-        unused: gradients that nobody used.
         follows_gradients: whether an optimizer was seen to use gradients; false in runs of older versions.
         outputs: of modules, by how much of them is in the loss; empty where no backward pass was seen, and in
             runs of older versions.

@@ -29,7 +29,6 @@ def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
     """Open a regular file for reading.
 
     Args:
-        path: the file.
         or_pipe: whether a pipe will do as well; reading from it waits for who writes.
 
     Raises:

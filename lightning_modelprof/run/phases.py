@@ -279,5 +279,4 @@ class ValidationTimes(Record, frozen=True, kw_only=True):
 
     @property
     def total_ns(self) -> int:
-        """All parts together."""
         return sum(part.total_ns for part in self.parts)

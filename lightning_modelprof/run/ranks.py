@@ -46,11 +46,7 @@ def pack_rank_steps(steps: RankSteps) -> bytes:
 
 
 def unpack_rank_steps(message: bytes) -> RankSteps:
-    """Back from a message.
-
-    Raises:
-        ArchiveError: when it is none.
-    """
+    """Raises :class:`ArchiveError` when the message is none."""
     try:
         return decode_record(zlib.decompress(message), RankSteps)
     except (zlib.error, ValueError) as error:

@@ -30,7 +30,6 @@ REPORT: Final = "report"
 
 
 MAX_WINDOWS: Final = 10_000
-"""Windows that a run lists."""
 
 
 IGNORED_CALLBACK: Final = "A second ModelProfCallback was ignored."
@@ -61,7 +60,6 @@ class Window(Record, frozen=True, kw_only=True):
         index: number of the window in the loop, from 0.
         first_step, last_step: the requested steps, both inclusive.
         recorded_steps: numbers of the steps recorded from start to end.
-        status: how it ended.
         trace_file: path of the trace relative to the run's directory, ``None`` if none was written.
         note: why the status is not complete, or why there is no trace though there should be one; ``""``
             otherwise.
@@ -109,7 +107,6 @@ class AroundLoop(Record, frozen=True, kw_only=True):
     """What passed around the loop: with the steps and ``outside_ns`` it sums to all that was seen.
 
     Attributes:
-        before: actions before the loop, in order.
         after: those after it; ``None`` where nobody looked until they were over.
     """
 
@@ -156,7 +153,6 @@ class RankRecord(Record, frozen=True, kw_only=True):
         validation: what the validation loops inside a fit consist of; ``None`` where none ran or was seen,
             and in runs of versions that did not look.
         unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
-        callbacks: time by callback and hook.
         windows: the first and the newest torch.profiler windows, in order.
         model_cost: what one step of the model costs; ``None`` when that was not asked for.
         setup: how the training is set up; ``None`` in runs of versions that did not look.

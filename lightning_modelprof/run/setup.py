@@ -15,7 +15,6 @@ class Library(Record, frozen=True, kw_only=True):
     Attributes:
         package: the name that it is imported by.
         version: ``""`` if it does not say.
-        folders: that it lies in.
     """
 
     package: str
@@ -33,8 +32,6 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
         start_method: how workers are started: ``fork``, ``spawn`` or ``forkserver``.
         batch_size: ``None`` with a batch sampler of the user's.
         dataset: its ``__getitem__`` or ``__iter__``.
-        collate: the function that joins samples.
-        worker_init: the function that each worker begins with.
         made_by: the hook of a DataModule or module that gives it; ``None`` where the Trainer was given it.
     """
 
@@ -57,7 +54,6 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
     Attributes:
         kind: class name.
         foreach, fused: as given; ``None`` lets torch choose, or the optimizer has no such argument.
-        has_foreach, has_fused: whether it has the argument.
         num_tensors: parameters that it steps.
     """
 
@@ -93,7 +89,6 @@ class DeviceSetup(Record, frozen=True, kw_only=True):
 
     Attributes:
         capability: compute capability, such as (9, 0).
-        total_bytes: its memory.
         reserved_bytes: most that torch's allocator ever held in this process.
     """
 
@@ -130,7 +125,6 @@ class Compilation(Record, frozen=True, kw_only=True):
     """One compilation by torch.compile while the loop ran.
 
     Attributes:
-        function: what was compiled.
         attempt: 0 for the first compilation of it, 1 for the second, ...
         seconds: that it took; ``None`` if torch does not say.
         caller: the user's statement that ran it; ``None`` if torch does not say.
@@ -146,7 +140,6 @@ class CompileSetup(Record, frozen=True, kw_only=True):
     """What torch.compile did while the loop ran.
 
     Attributes:
-        compilations: in order.
         graph_breaks: reason → how often.
         failed_guards: function → the guards that failed, each a sentence of torch's.
     """
@@ -184,7 +177,6 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
     """How a loop is set up; everything is read from the live objects when it begins and when it ends.
 
     Attributes:
-        loaders: of the loop.
         val_loaders: of the validations inside a fit.
         usable_cpus: CPUs that this process may run on, by affinity and by the quota of its container.
         num_threads: of torch's operators in this process.
@@ -199,9 +191,6 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
         data_hooks: the same of the DataModule; empty without one, and in runs of older versions.
         keeps_gradients: whether its own ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if it
             is not its own or that cannot be read from its source.
-        num_trainable_tensors: parameters that require gradients.
-        checkpoint_io: what writes a checkpoint's file.
-        log_every_n_steps: of the Trainer.
         loggers: their ``log_metrics``.
         val_check_interval, check_every_n_epochs: when the Trainer validates.
         num_val_batches: of one validation, all dataloaders together; ``None`` if unknown.
@@ -213,14 +202,12 @@ class TrainingSetup(Record, frozen=True, kw_only=True):
         matmul_precision: ``torch.get_float32_matmul_precision()``.
         cuda: ``None`` without a CUDA device.
         layers: linear layers; only read for CUDA.
-        convolution_biases: see there.
         compiled: ``None`` if torch.compile was not used.
         calls: lines of the user's files that call one of the names that findings ask for, such as
             ``DataLoader``, by that name.
         statements: of the user's that findings may want changed; empty in runs of older versions.
         configured_by: ``LightningCLI`` or ``Hydra`` where it calls the Trainer; ``""`` otherwise.
         untrained: outermost modules whose parameters no optimizer has when the loop ends.
-        notes: what could not be read, and why.
     """
 
     loaders: tuple[LoaderSetup, ...] = ()

@@ -47,7 +47,6 @@ class SourceSite(Place, frozen=True, kw_only=True):
         operator: name without overload, as in ``aten::_local_scalar_dense``, or ``PRINT``.
         device: type of the device that has the tensor, such as ``cuda``; of a copy, the one that is not the
             host.
-        calls: how often in the step.
         num_bytes: that were copied or made, in all calls; ``None`` where that is not known.
         is_blocking: whether the host waits until the device is done; ``None`` on the CPU, where none is.
         is_pinned: of a copy: whether the host's memory is pinned; else ``None``.
@@ -122,7 +121,6 @@ class LineCount(Place, frozen=True, kw_only=True):
 
     @property
     def own_calls(self) -> int:
-        """Without views and those of logging."""
         return self.calls - self.views - self.logging
 
 
@@ -196,7 +194,6 @@ def logging_kind(module: str, function: str) -> str:
     """What a function does for the user's metrics: ``LOG``, ``LOGGER``, or the name of a method of a metric.
 
     Args:
-        module: name of the Python module that it is in.
         function: its name, qualified or not.
 
     Returns:

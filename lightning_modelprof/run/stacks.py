@@ -16,9 +16,7 @@ class StackFrame(Place, frozen=True, kw_only=True):
     Attributes:
         line: that was running.
         function: on Python 3.10 without the class.
-        function_line: first line of the function.
         python_module: such as ``torch.nn.modules.module``.
-        is_users: whether it is the user's code, not a library's.
         is_loggers: whether it is a method of a class of Lightning's loggers, whoever wrote that class.
         package: ``""`` also for NumPy's and Python's own code. That of the LightningModule's class counts as
             the user's, too.
@@ -33,7 +31,6 @@ class StackFrame(Place, frozen=True, kw_only=True):
 
     @property
     def logging_kind(self) -> str:
-        """As of :func:`~lightning_modelprof.run.sites.logging_kind`; ``""`` if it does not log."""
         if self.is_loggers:
             return LOGGER
         return "" if self.is_users else logging_kind(self.python_module, self.function)
@@ -46,7 +43,6 @@ class SampledStack(Record, frozen=True, kw_only=True):
         phase: key of the phase, as in ``PHASES``.
         frames: positions in ``StackSamples.frames``, outermost first; the innermost is what ran. What the
             loop itself consists of is not in it, so it may be empty: the loop's own code ran.
-        samples: how many.
         time_ns: that they stand for: of each the time since the sample before it.
         part: key of the part of a validation inside a fit, as in ``validation.PARTS``; ``""`` in every other
             phase, and in runs of versions that did not tell them apart.
@@ -82,7 +78,6 @@ class OtherThread(Record, frozen=True, kw_only=True):
     """Another thread of the process that ran Python while the loop did.
 
     Attributes:
-        name: that the program gave it.
         cpu_ns: CPU time that it took of the loop; ``None`` where the system does not tell.
         stacks: where it was, as samples; of these ``phase`` is that of the training thread.
     """

@@ -151,7 +151,6 @@ class StepTotals:
 
     @property
     def has_samples(self) -> bool:
-        """Whether every step's samples are known."""
         return int(self.whole("num_counted")) == len(self)
 
 

@@ -133,7 +133,6 @@ class StepTimings:
 
     @staticmethod
     def concatenate(parts: Sequence[StepTimings]) -> StepTimings:
-        """Join parts in the order given."""
         if not parts:
             return StepTimings.empty()
         columns = [part.columns() for part in parts]
@@ -204,7 +203,6 @@ class SlowStep(Record, frozen=True, kw_only=True):
     """One step, and what else happened in it.
 
     Attributes:
-        step: its number.
         tags: :class:`~lightning_modelprof.run.steps.StepTag` bits.
         duration_ns: wall time without the phase ``profiler``.
         usual_ns: median of the clean steps before it; in the first of a loop, of those around it.

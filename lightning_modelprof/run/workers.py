@@ -26,7 +26,6 @@ class CallTimes(Place, frozen=True, kw_only=True):
         error_ns: half of what ``total_ns`` may be off by, where that is from samples: all in the list are
             within twice their errors in 19 of 20 runs; ``None`` where a clock was read.
         cpu_ns: CPU time of the worker's thread in it; ``None`` where it was not read, as of transforms.
-        is_users: whether that is the user's own code.
     """
 
     name: str
@@ -49,12 +48,10 @@ class WorkerTimes(Record, frozen=True, kw_only=True):
     """One worker of a loader, with all processes that had its number.
 
     Attributes:
-        worker: its number in the loader.
         starts: processes that had it, one after the other.
         start_ns: from the start of such a process until its first instruction for samples, on average:
             interpreter, imports and the data set where those come anew; ``None`` where the system does not
             tell.
-        batches, samples: that it made.
         fetch_ns: wall time in making samples.
         collate_ns: wall time in the collate function.
         wait_ns: wall time between two batches of an epoch: it waits for an index, as enough are ready.
@@ -93,13 +90,11 @@ class WorkerBatches(Record, frozen=True, kw_only=True):
     """Batches of a loader, as columns, in the order in which they were ready; of a long run the newest.
 
     Attributes:
-        worker: that made it.
         index: its number in the epoch, in the order in which batches are delivered; -1 where unknown.
         begin_ns: when its first sample was begun.
         fetched_ns: when all its samples were there.
         ready_ns: when it was collated.
         cpu_ns: CPU time of the worker's thread in it.
-        samples: in it.
     """
 
     worker: tuple[Int, ...] = ()
@@ -119,14 +114,10 @@ class LoaderWorkers(Record, frozen=True, kw_only=True):
 
     Attributes:
         loader: which one of the loop's, from 0.
-        kind: its class.
         num_workers, prefetch_factor, batch_size: of it; ``None`` where it has none.
-        is_persistent: whether workers stay from epoch to epoch.
         is_ordered: whether batches are delivered in the order of their indices.
         start_method: ``fork``, ``spawn`` or ``forkserver``.
         calls: in the order in which a sample meets them, each after the one that it stands in.
-        workers: by number.
-        batches: as far as they were kept.
         stacks: statements that the workers were at, outermost frame first; the phase of all is
             ``dataloader``; ``None`` where it was not sampled.
         notes: why there is nothing, or what is missing, a sentence each.

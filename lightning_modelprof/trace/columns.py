@@ -206,15 +206,7 @@ class TraceBuilder:
         damage: Sequence[str],
         is_cut: bool = False,
     ) -> Trace:
-        """The trace of all events that were taken.
-
-        Args:
-            source: the file's name.
-            metadata: the file's other entries.
-            base_ns: what the recorder subtracted from every time stamp.
-            damage: what could not be read.
-            is_cut: whether the end of the list of events is missing.
-        """
+        """Make the trace; ``base_ns`` is what the recorder subtracted from every time stamp."""
         self._settle_work()
         columns = concatenate(self._parts, EMPTY_EVENTS)
         begin_ns = columns.pop("begin_ns")
@@ -388,7 +380,6 @@ class TraceBuilder:
                     self._thread_names[self._tracks[event.pid, event.tid]] = name
 
     def _add_memory(self, memory: list[InstantEvent]) -> None:
-        """Take allocations."""
         if not memory:
             return
         time_ns, usable = begins_ns([event.ts for event in memory], are_digits=self._needs_all_digits)
@@ -548,6 +539,5 @@ def concatenate(parts: list[Columns], empty: Columns) -> Columns:
 
 
 def read_only(column: NDArray[_ColumnT]) -> NDArray[_ColumnT]:
-    """The same column, which cannot be written to any more."""
     column.flags.writeable = False
     return column

@@ -80,11 +80,7 @@ class _Contents:
 class _Events:
     """Takes events one at a time and hands on to a builder those that can be decoded.
 
-    Args:
-        builder: takes the events, many at once.
-
     Attributes:
-        num_events: that were taken.
         num_bad: of them that cannot be decoded.
         first_bad: what is wrong with the first of those.
     """
@@ -114,7 +110,6 @@ class _Events:
         check_event_sizes(self.num_events, self._all_bytes)
 
     def hand_on(self) -> None:
-        """Give the builder what it has not got yet."""
         good, self._good, self._num_bytes = self._good, [], 0
         try:
             self._builder.add(b"[" + b",".join(good) + b"]")
@@ -129,11 +124,6 @@ def read_with_care(
     text: TextSource, builder: TraceBuilder, source: str
 ) -> tuple[dict[str, Any], tuple[str, ...], int]:
     """Read what can be read.
-
-    Args:
-        text: of the file, from its begin.
-        builder: takes the events.
-        source: the file's name, for messages.
 
     Returns:
         The file's entries other than its events; what could not be read, one sentence each; and how many

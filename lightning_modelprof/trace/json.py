@@ -114,14 +114,10 @@ NOTHING: Final = msgspec.Raw(b"")
 
 
 class NameArgs(msgspec.Struct, gc=False):
-    """What the name of a thread or a process says."""
-
     name: Any = None
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
-    """What an allocation says."""
-
     reserved_bytes: Any = msgspec.field(name="Total Reserved", default=NOT_RECORDED)
     allocated_bytes: Any = msgspec.field(name="Total Allocated", default=NOT_RECORDED)
     allocation_bytes: Any = msgspec.field(name="Bytes", default=0)
@@ -236,8 +232,6 @@ class ExactInstantEvent(InstantEvent, gc=False, tag="i"):
 
 
 class AllArgs(Args, gc=False):
-    """What any event may say."""
-
     reserved_bytes: Any = msgspec.field(name="Total Reserved", default=NOT_RECORDED)
     allocated_bytes: Any = msgspec.field(name="Total Allocated", default=NOT_RECORDED)
     allocation_bytes: Any = msgspec.field(name="Bytes", default=0)
@@ -320,12 +314,9 @@ class Events(NamedTuple):
     """The events of a text by what is done with them.
 
     Attributes:
-        number: of all.
         has_kinds: whether any of them says what kind it is.
         timed: with a duration.
         stamps_us: when each of those begins.
-        instants: moments.
-        named: names of threads and processes.
         num_begin_end: begins and ends, which are not read.
     """
 
@@ -342,7 +333,6 @@ def decode_events(text: bytes, *, with_digits: bool = False) -> Events:
     """Decode a JSON list of events.
 
     Args:
-        text: the list.
         with_digits: whether the begin of each is to be its digits in the text.
 
     Raises:

@@ -99,7 +99,6 @@ class Collective(Record, frozen=True, kw_only=True):
     Attributes:
         name: such as ``allreduce`` or ``_allgather_base``.
         group: description of the process group, or its name.
-        group_size: ranks in the group.
         dtype: of the elements, in torch's words.
         in_elements, out_elements: number of elements that go in and come out.
     """
@@ -116,7 +115,6 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
     """Duration events of one rank, sorted by (begin_ns, -end_ns); arrays are not writeable.
 
     Attributes:
-        source: the file's name, for messages.
         base_ns: what was subtracted from every time stamp, so that the first event begins at 0.
         begin_ns, end_ns: int64, shape (n,): half-open interval of the event, exact nanoseconds.
         category: uint8, shape (n,): :class:`Category`.
@@ -133,8 +131,6 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
         shapes: the distinct shapes of operators' inputs with their concrete values, as JSON texts.
         stacks: the distinct call stacks, innermost frame first, separated by ``;``.
         collectives: the distinct descriptions of communication.
-        device: the device events.
-        allocations: of memory, if they were recorded.
         metadata: the file's top-level entries other than its events.
         num_dropped: events that could not be used (no duration, negative duration, not a number).
         damage: what of the file could not be read, or is not read (begin and end events apart), one sentence
@@ -192,7 +188,6 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
         return passes[self.name]
 
     def name_ids(self, prefix: str) -> NDArray[np.int32]:
-        """Ids of the names that start with ``prefix``."""
         return np.array([index for index, name in enumerate(self.names) if name.startswith(prefix)], np.int32)
 
     def name_of(self, event: int) -> str:

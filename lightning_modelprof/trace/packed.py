@@ -96,7 +96,6 @@ class Forward(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """Bytes that were read."""
         return self._position
 
 
@@ -111,9 +110,7 @@ def trace_members(path: Path, stream: Forward, file: IO[bytes]) -> list[Path]:
     """The traces in an archive: those with ``trace`` in their name, else all JSON files.
 
     Args:
-        path: of the archive.
         stream: its bytes, unpacked.
-        file: the archive itself.
 
     Raises:
         TraceError: when it can't be read or holds no trace.
@@ -195,7 +192,6 @@ class _SmallReads:
         self._file = file
 
     def read(self, count: int = -1) -> bytes:
-        """Read, as a file does."""
         if count > _MOST_READ:
             raise zipfile.BadZipFile("its directory is too large")
         return self._file.read(_MOST_READ if count < 0 else count)

@@ -41,7 +41,6 @@ def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES, progress: Pro
     """Read a Chrome trace file, plain or gzip-compressed (told apart by content, not by name).
 
     Args:
-        path: the file.
         max_bytes: largest uncompressed JSON to read; a few kilobytes of gzip can hold gigabytes.
         progress: told now and then how many bytes of the file are read, and its size.
 
@@ -62,7 +61,6 @@ def parse_trace(raw: bytes, source: str) -> Trace:
 
     Args:
         raw: the uncompressed JSON: an object with ``traceEvents``, or the list of events itself.
-        source: the file's name, for messages.
 
     Raises:
         TraceError: as :func:`read_trace`.

@@ -48,9 +48,6 @@ def repair(text: bytes | bytearray) -> tuple[bytes | bytearray, str]:
     ``1.#INF`` and ``N/A`` mean that there is no value. A time in quotes is a number. Strings that are not
     UTF-8 are GBK where all of the file's can be, else Latin-1.
 
-    Args:
-        text: of the whole file.
-
     Returns:
         The repaired text and one sentence that counts the repairs; ``""`` where nothing was repaired.
     """

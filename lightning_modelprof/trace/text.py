@@ -85,15 +85,7 @@ class TinyEventsError(Exception):
 
 
 def check_event_sizes(num_events: int, num_bytes: int) -> None:
-    """Refuse a text of very many events that say next to nothing.
-
-    Args:
-        num_events: that were read so far.
-        num_bytes: of their text.
-
-    Raises:
-        TinyEventsError: when they are too many for their text.
-    """
+    """Raises :class:`TinyEventsError` for very many events that say next to nothing."""
     if num_events > _MANY_EVENTS and num_bytes < num_events * _LEAST_EVENT_BYTES:
         raise TinyEventsError(
             f"expected Chrome trace events of at least {_LEAST_EVENT_BYTES} bytes on average, got"
@@ -123,7 +115,6 @@ class Text:
         self.damage = damage
 
     def blocks(self) -> Iterator[bytes]:
-        """The text in blocks of ``BLOCK_BYTES``."""
         for begin in range(0, len(self._text), BLOCK_BYTES):
             yield bytes(self._text[begin : begin + BLOCK_BYTES])
 
@@ -134,9 +125,7 @@ class TextFile:
     What can be read only once (a pipe) is copied to a temporary file first.
 
     Args:
-        path: the file.
         max_bytes: largest uncompressed text to read; a few kilobytes of gzip can hold gigabytes.
-        progress: told now and then how far reading is.
 
     Raises:
         TraceError: while reading, when the file cannot be read or is too large.
@@ -243,7 +232,6 @@ class TextFile:
         yield copy
 
     def close(self) -> None:
-        """Delete the copy, if there is one."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None
@@ -327,9 +315,6 @@ def _without_padding(packed: bytes, file: Forward) -> bytes:
 
 class EventPieces:
     """Cuts the text of a trace between events.
-
-    Args:
-        source: the text.
 
     Attributes:
         rest: after :meth:`pieces`, the text without the events that were handed out, as valid as the whole.

@@ -26,7 +26,6 @@ class ForwardModule(Record, frozen=True, kw_only=True):
         path: as in ``ForwardTable``; ``""`` is the model.
         type_name: its class; ``None`` if unknown.
         parameters: elements.
-        macs: multiply-adds.
         activations: elements of the outputs of contractions.
         share: of the model's multiply-adds; ``None`` when it has none.
     """
@@ -51,7 +50,6 @@ class Disagreement(Record, frozen=True, kw_only=True):
     """A module for which the count of the step and fvcore differ, with all modules inside of it.
 
     Attributes:
-        module: path.
         ours_macs: multiply-adds of the forward phase of the counted step.
         fvcore_macs: of fvcore's forward pass.
     """
@@ -67,7 +65,6 @@ class ForwardFacts(Record, frozen=True, kw_only=True):
     Attributes:
         modules: in the order of ``named_modules``.
         operators: by multiply-adds, most first.
-        macs: of the whole forward pass.
         agrees: whether the count of the step says the same; ``None`` when no step was counted.
         check_note: why there was nothing to compare with; ``""`` when there was.
         disagreements: the innermost modules that differ; empty unless ``agrees`` is false.

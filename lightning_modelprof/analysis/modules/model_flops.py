@@ -79,20 +79,16 @@ class ModelFlops(Record, frozen=True, kw_only=True):
     """FLOPs of the counted step of one process by what they are for, and FLOP/s of its clean steps.
 
     Attributes:
-        count: where they come from.
         phases: phase → FLOPs without Fourier transforms, of the phases that ran.
         fourier: phase → FLOPs of Fourier transforms, 5 N log2 N.
         model_flops: forward and backward; ``None`` when no forward was counted.
         hardware_flops: all phases; ``None`` when nothing was counted.
         optimizer_share: of the clean steps, those in which the optimizer stepped.
         operators: largest first.
-        uncounted: what is in no total.
         mean: the mean clean step where steps vary in FLOPs, or the reason why it is not known; ``None``
             where all clean steps are like the counted one, as far as that is known.
         are_sizes_known: whether the size of each clean step's batch is known; runs of older versions did not
             look.
-        model, hardware: rates and shares.
-        peaks: the rates that the shares are of.
         without_peak: dtypes that compute and have no rate.
         note: why a share is missing; ``""`` if none is.
     """
@@ -176,11 +172,7 @@ def phases_of(parts: Mapping[Part, float]) -> dict[str, float]:
 
 
 class ModelRates:
-    """FLOP/s and MFU of one part after the other of a loop's clean steps.
-
-    Args:
-        cost: what is known of the model.
-    """
+    """FLOP/s and MFU of one part after the other of a loop's clean steps."""
 
     def __init__(self, cost: ModelCost) -> None:
         operators = () if cost.count is None else cost.count.operators
@@ -190,7 +182,6 @@ class ModelRates:
         self._peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
 
     def of(self, sizes: BatchSizes | None, step_ns: float | None) -> Utilization:
-        """Of steps of these sizes whose mean time is ``step_ns``."""
         mean = _mean_of_varying(self._cost, self._by_size, sizes)
         if isinstance(mean, Absent):
             return _utilization(None, self._peaks, step_ns)

@@ -26,11 +26,9 @@ class ModuleCost(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: of the module; of a class ``""``.
-        type_name: its class.
         depth: 0 for the model itself.
         modules: how many it stands for: 1, or all of a class.
         parameters: elements; a tied one at the first module that has it.
-        trainable: those of them that require gradients.
         forward_flops: of contractions in the counted step; 1 MAC is 2 FLOPs.
         backward_flops: likewise, without what is computed again.
         recompute_flops: of what backward computes again.
@@ -66,7 +64,6 @@ class ModuleCost(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition(".")[2]
 
 
@@ -91,7 +88,6 @@ class ModuleTree(Record, frozen=True, kw_only=True):
         modules: the first is the root.
         steps: number of timed steps; 0 without timing.
         clock: ``host`` or ``device``; ``""`` without timing.
-        notes: what is not measured and why.
         sums: what the figures of ``modules`` are made of, in the same order.
         is_of_one_size: whether counted and timed steps had batches of one size, as far as is
             known; without that there are no FLOP/s.
@@ -106,7 +102,6 @@ class ModuleTree(Record, frozen=True, kw_only=True):
 
     @property
     def root(self) -> ModuleCost:
-        """The model itself."""
         return self.modules[0]
 
     @property
@@ -166,7 +161,6 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
     """Put together what is known of each module.
 
     Args:
-        cost: what was measured of one process.
         ignore: names of classes or paths: these modules and all inside of them are in no figure, as if the
             model were without them.
     """
@@ -211,7 +205,6 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
 
 
 def _kept(records: Iterable[ModuleRecord], ignore: Collection[str]) -> list[ModuleRecord]:
-    """The modules that are not ignored, nor inside of one that is."""
     ignored: set[str] = set()
     kept = []
     for record in records:
@@ -370,7 +363,6 @@ class OwnCount(Record, frozen=True):
 
     @classmethod
     def of(cls, cost: ModelCost, known: set[str]) -> OwnCount | None:
-        """Read the count; ``None`` if there is none."""
         if cost.count is None:
             return None
         # A phase that did not run has no operators; the forward ran, and may have none.

@@ -103,7 +103,6 @@ class SizeLaw(Record, frozen=True, kw_only=True):
         """Whether a batch is alike enough to the counted ones.
 
         Args:
-            shapes: of the batch.
             reach: how many times smaller or larger a dimension may be; ``None`` for as far as the law holds.
         """
         reach = reach or _FARTHEST[self.miss <= EXACT]
@@ -311,8 +310,6 @@ class SizeRow(Record, frozen=True, kw_only=True):
     """The clean steps of one size.
 
     Attributes:
-        shapes: of the batch.
-        clean_steps: how many there are.
         flops: of one of them, without the optimizer's; ``None`` if not known.
         counted_step: the step of this size that was counted; ``None`` if the FLOPs come from a fit.
     """
@@ -331,7 +328,6 @@ class MeanStep(Record, frozen=True, kw_only=True):
         error: standard error of all of them together, as a share; 0 where each size was counted. The misses
             of a fit differ from size to size, but for what its factors share.
         num_fitted: sizes whose FLOPs come from a fit.
-        num_counted: sizes that were counted.
         rows: by size, those of most steps first.
     """
 
@@ -399,12 +395,6 @@ def why_not_by_size(counts: Sequence[SizeCount]) -> str:
 
 
 def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
-    """The FLOPs of the clean steps over their number.
-
-    Args:
-        by_size: what is known of each size.
-        sizes: how many clean steps have each size.
-    """
     seen = [(shapes, num) for shapes, num in zip(sizes.shapes, sizes.clean_steps, strict=False) if num > 0]
     num_steps = sum(num for _, num in seen) + sizes.other_steps
     total = np.zeros(len(by_size.parts))

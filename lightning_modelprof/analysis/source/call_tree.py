@@ -69,7 +69,6 @@ class _Node:
 
 
 def call_tree(samples: StackSamples | None) -> CallTree | Absent:
-    """The call tree of one rank, or why there is none."""
     if samples is None:
         return Absent("not measured (set inspect={'sampling': True})")
     phases: dict[str, _Node] = {}

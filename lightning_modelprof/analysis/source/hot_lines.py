@@ -58,9 +58,7 @@ class HotLine(Place, frozen=True, kw_only=True):
     """The line of a function that most of its time is spent at, with all that the line calls.
 
     Attributes:
-        function_line: first line of that function.
         share: of the function's time, 0..1.
-        samples: how many were at this line.
         time_ns: that they stand for, summed over the loop.
         inner: its ``share`` is of this line's time.
     """
@@ -80,7 +78,6 @@ class TopLine(Place, frozen=True, kw_only=True):
     Attributes:
         phase: key of the phase; ``None`` if it is all phases together.
         share: of all sampled time, 0..1.
-        samples: how many.
         time_ns: that they stand for, summed over the loop.
         logging_share, logging_samples: those of them in which the line was logging, or a metric was at work.
     """
@@ -191,8 +188,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         Of a function that calls itself the innermost call counts.
 
         Args:
-            file: that the function is in.
-            function_line: its first line.
             phases: only samples in these; ``None`` means all.
             outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, let
                 autograd compute gradients, or was logging: that is a cause of its own (``logging_calls``).
@@ -272,7 +267,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
 
         Args:
-            phases: their keys.
             libraries: packages whose lines count where those of the user do not hold half of the time.
 
         Returns:
@@ -311,9 +305,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         """The line of the user's that most time of one part of the validations inside a fit is spent at.
 
         Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
-
-        Args:
-            part: its key.
 
         Returns:
             ``None`` if there are fewer than 3 samples at that line, or less than half of the part's samples
@@ -408,8 +399,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         With it, how many samples say so.
 
         Args:
-            file: that the function is in.
-            function_line: its first line.
             phases: only samples in these; ``None`` means all.
 
         Returns:
@@ -435,8 +424,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         With it, its standard error; both are 0 where nothing was.
 
         Args:
-            file: that the function is in.
-            function_line: its first line.
             phases: only samples in these; ``None`` means all.
             outside_modules: only what no module was called for.
         """
@@ -492,9 +479,6 @@ class HotLines(Record, frozen=True, kw_only=True):
 
         The standard error of a share p is sqrt(p (1 - p) / n) over all n samples, as if these were
         independent and stood for equal times. They are not quite (see the class), so it is a little small.
-
-        Args:
-            limit: most lines.
         """
         return tuple(islice(self._ranked(by_phase=True), limit))
 
@@ -555,7 +539,6 @@ class HotLines(Record, frozen=True, kw_only=True):
 
 
 def hot_lines(samples: StackSamples | None) -> HotLines | Absent:
-    """The hot lines of one rank, or why there are none."""
     if samples is None:
         return _NOT_SAMPLED
     if not any(stack.time_ns for stack in samples.stacks):
@@ -660,7 +643,6 @@ def _sum(counts: Iterable[_Count]) -> _Count:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, T]]) -> list[list[T]]:
-    """What belongs to the same key together."""
     groups: dict[Hashable, list[T]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)

@@ -40,7 +40,6 @@ class OperatorTime(NamedTuple):
 
     @property
     def whole_ns(self) -> float:
-        """Forward and backward."""
         return self.forward_ns + self.backward_ns
 
     @property
@@ -63,9 +62,6 @@ def operator_time(
     Args:
         part_of: of what a line ran in one phase and module, which part of its time is theirs, 0..1.
         sites: of the inspected step.
-        lines: source lines of the loop.
-        hot: samples of the loop.
-        costs: of its steps.
     """
     own: Counter[tuple[str | None, int | None]] = Counter()
     every: Counter[tuple[str | None, int | None]] = Counter()

@@ -29,7 +29,6 @@ class LoggingLine(Place, frozen=True, kw_only=True):
             what is called of a logger; ``FORWARD``, ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
         logs: what the source says of it; ``None`` if that is not known.
         share: of all sampled time, 0..1.
-        samples: how many.
     """
 
     file: str
@@ -47,7 +46,6 @@ class LoggingCalls(Record, frozen=True, kw_only=True):
         lines: longest first.
         share: of all sampled time, 0..1.
         share_in_step: the part of it in the model's own phases, which no rule about another phase speaks of.
-        samples: how many.
     """
 
     lines: tuple[LoggingLine, ...]
@@ -57,7 +55,6 @@ class LoggingCalls(Record, frozen=True, kw_only=True):
 
 
 def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
-    """The time below the user's logging calls, or why it is not known."""
     if isinstance(hot, Absent):
         return hot
     known = {(call.file, call.line): call for call in hot.samples.log_calls}

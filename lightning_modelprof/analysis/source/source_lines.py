@@ -35,7 +35,6 @@ class SourceLine(Place, frozen=True, kw_only=True):
         host_tensors: tensors made of Python numbers or NumPy arrays.
         num_bytes: of these copies and tensors; ``None`` where one of them is not known.
         share: of all sampled time of the training thread; ``None`` without samples.
-        samples: how many.
         function_line: first line of the function; ``None`` for a line that was only sampled.
         by_module: paths of all modules in which it ran operators itself, and how many in each, without those
             of logging.
@@ -209,9 +208,7 @@ def costly_call(
     torch, Lightning, NumPy and Python's own. Its ``share`` is of the time of the line.
 
     Args:
-        hot: what was sampled.
         phases: whose samples count.
-        file: of the line or function.
         line: the line; ``None`` means any line of the function.
         function_line: first line of the function, if ``line`` is ``None``.
 

@@ -12,13 +12,7 @@ from lightning_modelprof.run.workers import LoaderWorkers
 
 
 class WorkerStacks(Record, frozen=True, kw_only=True):
-    """What samples say of the workers of one loader.
-
-    Attributes:
-        loader: which one.
-        hot_lines: the lines that they were at.
-        call_tree: the functions that they were in.
-    """
+    """What samples say of the workers of one loader."""
 
     loader: int
     hot_lines: HotLines

@@ -52,11 +52,7 @@ class BatchCpu(Record, frozen=True, kw_only=True):
         return self.ready is not None and self.ready >= _NEARLY_ALWAYS
 
     def idle_cpus(self, step_ns: float) -> int | None:
-        """Whole CPUs that neither this training, its workers nor anybody else uses; ``None`` if unknown.
-
-        Args:
-            step_ns: wall time of a step.
-        """
+        """Whole CPUs that neither this training, its workers nor anybody else uses; ``None`` if unknown."""
         if self.free_cpus is None or step_ns <= 0:
             return None
         return max(0, round(self.free_cpus - (self.rest_ns + (self.batch_ns or 0.0)) / step_ns))
@@ -87,7 +83,6 @@ def batch_cpu(
     """What follows from the CPU times of some steps.
 
     Args:
-        use: what was read.
         num_workers: of the dataloader; ``None`` if it has none that are torch's.
         usable_cpus: that the process may use; ``None`` if unknown.
         cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.

@@ -141,11 +141,7 @@ def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark
 
 
 def all_ranks(ranks: Sequence[RankSteps]) -> AllRanks | None:
-    """The figures over the clean steps of several ranks; ``None`` with fewer, or without a clean step.
-
-    Args:
-        ranks: what is known of them.
-    """
+    """The figures over the clean steps of several ranks; ``None`` with fewer, or without a clean step."""
     totals = [one.totals for one in ranks]
     num_steps = sum(map(len, totals))
     if len(ranks) < 2 or not num_steps:

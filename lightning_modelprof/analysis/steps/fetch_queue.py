@@ -58,7 +58,6 @@ def sampler_share(hot: HotLines | Absent) -> float:
 
 
 def is_of_sampler(hot: HotLines | Absent) -> bool:
-    """Whether the training thread, in Dataloader, is mostly choosing indices."""
     return sampler_share(hot) >= _MOSTLY
 
 
@@ -137,13 +136,6 @@ def fetch_queue(
     """What steps would take with workers, where the training process makes its batches itself.
 
     The fetch of a step is then the making of its batch, and the sampled fetches tell how much of it computes.
-
-    Args:
-        steps: of the loop.
-        costs: what a usual step costs.
-        batch_cpu: of the loop.
-        setup: of the training.
-        hot: where the training thread was.
     """
     loaders = () if setup is None else setup.loaders
     if len(loaders) != 1 or loaders[0].num_workers != 0:
@@ -204,11 +196,6 @@ def queue_of_steps(
     """What the model predicts from the batches of a loader and the clean steps of its loop.
 
     Args:
-        record: of the loader.
-        steps: of the loop.
-        costs: what a usual step costs.
-        batch_cpu: of the loop.
-        setup: of the training.
         handover_ns: of a batch, where no hand-over can be told from the steps.
     """
     wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns

@@ -104,7 +104,6 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
         ready: share of the present steps whose batch is ready when they ask for it; 0 without workers.
         computing: share of the service time that would compute if nobody else needed a CPU.
         cpus: that the training and its workers may use; ``None`` where that is unknown.
-        predictions: by number of workers and prefetch factor.
         present: with the loader's own numbers.
         best: the shortest step; of equal ones that with the fewest workers.
         advised: the fewest workers whose step is at most 2 % longer than the best one, with the present

@@ -67,7 +67,6 @@ class MemoryUse(Record, frozen=True, kw_only=True):
     """What is derived from a loop's memory.
 
     Attributes:
-        record: what was measured.
         growth: of each kind that was measured often enough, the host's first.
         unused_bytes: by how much the most that was reserved exceeds the most that was allocated; ``None``
             where torch does not count both.
@@ -84,7 +83,6 @@ def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) ->
     """Derive what a loop's memory says; absent in runs of versions that did not look.
 
     Args:
-        record: what was measured.
         epoch_starts: steps in which an epoch begins; empty if they are not all known.
     """
     if record is None:

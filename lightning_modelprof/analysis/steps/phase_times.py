@@ -20,7 +20,6 @@ class PhaseTime(Record, frozen=True, kw_only=True):
     """One phase over all finished steps, clean or not; the totals sum to the steps' wall time exactly.
 
     Attributes:
-        key, label: of the phase.
         num_steps: steps in which the phase took any time.
         total_ns: self time; ``None`` when the phase could not be measured.
         avg_ns: total over *all* finished steps; ``None`` as above.
@@ -44,11 +43,7 @@ class PhaseTime(Record, frozen=True, kw_only=True):
 
 
 def phase_times(totals: StepTotals) -> tuple[PhaseTime, ...]:
-    """Time by phase, in the order of ``PHASES``; phases without any time are left out.
-
-    Args:
-        totals: of all finished steps.
-    """
+    """Time by phase, in the order of ``PHASES``; phases without any time are left out."""
     found: list[PhaseTime] = []
     num_steps, wall_ns = len(totals), int(totals.whole("duration_ns"))
     if num_steps == 0:
@@ -96,7 +91,6 @@ class OwnCost(Record, frozen=True, kw_only=True):
         inspected_ns: the same of the steps in which FLOPs were counted or modules timed.
         report_wait_ns: for which the training waited for its report after the loop; ``None`` where it wasn't
             measured, as in runs of earlier versions.
-        loop_ns: the whole loop.
         helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training, in no
             other figure; ``None`` if there was none.
     """
@@ -129,11 +123,7 @@ def own_cost(
     """What can be seen of it between the steps and in those that were slowed down.
 
     Args:
-        totals: over all finished steps.
         outside_ns: time of the loop in no finished step, by phase key.
-        costs: what a typical step takes.
-        helper_cpu_ns: as of OwnCost.
-        report_wait_ns: as of OwnCost; ``None`` where it is not known.
 
     Caveats: what the clock reads in each step and the sampling thread cost is not seen: without the
     profiler there would be nothing to compare with (``benchmarks/overhead.py`` does).
@@ -165,7 +155,6 @@ class AroundRow(Record, frozen=True, kw_only=True):
     """One action outside of the loop, and the gap from its end to the next one.
 
     Attributes:
-        label: for a reader.
         is_before: the loop, and not after it.
         place: the user's method; ``None`` where there is none, or it is not known.
     """
@@ -179,7 +168,6 @@ class AroundRow(Record, frozen=True, kw_only=True):
 
     @property
     def whole_ns(self) -> int:
-        """The action and its gap."""
         return self.total_ns + self.after_ns
 
 
@@ -187,7 +175,6 @@ class AroundTimes(Record, frozen=True, kw_only=True):
     """What passed around the loop, and in it.
 
     Attributes:
-        rows: in order.
         after_ns: ``None`` where that was not seen.
         sanity_ns: what the sanity check took; ``None`` where none was seen.
     """
@@ -206,13 +193,6 @@ class AroundTimes(Record, frozen=True, kw_only=True):
 def around_times(
     around: AroundLoop | None, setup: TrainingSetup | None, loop_ns: int
 ) -> AroundTimes | Absent:
-    """What passed around a loop.
-
-    Args:
-        around: what was measured.
-        setup: that knows the user's methods.
-        loop_ns: the whole loop.
-    """
     if around is None:
         return Absent("not measured for your own loops and runs saved by an older version")
     sides = {True: around.before, False: around.after or ()}

@@ -51,7 +51,6 @@ class PhaseMeans(Record, frozen=True, kw_only=True):
     """Means over a set of steps.
 
     Attributes:
-        num_steps: how many.
         wall_ns: of a step, without the phase ``profiler``.
         phases_ns: self time by phase key, without ``profiler``; ``None`` where it could not be measured.
         errors_ns: standard error of these means, by phase key; without phases that were not measured and
@@ -155,7 +154,6 @@ class StepCosts(Record, frozen=True, kw_only=True):
 
     @property
     def had_its_cpu(self) -> bool:
-        """Whether the training thread had a CPU nearly always when it was ready to run."""
         return self.cpu_wait_share is not None and self.cpu_wait_share < LITTLE_CPU_WAIT
 
     @property
@@ -350,7 +348,6 @@ def _extra_compute_ns(first: StepTimings, clean: StepTimings) -> int:
 
 
 def _begins_an_epoch(steps: StepTimings) -> NDArray[np.bool_]:
-    """Which steps hold the boundary between two epochs."""
     begins: NDArray[np.bool_] = ((steps.tags & BEGINS_EPOCH) != 0) & (steps.step != 0)
     return begins
 
@@ -374,7 +371,6 @@ class SlowCause(Record, frozen=True, kw_only=True):
     """One slow step and why.
 
     Attributes:
-        slow: what was measured.
         excess_ns: how much longer than usual it took.
         phase: key of the phase with the most additional time.
         phase_excess_ns: how much that is.
@@ -392,7 +388,6 @@ class SlowFacts(Record, frozen=True, kw_only=True):
     """The slow steps of a loop.
 
     Attributes:
-        record: what was measured.
         causes: of the kept ones, in the order of the loop.
         medians_ns: phase key → median over the typical steps.
         worst: the slowest that is a clean step, else the slowest; ``None`` if there is none.
@@ -409,7 +404,6 @@ def slow_facts(record: SlowSteps | None, costs: StepCosts | Absent) -> SlowFacts
 
     Args:
         record: what was measured; ``None`` in runs of versions that did not look.
-        costs: what a typical step costs.
     """
     if record is None:
         return Absent("not recorded (an older version saved this run)")

@@ -20,7 +20,6 @@ class PartShare(Record, frozen=True, kw_only=True):
     """One part over all validations of the fit; the parts sum to the phase ``validation`` exactly.
 
     Attributes:
-        key, label: of the part.
         calls: how often it began; ``None`` for what nothing begins.
         total_ns: self time.
         per_batch_ns: by validation batch; ``None`` without any batch.
@@ -45,7 +44,6 @@ class ValidationSplit(Record, frozen=True, kw_only=True):
     Attributes:
         num_runs: validations that began.
         num_batches: that ``validation_step`` was called with.
-        total_ns: of all parts.
         parts: those that took any time, in the order of ``PARTS``.
         first_wait_ns: how much longer the first fetches of the dataloaders waited than as many others, which
             is mostly for workers that start; ``None`` where there are no others.
@@ -65,7 +63,6 @@ class ValidationSplit(Record, frozen=True, kw_only=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Part → what a reader calls it."""
         return {part.key: part.label for part in PARTS}
 
     def costs(self, *, has_workers: bool) -> dict[str, float]:
@@ -100,10 +97,7 @@ def validation_split(
     """The validations of one rank's fit, or why nothing is known of them.
 
     Args:
-        times: what was measured.
-        totals: over all finished steps.
         outside_ns: time of the fit that is in no finished step, by phase key.
-        callbacks: times of other callbacks' hooks.
     """
     if times is None:
         if not totals.measured_phases()[_VALIDATION]:

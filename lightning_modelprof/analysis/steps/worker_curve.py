@@ -19,7 +19,6 @@ class WorkerCurve(Record, frozen=True, kw_only=True):
     """Means over equal parts of the time from the first batch that was kept until the last.
 
     Attributes:
-        part_ns: length of a part.
         making: workers that make a batch.
         held_back: batches that are ready and come behind one that is not; 0 without order.
     """

@@ -72,7 +72,6 @@ class WaitCause(Record, frozen=True, kw_only=True):
     """One cause, and what a step would gain without it.
 
     Attributes:
-        why: which one.
         share: of the time in which workers make batches, for collate and slow samples; CPU time of other
             threads by that time for pickling and threads; of the loop's time for the others.
         saving_ns: of a step, without this cause alone; never more than it waits.
@@ -87,8 +86,6 @@ class ServiceTimes(Record, frozen=True, kw_only=True):
     """How long one batch takes in a worker.
 
     Attributes:
-        count: how many were timed.
-        mean_ns, p50_ns, p99_ns, max_ns: of one.
         slow: share of them that took more than three times the median.
         slow_time: share of the time of all that is these batches'.
     """
@@ -106,7 +103,6 @@ class CallFacts(Record, frozen=True, kw_only=True):
     """One call in the workers.
 
     Attributes:
-        call: what was measured.
         share: of the time in which workers made batches, in it and in no other call of the list; ``None``
             where it was not measured.
         mean_ns: wall time with what it calls, by sample of the loader; of the collate function by batch.
@@ -126,7 +122,6 @@ class WorkerShares(Record, frozen=True, kw_only=True):
     """One worker.
 
     Attributes:
-        times: what was measured.
         waiting: share of its time in which it waited for an index, as enough batches were ready.
         late: batches of it that were ready after ones that come behind them.
         held_back: these ones; a batch that waits behind two counts with the last of them.
@@ -142,10 +137,8 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     """The workers of one loader.
 
     Attributes:
-        record: what was measured.
         making_ns: wall time in which they made batches, all workers together.
         calls: in the order of the record.
-        workers: by number.
         batch: of single batches; ``None`` where none were timed.
         sample_ns: wall time of the fetch, by sample; ``None`` without samples.
         waiting: share of the workers' time in which they waited for an index; ``None`` without workers.
@@ -156,7 +149,6 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
         wait_ns: of a usual step, the wait for its batch; ``None`` where fetches were not seen.
         start_up_ns: by step, what epochs after the first wait for workers to start and fill their queues.
         step_ns: a usual step.
-        queue: what a step would take with other numbers of workers.
         why: the cause to name.
         causes: all that explain something, the largest saving first.
     """
@@ -206,10 +198,6 @@ def workers_facts(
 
     Args:
         records: of each loader; ``None`` where nobody looked into the workers.
-        steps: of the loop.
-        costs: what a usual step costs.
-        batch_cpu: of the loop.
-        setup: of the training.
     """
     if records is None:
         return Absent("not measured (workers=False, or an older version saved this run)")

@@ -277,19 +277,13 @@ Covers = Literal["steps", "operators", "device events"]
 
 
 class CoveredTime(Record, frozen=True, kw_only=True, eq=False):
-    """The time that figures of a device cover.
-
-    Attributes:
-        kind: from what to what it is.
-        intervals: an interval set.
-    """
+    """The time that figures of a device cover."""
 
     kind: Covers
     intervals: Intervals
 
     @property
     def total_ns(self) -> int:
-        """Its length."""
         return length(self.intervals)
 
 

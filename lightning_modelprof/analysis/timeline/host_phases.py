@@ -62,7 +62,6 @@ class HostTime(Record, frozen=True, kw_only=True):
         call: index of the call that owns each piece, shape (n,), values from 0 to m - 1.
         phase: key of the phase of each call, shape (m,).
         begin_ns: begin of each call's range, shape (m,).
-        source: what the phases are told apart by.
         not_ranges: phases that are pieced together and so have no calls, only one stand-in each.
     """
 
@@ -91,7 +90,6 @@ def _host_ranges(trace: Trace, prefixes: tuple[str, ...], track: int | None = No
 
 
 def _suffix(trace: Trace, index: int, prefix: str = STEP_RANGE_PREFIX) -> str:
-    """What follows the prefix in an event's name."""
     name: str = trace.names[trace.name[index]]
     return name[len(prefix) :]
 

@@ -55,7 +55,6 @@ def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """What is in both."""
     first = np.searchsorted(right[:, 1], left[:, 0], side="right")
     last = np.searchsorted(right[:, 0], left[:, 1], side="left")
     pairs = np.maximum(last - first, 0)  # how many intervals of `right` each of `left` meets
@@ -67,7 +66,6 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
 
 
 def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """What is in ``left`` and not in ``right``."""
     gaps = np.column_stack((np.append(_FIRST, right[:, 1]), np.append(right[:, 0], _LAST)))
     return intersect(left, gaps[gaps[:, 0] < gaps[:, 1]])
 

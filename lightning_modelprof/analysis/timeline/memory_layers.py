@@ -50,7 +50,6 @@ class MemoryLayers(Record, frozen=True, kw_only=True):
         peak_bytes: most of their sum at any moment.
         is_whole: whether the sum is what the allocator counted; otherwise what is known of it: blocks that
             the window allocated or released.
-        joined: how releases were joined to allocations.
         has_phases: whether the trace tells phases; without them all that the window allocated is ``other``.
     """
 

@@ -114,7 +114,6 @@ def communicates_on_host(name: str, *, launches: bool) -> bool:
     """Whether a host range of this name is communication itself; NCCL's only ask a device for it.
 
     Args:
-        name: of a backend's operator.
         launches: whether a kernel that communicates was launched in it.
     """
     return name.startswith(_HOST_RANGES) or not (launches or name.startswith(_NCCL))

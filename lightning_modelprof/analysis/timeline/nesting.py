@@ -195,7 +195,6 @@ def find_communication(trace: Trace, parent: NDArray[np.int64], launch: LaunchLi
     Args:
         trace: n events.
         parent: row of the event around each host event, shape (n,).
-        launch: what launched each device event.
 
     Returns:
         Shape (n,).

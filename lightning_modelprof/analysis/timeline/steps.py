@@ -48,7 +48,6 @@ class StepBounds(Record, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         intervals: begin and end, shape (k, 2), in order and disjoint; a step may be empty.
-        numbers: the steps' numbers.
         dropped: numbers of the steps that were left out at the end: nothing was launched in them, or the
             profiler stopped before their device events were in.
         stretches: from the begin of the first to the end of the last of steps that follow each other, an
@@ -107,7 +106,6 @@ def num_whole_steps(trace: Trace, steps: Intervals, launch: LaunchLinks) -> int:
 
 
 def dropped_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
-    """Which steps were left out at the end."""
     if not dropped:
         return ()
     return (
@@ -258,7 +256,6 @@ def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.boo
 
     Args:
         trace: without ``ProfilerStep`` ranges.
-        launch: what launched each device event.
         is_annotation: shape (n,).
     """
     of_server = np.flatnonzero(is_annotation & trace.is_named(lambda name: bool(_OF_SERVER.match(name))))

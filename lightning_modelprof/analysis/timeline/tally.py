@@ -15,8 +15,6 @@ class Tally(Record, frozen=True):
     """How often something ran and for how long; times of calls that overlap are added up.
 
     Attributes:
-        calls: how often.
-        total_ns: sum of the calls' times.
         max_ns, min_ns: longest and shortest call; ``None`` without a call.
     """
 
@@ -27,7 +25,6 @@ class Tally(Record, frozen=True):
 
     @property
     def avg_ns(self) -> float | None:
-        """Mean time of a call; ``None`` without a call."""
         return self.total_ns / self.calls if self.calls else None
 
 
@@ -40,7 +37,6 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 
 def add_up(tallies: Iterable[Tally]) -> Tally:
-    """The tally of all calls together."""
     found = [tally for tally in tallies if tally.calls]
     if not found:
         return NOTHING
@@ -62,7 +58,6 @@ def tally_by(group: NDArray[np.signedinteger], durations_ns: NDArray[np.int64], 
     Args:
         group: number of each call's group, shape (n,), values from 0 to size - 1.
         durations_ns: time of each call, shape (n,).
-        size: number of groups.
     """
     calls = np.bincount(group, minlength=size)
     total_ns = sum_by(group, durations_ns, size)
@@ -108,12 +103,7 @@ def distinct(numbers: NDArray[np.signedinteger], size: int) -> tuple[NDArray[np.
 
 
 def by_name(trace: Trace, rows: NDArray[np.signedinteger]) -> tuple[list[str], Groups]:
-    """The different names of some events, and for each event the place of its own among them.
-
-    Args:
-        trace: n events.
-        rows: k of them.
-    """
+    """The different names of some events, and for each event the place of its own among them."""
     ids, place = distinct(trace.name[rows], len(trace.names))
     return [trace.names[index] for index in ids.tolist()], place
 

@@ -46,7 +46,6 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
     """One trace with what all facts share; n events, m of them device events.
 
     Attributes:
-        trace: what was recorded.
         steps: the steps on the host; without ``ProfilerStep`` ranges those that :func:`guess_steps` finds,
             else one step 0 around all operators; ``None`` when there are no operators either, or none of the
             steps that were to be recorded.
@@ -117,7 +116,6 @@ def build_timeline(trace: Trace, step_range: re.Pattern[str] | None = None) -> T
     """Derive what all facts share; of a window of ours only the steps that were recorded to their end.
 
     Args:
-        trace: what was recorded.
         step_range: names of the ranges that are the steps; ``None`` for ``ProfilerStep``, else a guess.
     """
     operator_row = trace.category == Category.CPU_OP

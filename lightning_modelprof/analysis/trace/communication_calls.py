@@ -43,7 +43,6 @@ class Call(Record, frozen=True):
     """One call.
 
     Attributes:
-        kind: which collective in which group.
         step: number of the kept step in which it was launched; ``None`` outside of them or without steps.
         duration_ns: of its kernel, or of its range on the host.
         in_elements: number of elements that this rank put in; ``None`` is not recorded.
@@ -59,7 +58,6 @@ class CommunicationCalls(Record, frozen=True, kw_only=True):
     """All communication of one rank.
 
     Attributes:
-        source: where it was seen.
         world_size: ranks of the job; ``None`` if torch did not note it.
         steps: numbers of the kept steps; ``None`` when the trace has no ``ProfilerStep`` ranges.
         calls: in the order in which they began.
@@ -156,9 +154,7 @@ def _kinds(
     """Kind of each call, as in the table Collectives.
 
     Args:
-        timeline: the trace.
         rows: the calls, shape (k,).
-        source: what they are.
         described: index of each call's description, -1 without one, shape (k,).
     """
     trace = timeline.trace

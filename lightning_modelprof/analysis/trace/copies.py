@@ -35,14 +35,12 @@ class CopyKind(Record, frozen=True, kw_only=True):
     """All copies or sets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``.
 
     Attributes:
-        name: of the device events.
         tally: calls and their time on the device; those that overlap are added up.
         num_sized: calls for which a number of bytes was recorded.
         size_bytes: bytes of those calls together; ``None`` when there are none.
         sized_ns: time of those calls together.
         host: calls of the runtime that launched them, each once, and the host's time in them; a call that
             launches several kinds (a CUDA graph) counts for each. No calls when none is known.
-        operators: what launched them.
     """
 
     name: str
@@ -78,7 +76,6 @@ class Copies(Record, frozen=True, kw_only=True):
     device_total_ns: int
 
     def ratio(self, kind: CopyKind) -> float | None:
-        """Share of the kind in ``device_total_ns``; ``None`` if that is 0."""
         return share(kind.tally.total_ns, self.device_total_ns)
 
 
@@ -143,7 +140,6 @@ def pool_copies(ranks: Iterable[Copies]) -> Copies:
 
 
 def _pool(kinds: list[CopyKind]) -> CopyKind:
-    """The same kind on several ranks."""
     sizes = [kind.size_bytes for kind in kinds if kind.size_bytes is not None]
     return CopyKind(
         name=kinds[0].name,
@@ -167,6 +163,5 @@ def _launching_calls(timeline: Timeline, chosen: NDArray[np.intp], group: Groups
 
 
 def _sorted_copies(kinds: Iterable[CopyKind], device_total_ns: int) -> Copies:
-    """By total time on the device, longest first."""
     by_time = sorted(kinds, key=lambda kind: (-kind.tally.total_ns, kind.name))
     return Copies(kinds=tuple(by_time), device_total_ns=device_total_ns)

@@ -43,11 +43,9 @@ class PathPart(Record, frozen=True, kw_only=True):
     """Time on the critical path of one kind, over all steps.
 
     Attributes:
-        cause: what kind of work it is.
         operator: the innermost operator around it, or that launched it; else the innermost range; "" without.
         kernel: name of the kernel or copy, "" on the host.
         line: the innermost function outside of torch and Lightning that it was called from, "" if not known.
-        time_ns: on the path.
     """
 
     cause: Cause
@@ -62,7 +60,6 @@ class WhatIf(Record, frozen=True, kw_only=True):
 
     Attributes:
         kind: what ``name`` is: a cause of the path, an operator or a kernel.
-        name: what would be faster.
         work_ns: its time in the steps, on the critical path or not.
         path_ns: its time on the critical path.
         half_ns: time of all steps if each piece of it took half its time.
@@ -89,7 +86,6 @@ class CriticalPath(Record, frozen=True, kw_only=True):
     """The critical path of one rank's steps.
 
     Attributes:
-        steps: those that were looked at.
         recorded_ns: their time; the times of ``parts`` sum to it.
         replayed_ns: how long they take when each piece of work begins as soon as what it depends on is done.
         launch_latency_ns: the least time from the begin of a launch to the begin of its kernel.
@@ -154,10 +150,8 @@ class StepReplay:
     """The steps of a trace, which can be replayed with work that is faster.
 
     Attributes:
-        numbers: the steps that are looked at.
         graphs: what depends on what, of each run of steps that follow each other.
         pieces: all work in them that others may have to wait for.
-        recorded_ns: time of all these steps.
         replayed_ns: what the replay takes with nothing changed.
         launch_latency_ns: the least time from the begin of a launch to the begin of its kernel.
     """
@@ -258,7 +252,6 @@ class StepReplay:
 
 
 def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
-    """The critical path of the kept steps, and what would become faster with what."""
     reason = why_no_path(timeline)
     if reason is not None:
         return reason
@@ -279,7 +272,6 @@ def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
 
 
 def why_no_path(timeline: Timeline) -> Absent | None:
-    """Why a trace has no critical path; ``None`` where it has one."""
     if not timeline.has_device:
         return NO_DEVICE
     if timeline.span is None:
@@ -478,7 +470,6 @@ def _what_ifs(replay: StepReplay, path: PathSlices, parts: list[PathPart]) -> It
 
 
 def _longest(parts: list[PathPart], what: Literal["operator", "kernel"]) -> list[str]:
-    """Names that take most of the path."""
     times: dict[str, int] = {}
     for part in parts:
         name = getattr(part, what)

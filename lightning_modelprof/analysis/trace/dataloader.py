@@ -59,7 +59,6 @@ class DataloaderTime(Record, frozen=True, kw_only=True):
     Attributes:
         fetches: the fetches, one inside another not counted, and their time in the steps.
         per_step: fetch time of each step, also of those without a fetch.
-        steps_ns: length of all steps.
         hidden: of each fetch, the time in which a device of the process was busy (kernels, copies, sets);
             ``None`` without device events.
         exposed: the rest of each fetch, in which no device worked: the most that faster loading could save;
@@ -152,7 +151,6 @@ def pool_dataloader(ranks: Sequence[DataloaderTime]) -> DataloaderTime:
 
 
 def _pool_copies(copies: list[HostToDevice]) -> HostToDevice:
-    """Copies of one kind of several ranks."""
     sizes = [copy.size_bytes for copy in copies if copy.size_bytes is not None]
     return HostToDevice(
         name=copies[0].name,
@@ -195,7 +193,6 @@ def _covered_ns(ranges: NDArray[np.int64], intervals: Intervals) -> NDArray[np.i
 
 
 def _busy(timeline: Timeline) -> Intervals:
-    """Time in which any device works."""
     work = timeline.trace.device.event
     return union(timeline.trace.begin_ns[work], timeline.trace.end_ns[work])
 

@@ -208,10 +208,8 @@ def _stretches(
     """The work of one thread: begins and ends, and number of the wait that each comes after, -1 for none.
 
     Args:
-        interval: what is looked at.
         cuts_ns: where work is cut, in any order.
         waits: numbers of the thread's waits.
-        blocked: all waits.
     """
     begin_ns, until_ns = interval
     waits = waits[np.lexsort((blocked.end_ns[waits], blocked.begin_ns[waits]))]
@@ -346,7 +344,6 @@ class _Joins:
         return self._times[node - self._first] if node >= self._first else int(self._nodes.end_ns[node])
 
     def add(self) -> None:
-        """Put them among the nodes."""
         times = np.array(self._times, np.int64)
         added = self._nodes.add(times, times)
         pairs = np.array(self._pairs, np.int64).reshape(-1, 2)

@@ -101,7 +101,6 @@ class DeviceUsage(Record, frozen=True, kw_only=True):
             between kept steps that do not follow each other is no part of it.
         covers: from what to what that time is; ``None`` without devices.
         covered_ns: how long it is; 0 without devices.
-        notes: caveats.
     """
 
     host: HostUsage | None
@@ -199,11 +198,8 @@ def _one_device(
 
     Args:
         timeline: the trace, with m device events.
-        number: of the device.
-        stretches: what the figures cover.
         on_tensor_cores: 1 for device events with the name of a kernel on tensor cores, 0 for others, NaN
             where the name does not tell, shape (m,); ``None`` when the devices have none.
-        properties: what the file says of the device.
     """
     trace, device = timeline.trace, timeline.trace.device
     all_begin_ns = joined_time(trace.begin_ns[device.event], stretches)

@@ -98,7 +98,6 @@ class CommunicationRows(Record, frozen=True, kw_only=True):
 
     Attributes:
         rows: of the trace, in its order; at least one.
-        source: where communication was seen.
         is_asynchronous: as in :class:`Distributed`.
     """
 
@@ -111,19 +110,15 @@ class Distributed(Record, frozen=True, kw_only=True):
     """Communication of one rank.
 
     Attributes:
-        source: where communication was seen.
         is_asynchronous: there are host ranges of a backend that works on a device (``nccl:``): they are
             the time to ask for communication, not the time that it takes.
-        whole: over the whole trace.
         in_steps: inside the kept steps; ``None`` when the trace has no ``ProfilerStep`` ranges.
-        num_steps: how many steps were kept.
         base: whose span ``base_ns`` is; ``None`` without steps, operators and device events.
         base_ns: length of that span, without the time between kept steps that do not follow each other;
             ``None`` without one.
         in_base: inside that span, so that no part is longer than ``base_ns``, as ``whole`` can be;
             ``None`` without one.
         collectives: longest total first.
-        notes: caveats.
         shares: what the kept steps consist of; ``None`` without steps, where they have no length, and where
             ``is_asynchronous``, as communication itself was not recorded.
     """
@@ -234,7 +229,6 @@ def _overlap(communication: Intervals, computation: Intervals | None) -> Overlap
 
 
 def _overlap_inside(stretches: Intervals, communication: Intervals, computation: Intervals | None) -> Overlap:
-    """The same inside of some stretches of time."""
     inside = None if computation is None else intersect(computation, stretches)
     return _overlap(intersect(communication, stretches), inside)
 
@@ -251,13 +245,11 @@ def _in_steps(
 
 
 def _filled(intervals: NDArray[np.int64]) -> Intervals:
-    """Without steps of length 0."""
     filled: Intervals = intervals[intervals[:, 0] < intervals[:, 1]]
     return filled
 
 
 def _shares(timeline: Timeline, communication: Intervals, computation: Intervals | None) -> StepShares | None:
-    """What the kept steps consist of."""
     steps, bounds, trace = timeline.steps, timeline.bounds, timeline.trace
     if steps is None or bounds is None or not steps.has_ranges:
         return None
@@ -284,7 +276,6 @@ def _shares(timeline: Timeline, communication: Intervals, computation: Intervals
 
 
 def _base(timeline: Timeline) -> tuple[Base | None, Intervals | None]:
-    """Whose span the time is compared with, and the stretches of time that it is."""
     covered = covered_time(timeline)
     if covered is None:
         return None, None
@@ -370,13 +361,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
 def find_collectives(
     timeline: Timeline, rows: NDArray[np.int64], source: Source
 ) -> tuple[CollectiveTime, ...]:
-    """Tallies of the communication events by name and group, longest total first.
-
-    Args:
-        timeline: n events.
-        rows: the communication events, all of ``source``.
-        source: whether they are kernels or ranges on the host.
-    """
+    """Tallies of the communication events by name and group, longest total first."""
     trace = timeline.trace
     description, named_as = _labels(timeline, rows, source)
     width = len(trace.names)
@@ -472,5 +457,4 @@ def _size_bytes(one: Collective | None) -> int | None:
 
 
 def _sorted(collectives: Iterable[CollectiveTime]) -> tuple[CollectiveTime, ...]:
-    """Longest total first, then by name and group."""
     return tuple(sorted(collectives, key=lambda one: (-one.time.total_ns, one.name, one.group or "")))

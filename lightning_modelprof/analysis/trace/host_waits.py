@@ -77,9 +77,6 @@ class HostWait(Record, frozen=True, kw_only=True):
     """All waits of one kind at one place, over the steps that count.
 
     Attributes:
-        place: what waits, and where.
-        calls: how many.
-        wait_ns: time of the host in them.
         saves_ns: how much earlier the device would be done if no call waited, as far as it is due to these;
             see :func:`stakes_of_waits`.
     """
@@ -122,7 +119,6 @@ class HostWaits(Record, frozen=True, kw_only=True):
         covered_idle_ns: time in them in which the device is idle.
         num_steps: the steps that count: those that follow directly on a recorded step, since what the
             host did before any other is not known; where there is none such, all.
-        steps_ns: their length.
         idle_ns: time in them without any event of the device.
         fetch_ns: that of it in which the launching thread waited for its next batch, nothing being queued.
         saves_ns: what would be saved of the rest if no call waited.
@@ -192,7 +188,6 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
 
 
 def summarize_host_waits(timeline: Timeline) -> HostWaits | Absent:
-    """Where the host waits for its device in the steps, and what that costs."""
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None and timeline.cut_steps:
         return NO_WHOLE_STEP
@@ -292,9 +287,6 @@ def _late_work(
     """What is innermost on the launching thread in some of the pieces, without fetches, launches and waits.
 
     Args:
-        timeline: one trace.
-        pieces: idle time of a device.
-        chosen: which of them.
         most_ns: of their time that isn't due to anything else.
     """
     trace = timeline.trace
@@ -593,9 +585,7 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
     Source: "API synchronization behavior" in the manual of CUDA's runtime.
 
     Args:
-        timeline: one trace.
         steps: on the host.
-        track: thread of the steps.
     """
     trace = timeline.trace
     copies = copies_by_call(timeline)
@@ -689,7 +679,6 @@ class WaitPlace(Record, frozen=True, kw_only=True, order=True):
     """What waits, and where; texts are "" where something is not known or not there.
 
     Attributes:
-        kind: what it waits for.
         memory: host memory of the copy that it waits for: ``pageable`` or ``pinned``.
         operators: the operators around the call, innermost first, without those of autograd's graph: of
             ``loss.item()`` they are ``aten::_local_scalar_dense`` and ``aten::item``.

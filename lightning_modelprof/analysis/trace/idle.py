@@ -45,7 +45,6 @@ class CoveredIdle(Record, frozen=True, kw_only=True):
     ``total_ns``.
 
     Attributes:
-        total_ns: the covered time.
         busy_ns: time in it in which at least one event of the device runs.
         by_cause_ns: what the pieces of :func:`find_idle` add up to, in the order of ``CAUSES``.
     """
@@ -70,7 +69,6 @@ class CoveredIdle(Record, frozen=True, kw_only=True):
 
     @property
     def idle_ns(self) -> int:
-        """All that is not busy."""
         return self.total_ns - self.busy_ns
 
     @property
@@ -117,7 +115,6 @@ class DeviceIdle(Record, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> Tally:
-        """All gaps."""
         return add_up((self.host_wait, self.kernel_gap, self.other))
 
 
@@ -128,7 +125,6 @@ class Idle(Record, frozen=True, kw_only=True):
 
 
 def summarize_idle(timeline: Timeline) -> Idle | Absent:
-    """Time of every gap of every device by its cause."""
     trace = timeline.trace
     if not timeline.has_device:
         return NO_DEVICE
@@ -141,7 +137,6 @@ class Gaps(Record, frozen=True, kw_only=True, eq=False):
     """The times without any event of one device between its first event and the end of its last, k of them.
 
     Attributes:
-        intervals: the gaps.
         span_ns: from the begin of the first event to the end of the last.
         launch_ns: begin of the launch of the event that ends each gap, -1 where it is not known, shape (k,).
         launcher: row of that launch, -1 where it is not known, shape (k,).
@@ -261,13 +256,7 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
 
 
 def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> IdleTime:
-    """The idle time of one device, which has events, by cause.
-
-    Args:
-        timeline: the trace.
-        device: number of the device.
-        fetches: rows of the waits for batches.
-    """
+    """The idle time of one device, which has events, by cause."""
     found = find_gaps(timeline, device)
     gap_ns = found.intervals[:, 1] - found.intervals[:, 0]
     is_queued = (found.launch_ns >= 0) & ~found.is_host_wait
@@ -403,7 +392,6 @@ def time_in_calls(
     """How long in each gap a thread was in some calls, such as fetches of a batch.
 
     Args:
-        timeline: one trace.
         gaps: an interval set of k rows.
         track: thread of each gap, shape (k,).
         calls: rows of the calls, on all threads.

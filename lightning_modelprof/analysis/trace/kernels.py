@@ -91,7 +91,6 @@ class KernelUse(Record, frozen=True, kw_only=True):
             which it was recorded.
         uses_tensor_cores: as far as the name tells; ``None`` where it does not, and for devices without.
         is_communication: whether it moves data between ranks, in any of its calls.
-        operators: what launched it.
     """
 
     name: str
@@ -115,7 +114,6 @@ class Kernels(Record, frozen=True, kw_only=True):
     total_ns: int
 
     def ratio(self, kernel: KernelUse) -> float | None:
-        """Share of the kernel in ``total_ns``; ``None`` if that is 0."""
         return share(kernel.tally.total_ns, self.total_ns)
 
 
@@ -189,10 +187,8 @@ def launching_operators(
     """The operators that launched the device events of each group.
 
     Args:
-        timeline: the trace.
         chosen: positions of device events in ``Trace.device``, shape (c,).
         group: number of the group of each, shape (c,), values from 0 to size - 1.
-        size: number of groups.
     """
     trace = timeline.trace
     operator = timeline.launch.operator[chosen]
@@ -208,7 +204,6 @@ def launching_operators(
 
 
 def _sorted_kernels(kernels: Iterable[KernelUse]) -> Kernels:
-    """By total time, longest first, and with their sum."""
     by_name = tuple(sorted(kernels, key=lambda kernel: (-kernel.tally.total_ns, kernel.name)))
     return Kernels(by_name=by_name, total_ns=sum(kernel.tally.total_ns for kernel in by_name))
 

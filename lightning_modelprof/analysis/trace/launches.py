@@ -31,11 +31,8 @@ class TimeSpread(Record, frozen=True, kw_only=True):
     """How some times are distributed; all but ``count`` are ``None`` without any.
 
     Attributes:
-        count: how many.
-        total_ns, avg_ns: their sum and mean.
         median_ns: the middle one, or the mean of the two in the middle.
         p90_ns: the smallest of them that at least nine tenths of the others do not exceed.
-        max_ns, min_ns: the largest and the smallest.
     """
 
     count: int
@@ -51,10 +48,8 @@ class KernelLaunches(Record, frozen=True, kw_only=True):
     """Launches of one rank's kernels, over the whole trace.
 
     Attributes:
-        kernels: time of all kernels.
         short: time of the kernels of at most 5 and of at most 10 microseconds, one each.
         linked: time of the kernels whose launching runtime call is known.
-        unlinked: time of the others.
         shorter: time of the linked kernels whose launching call took longer than all that it launched: one
             kernel, or those of a graph together.
         calls: time on the host of the calls that launched kernels; a call that launched several kernels
@@ -77,7 +72,6 @@ class KernelLaunches(Record, frozen=True, kw_only=True):
 
     @property
     def shorter_ratio(self) -> float | None:
-        """Share of the linked kernels whose launching call took longer than all that it launched."""
         return share(self.shorter.count, self.linked.count)
 
 
@@ -85,7 +79,6 @@ class RuntimeCall(Record, frozen=True, kw_only=True):
     """All calls of one function of a device's runtime or driver.
 
     Attributes:
-        name: as recorded.
         host: time on the host, summed over threads.
         waits: whether it returns only when the device is done, by its name.
     """
@@ -110,7 +103,6 @@ class RuntimeCalls(Record, frozen=True, kw_only=True):
 
 
 def summarize_launches(timeline: Timeline) -> KernelLaunches | Absent:
-    """How long kernels and their launches took, and how long the kernels were queued."""
     trace = timeline.trace
     if not timeline.has_device:
         return NO_DEVICE
@@ -141,7 +133,6 @@ def summarize_launches(timeline: Timeline) -> KernelLaunches | Absent:
 
 
 def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls | Absent:
-    """Calls and host time of every function of the devices' runtimes."""
     trace = timeline.trace
     rows = np.flatnonzero(trace.category == Category.RUNTIME)
     if not len(rows):

@@ -45,7 +45,6 @@ class MemoryFlow(Record, frozen=True, kw_only=True):
         name: the operator, as ``caller (aten::empty)`` where that only allocated for another one; without
             an operator the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``. Or the
             device.
-        allocations, releases: how many.
         allocated_bytes, released_bytes: their sums, both positive.
     """
 
@@ -221,7 +220,6 @@ def _label(names: tuple[str, ...], payer: int, caller: int) -> str:
     """What to call a payer.
 
     Args:
-        names: the trace's names.
         payer: one more than the index of its name, 0 for nobody.
         caller: the same of the operator that it allocated for.
     """

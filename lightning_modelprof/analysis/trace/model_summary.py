@@ -56,7 +56,6 @@ class ModelSummaryRow(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: phase key, or ``profile_step``, ``others``, ``unattributed``.
-        label: what a reader sees.
         depth: 0 for the steps, 1 for the phases that Paddle shows and Others, 2 for what Others consists of.
         calls: ranges that begin in a step; ``None`` for what is not a range.
         host_total_ns: time in which the phase is the innermost one, clipped to the steps.
@@ -90,13 +89,9 @@ class ModelSummary(Record, frozen=True, kw_only=True):
 
     Attributes:
         rows: ProfileStep, the phases, Others and its parts.
-        num_steps: how many steps the rows cover.
         step_numbers: their numbers, in order of time.
-        has_device: whether the trace has any device events.
-        phase_source: what the phases were told apart by.
         device_outside_ns: durations of the device events that are in no row, because their launch lies
             outside the steps or is not in the trace; ``None`` without device events.
-        notes: caveats.
     """
 
     rows: tuple[ModelSummaryRow, ...]
@@ -236,7 +231,6 @@ def _figures(
 
 
 def _row(key: str, label: str, depth: int, figures: _Figures, whole: _Figures) -> ModelSummaryRow:
-    """Totals, figures per call, and shares of the steps."""
     values, device_values = figures.host_values_ns, figures.device_values_ns
     host_avg, host_max, host_min = _per_call(values)
     device_avg, device_max, device_min = _per_call(device_values)

@@ -50,7 +50,6 @@ def flops_of(operator: str, shapes: InputShapes) -> int | None:
 
     Args:
         operator: name of the operator, such as ``aten::mm``.
-        shapes: what the call got.
     """
     formula = FORMULAS.get(operator)
     if formula is None:
@@ -63,11 +62,7 @@ def flops_of(operator: str, shapes: InputShapes) -> int | None:
 
 
 def _sizes(dims: _Dims, index: int, rank: int | None = None) -> tuple[int, ...]:
-    """Shape of one input.
-
-    Raises:
-        ValueError: when it is no shape of that many dimensions.
-    """
+    """Shape of one input; raises ``ValueError`` when it is no shape of that many dimensions."""
     shape = dims[index]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("not a tensor")
@@ -119,11 +114,7 @@ def _integers(values: _Values, index: int, count: int) -> tuple[int, ...]:
 
 
 def _flag(text: object) -> bool:
-    """A recorded truth value.
-
-    Raises:
-        ValueError: when it is none.
-    """
+    """A recorded truth value; raises ``ValueError`` when it is none."""
     if text not in {"True", "False"}:
         raise ValueError("not a truth value")
     return text == "True"
@@ -203,8 +194,6 @@ class OperatorMemory:
     devices; but a call inside one of the same name counts once in the total, as its time does.
 
     Args:
-        timeline: of the trace.
-        calls: its operators.
         end_ns: the ends of all events by ``enclosing.clipped_ends``.
     """
 
@@ -228,9 +217,7 @@ class OperatorMemory:
         """What the calls of each group changed.
 
         Args:
-            group: number of each call's group.
             is_outer: which calls are in no other one of their group.
-            size: number of groups.
         """
         if not self.is_known:
             return [None] * size
@@ -355,7 +342,6 @@ class Child(Record, frozen=True, kw_only=True):
     """The operators of one name that the operators of another name call directly.
 
     Attributes:
-        name: of the called operators.
         calls: how many, those inside another of them included.
         host: times on the host of the outermost of them, with all that they call.
         device: times of the device events launched in each of the outermost, at any depth, added up by call;
@@ -374,7 +360,6 @@ class Operator(Record, frozen=True, kw_only=True):
     """All calls of one operator on one host thread, or those of them that got inputs of one shape.
 
     Attributes:
-        name: as recorded.
         shape: shapes of its inputs as JSON text; ``None`` when calls are not told apart by it, or when it was
             not recorded.
         calls: how many, those inside another of them included.
@@ -445,7 +430,6 @@ def _pool_same(parts: list[Operator]) -> Operator:
 
 
 def _add_memory(parts: Iterable[MemoryChange | None]) -> MemoryChange | None:
-    """``None`` when none is known."""
     known = [part for part in parts if part is not None]
     return MemoryChange(*map(sum, zip(*known, strict=True))) if known else None
 

@@ -49,7 +49,6 @@ class OperatorThread(Record, frozen=True, kw_only=True):
     """The operators of one host thread.
 
     Attributes:
-        name: the thread in words.
         host_ns: time in which any operator was running.
         operators: one per name, in no order.
         by_shape: one per name and shape of inputs, in no order; empty when no shapes were recorded.
@@ -70,10 +69,6 @@ class Operators(Record, frozen=True, kw_only=True):
             no runtime call inside it.
         device_ns: time of all device events added up; ``None`` when the trace has none.
         not_launched: the device events that no operator launched.
-        has_shapes: whether shapes of inputs were recorded.
-        has_modules: whether calls of modules were recorded.
-        has_callers: whether call stacks were recorded.
-        has_memory: whether memory was recorded.
     """
 
     threads: tuple[OperatorThread, ...]
@@ -143,7 +138,6 @@ def _by_thread(
     """The operators of each thread, by name or by name and shape.
 
     Args:
-        sums: adds up the calls.
         threads: number of each call's thread, and how many threads there are.
         names: number of each call's name, and the names.
         shapes: number of each call's shape, -1 without one, and the shapes; ``None`` to go by name alone.
@@ -238,7 +232,6 @@ class _Sums:
         ]
 
     def children(self, group: Groups, size: int, name: Groups, texts: list[str]) -> list[dict[str, Child]]:
-        """What the calls of each group call directly, by name."""
         inner = np.flatnonzero(self.calls.parent >= 0)
         outer_group = group[self.calls.parent[inner]]
         keys, pair_of_inner = distinct(outer_group * len(texts) + name[inner], size * len(texts))

@@ -86,13 +86,11 @@ class Overview(Record, frozen=True, kw_only=True):
     """How much of the steps each type of event covers, of one rank or of several together.
 
     Attributes:
-        num_steps: number of steps.
         steps_ns: time of the steps on the host, to which the host's types are clipped.
         device_steps_ns: time of the stretches of steps between device-aware bounds (:class:`StepBounds`), to
             which the device's types are clipped; ``None`` without device events.
         host: types of host events that occur, longest first. Each event is of one type.
         device: types of device events that occur, in the order of ``DEVICE_TYPES``.
-        notes: caveats.
     """
 
     num_steps: int
@@ -197,9 +195,7 @@ def _measure(
     """Every type that occurs in the window.
 
     Args:
-        trace: the trace.
         members: types, and rows of the events of each.
-        window: what to clip to.
     """
     window_ns = length(window)
     found = []

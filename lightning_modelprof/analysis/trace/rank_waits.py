@@ -36,8 +36,6 @@ class Waits(Record, frozen=True, kw_only=True):
     """The compared calls of one rank, or those of one collective among them.
 
     Attributes:
-        calls: how many.
-        total_ns: their time.
         transfer_ns: of that the shortest of each call over the ranks.
         caused_ns: how long the others waited on average in the calls to which this rank came last.
         last: number of these. Where several ranks have the shortest time nobody came last.
@@ -54,7 +52,6 @@ class Waits(Record, frozen=True, kw_only=True):
 
     @property
     def waited_ns(self) -> int:
-        """Time in which this rank waited for others."""
         return self.total_ns - self.transfer_ns
 
 
@@ -62,7 +59,6 @@ class RankWaits(Record, frozen=True, kw_only=True):
     """One rank.
 
     Attributes:
-        whole: all its compared calls.
         by_collective: (name, process group) → those of one collective, longest wait first.
     """
 
@@ -74,7 +70,6 @@ class LateRank(Record, frozen=True, kw_only=True):
     """A rank that came last more often than chance explains, in one process group.
 
     Attributes:
-        rank: which.
         group: the process group; ``None`` is not recorded.
         last: calls to which it came last.
         calls: calls to which one rank came last.
@@ -117,9 +112,6 @@ class WaitsOfRanks(Record, frozen=True, kw_only=True):
 def compare_ranks(by_rank: Mapping[int, CommunicationCalls]) -> WaitsOfRanks | Absent:
     """Match the calls of the ranks, and split each into the transfer and the wait for others.
 
-    Args:
-        by_rank: the ranks of one job.
-
     Returns:
         Absent when fewer than two ranks have communication, or no call could be compared.
     """
@@ -157,7 +149,6 @@ def _world_size(facts: Sequence[CommunicationCalls]) -> int | None:
 
 
 def _of_rank(rank: int, groups: Sequence[MatchedGroup]) -> RankWaits | None:
-    """The waits of one rank, ``None`` without a compared call."""
     own = [group for group in groups if rank in group.ranks]
     whole = _waits(rank, [(group.calls, group.num_steps) for group in own])
     if not whole.calls:
@@ -396,10 +387,8 @@ def _may_be_several(size: int | None, num_here: int, num_ranks: int, world_size:
     """Whether calls of one name of a group may be of several groups, such as all tensor-parallel ones.
 
     Args:
-        size: ranks in the group.
         num_here: ranks that have calls of it.
         num_ranks: ranks that are here.
-        world_size: ranks of the job.
     """
     if size is None or size == world_size:
         return False

@@ -42,7 +42,6 @@ class StepParts(Record, frozen=True, kw_only=True):
     """What one step consists of.
 
     Attributes:
-        number: the step's number.
         total_ns: its length between device-aware bounds.
         parts_ns: time of each of ``STEP_CATEGORIES``; they sum to ``total_ns`` exactly.
     """
@@ -57,12 +56,8 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
 
     Attributes:
         steps: the steps, in order of time; at least one.
-        mean_total_ns: mean length of a step.
         mean_parts_ns: mean time of each of ``STEP_CATEGORIES``.
         shares: share of each category in the time of all steps; ``None`` if that is 0.
-        has_device: whether the trace has any device events.
-        has_runtime: whether it has any calls of a device's runtime.
-        notes: caveats.
     """
 
     steps: tuple[StepParts, ...]
@@ -136,12 +131,7 @@ def _wraps_a_step(trace: Trace, steps: Intervals) -> NDArray[np.bool_]:
 
 
 def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
-    """Time of each category but Other, whatever else runs then.
-
-    Args:
-        timeline: the trace.
-        steps: the steps on the host.
-    """
+    """Time of each category but Other, whatever else runs then."""
     trace = timeline.trace
     kind = trace.category
     kernel = kind == Category.KERNEL

@@ -38,7 +38,6 @@ class TensorCoreUse(Record, frozen=True, kw_only=True):
     """Time of kernels, in nanoseconds, over all calls in the file.
 
     Attributes:
-        kernels_ns: of all kernels.
         used_ns: of kernels of eligible operators whose names say that they are on tensor cores.
         unused_ns: the same of those whose names say that they are not.
         untold_ns: the same of those whose names do not tell.

@@ -201,7 +201,6 @@ class KernelLaunchCount(Record, frozen=True, kw_only=True):
 
 
 def count_kernel_launches(timeline: Timeline) -> KernelLaunchCount:
-    """How many kernels were launched, and how many of them the trace lacks."""
     trace = timeline.trace
     launches, is_lost = _launches(timeline)
     is_kernel = trace.category[trace.device.event] == Category.KERNEL
@@ -224,7 +223,6 @@ def count_kernel_launches(timeline: Timeline) -> KernelLaunchCount:
 
 
 def pool_kernel_launches(ranks: Iterable[KernelLaunchCount]) -> KernelLaunchCount:
-    """Those of several ranks or windows together."""
     ranks = tuple(ranks)
     return KernelLaunchCount(
         launches=sum(one.launches for one in ranks),
@@ -261,7 +259,6 @@ def _are_never_joined(
     That is a name of which no call has a kernel, where at least as many kernels have no launch.
 
     Args:
-        timeline: the trace.
         rows: the launches, shape (k,).
         has_kernel: shape (k,).
     """

@@ -46,16 +46,12 @@ class TraceFacts(Record, frozen=True, kw_only=True):
     """Derived facts of one trace; a fact that the trace has no data for is :class:`Absent`.
 
     Attributes:
-        source: the file's name.
         rank: of the process that recorded it; ``None`` if the trace does not say.
         world_size: ranks of the job; ``None`` if the trace does not say.
         begin_ns: time of its first event, since 1970 if the recorder's clock says so.
         end_ns: time of the end of its last event, likewise.
-        num_events: events that were read.
-        step_numbers: the steps it holds.
         step_origin: which ranges they are, where they are no ``ProfilerStep``; else "".
         checks: sentences on what speaks against believing it.
-        launch_count: calls that launch kernels, and those whose kernel the trace lacks.
     """
 
     source: str
@@ -91,7 +87,6 @@ def analyze_trace(trace: Trace, step_range: re.Pattern[str] | None = None) -> Tr
     """Derive the facts of one trace; of a window of ours only the steps that were recorded to their end.
 
     Args:
-        trace: what was recorded.
         step_range: names of the ranges that are the steps; see :func:`build_timeline`.
     """
     timeline = build_timeline(trace, step_range)

@@ -32,7 +32,6 @@ class UserRange(Record, frozen=True, kw_only=True):
     """All calls of the range of one name.
 
     Attributes:
-        name: as recorded.
         is_torch: whether torch wrote it and not the user, judged by its name.
         calls: how many, those inside another of them included.
         host: times on the host of the outermost of them.
@@ -51,7 +50,6 @@ class UserRangeThread(Record, frozen=True, kw_only=True):
     """The ranges of one host thread.
 
     Attributes:
-        name: the thread in words.
         host_ns: time in which any of the ranges was open.
         device_ns: time of the device events launched in any of them; ``None`` when the trace has none.
         ranges: one per name, in no order.

@@ -154,7 +154,6 @@ def _used_by(
     Steps that do not fetch exactly once are left out.
 
     Args:
-        timeline: of the trace.
         in_epoch: number of a step → its number in the epoch.
         columns: of n batches.
     """
