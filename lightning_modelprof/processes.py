@@ -27,8 +27,6 @@ def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[byt
     """Start ``python -m name``: never multiprocessing, which would run the user's script once more.
 
     Args:
-        name: of the module.
-        arguments: of its command line.
         how: as of ``subprocess.Popen``; what is not said of standard output and errors goes nowhere.
 
     Raises:

@@ -122,7 +122,6 @@ def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str
 
     Args:
         label: the label of a column, or of a row of a table whose unit changes by row.
-        unit: what the numbers are.
         time_unit: the unit of durations; ``None`` where another line of the table names it.
     """
     if unit is Unit.RATIO and "%" not in label:

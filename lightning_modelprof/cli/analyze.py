@@ -28,7 +28,6 @@ EPILOG = "Exit status: 0 on success; 1 on error or a corrupt trace; 2 on invalid
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``analyze``."""
     command.add_argument(
         "paths",
         nargs="+",

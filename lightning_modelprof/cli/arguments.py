@@ -45,7 +45,6 @@ def add_output_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_max_gib(command: argparse.ArgumentParser) -> None:
-    """How large a trace may be."""
     command.add_argument(
         "--max-gib",
         type=checked(lambda text: parse_below(text, _MAX_GIB, "a number of GiB")),
@@ -117,7 +116,6 @@ def table_options(arguments: argparse.Namespace, default: TableOptions = DEFAULT
     """What was asked for on the command line.
 
     Args:
-        arguments: as parsed.
         default: what holds where nothing was asked for.
     """
     asked = {field.name: getattr(arguments, field.name, None) for field in fields(TableOptions)}

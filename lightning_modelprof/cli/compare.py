@@ -33,7 +33,6 @@ USAGE = f"%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C 
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``compare``."""
     command.add_argument(
         "sides",
         nargs="*",
@@ -108,7 +107,6 @@ def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) 
 
     Args:
         before: folders or files of one or more runs.
-        after: the same.
         tolerance: change of the time, as a fraction, that does not matter.
 
     Raises:

@@ -12,7 +12,6 @@ DESCRIPTION = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``list``."""
     command.add_argument(
         "path",
         nargs="?",

@@ -31,7 +31,6 @@ _NOT_USERS: Final = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``loader``."""
     command.add_argument(
         "factory",
         metavar="MODULE:FACTORY",
@@ -55,11 +54,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse invalid numbers.
-
-    Raises:
-        ValueError: with what was expected.
-    """
     for name, value, least in (("--step-ms", options.step_ms, 0), ("--batches", options.batches, 1)):
         if value is not None and not least <= value < float("inf"):
             raise ValueError(f"{name}: expected a number of at least {least}, got {value}.")
@@ -68,7 +62,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the loader, take batches, print."""
     name = quoted(options.factory)
     loader = find_loader(options.factory)
     from lightning_modelprof.loop.loader_profile import profile_loader

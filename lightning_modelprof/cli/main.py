@@ -41,11 +41,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The parser of the command line.
-
-    Args:
-        names: the commands that it knows.
-    """
     parser: argparse.ArgumentParser = _Parser(
         prog="lightning-modelprof",
         description="Show where PyTorch Lightning training time goes.",

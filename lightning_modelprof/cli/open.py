@@ -14,7 +14,6 @@ DESCRIPTION = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``open``."""
     command.add_argument("path", nargs="?", default=".", metavar="DIR", help=PATH_HELP)
 
 

@@ -16,9 +16,7 @@ def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[st
     """Print the report, or write it to the files that were asked for.
 
     Args:
-        report: of the command.
         options: as parsed; ``json``, ``html``, ``full`` and ``brief`` count.
-        last_words: lines below the report.
 
     Raises:
         ArchiveError: when a file cannot be written.

@@ -22,7 +22,6 @@ PATH_HELP = "Run directory, or a parent directory such as lightning_logs (defaul
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``report``."""
     command.add_argument("path", nargs="?", default=".", metavar="DIR", help=PATH_HELP)
     add_output_options(command)
     add_module_options(command)
@@ -30,7 +29,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report, or write it."""
     from lightning_modelprof.run.locate import newest_run
     from lightning_modelprof.show.progress import show_waiting
 

@@ -16,7 +16,6 @@ EPILOG = "Exit code: 0 if no check failed, otherwise 1."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``selftest``."""
     command.add_argument(
         "--device",
         choices=("cuda", "xpu", "mps", "cpu"),
@@ -39,11 +38,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse invalid numbers.
-
-    Raises:
-        ValueError: with what was expected.
-    """
     if not 0 < options.budget < float("inf"):
         raise ValueError(f"--budget: expected a number greater than 0, got {options.budget}.")
 

@@ -16,7 +16,6 @@ DESCRIPTION = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``tensorboard``."""
     command.add_argument(
         "paths", nargs="+", metavar="PATH", help="Run directory, trace file or a directory of either"
     )
@@ -30,7 +29,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Add runs and traces to the log directory, and say where to see them."""
     from lightning_modelprof.cli.import_profiles import import_into
     from lightning_modelprof.run.locate import told_choice
 

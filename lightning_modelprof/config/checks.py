@@ -141,7 +141,6 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
     """Refuse invalid values.
 
     Args:
-        config: what is wanted.
         where: what the message begins with: where the values stand.
 
     Raises:

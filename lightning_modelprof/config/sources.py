@@ -132,7 +132,6 @@ def _num_values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
     """Values in a node, those that are meant by aliases counted each time.
 
     Args:
-        node: of a document.
         known: the number of those that were seen, to which it is added.
     """
     if node not in known:

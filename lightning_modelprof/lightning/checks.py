@@ -19,8 +19,6 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
 
     Args:
         callback: of ours; it is not among the trainer's when one of these hands its hooks on to it.
-        trainer: that will run.
-        callback_type: what ours are.
 
     Raises:
         ConfigError: when another one wants something else.

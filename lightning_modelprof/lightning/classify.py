@@ -87,7 +87,6 @@ class Classifier:
     """Makes the actions of one fit, and what an evaluation loop shares with it.
 
     Args:
-        ledger: what the actions write to.
         trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
 
@@ -306,14 +305,7 @@ def end_loop(ledger: PhaseLedger) -> None:
 
 
 class EvaluationClassifier(Classifier):
-    """Makes the actions of one evaluation loop.
-
-    Args:
-        ledger: what the actions write to.
-        trainer: whose callbacks, strategy and module the actions are about.
-        own_prefix: start of the action names of our own callback; they are not measured.
-        loop: which one.
-    """
+    """Makes the actions of one evaluation loop."""
 
     def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: LoopKind) -> None:
         super().__init__(ledger, trainer, own_prefix)

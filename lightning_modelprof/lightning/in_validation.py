@@ -32,9 +32,7 @@ class ValidationStartAction(Action):
     """The first hook of a validation loop.
 
     Args:
-        ledger: the ledger.
         part: of the validation that the hook itself is.
-        after: the part that follows it.
         takes_gap: whether the time since the last event was validation already (the start of its
             workers), which is so when this hook is not the very first one.
     """
@@ -83,8 +81,6 @@ class PartAction(Action):
     """The time inside is one part's, less what actions inside it take.
 
     Args:
-        ledger: the ledger.
-        part: which one.
         after: the part that follows; ``None`` goes on with the one before.
     """
 
@@ -129,13 +125,7 @@ class FetchPartAction(PartAction):
 
 
 class PartBeginAction(Action):
-    """With another action a part begins that lasts until the next one does.
-
-    Args:
-        ledger: the ledger.
-        part: which one.
-        action: the other action.
-    """
+    """With another action a part begins that lasts until the next one does."""
 
     __slots__ = ("action", "ledger", "part")
 
@@ -177,7 +167,6 @@ class TimedPart(StandIn):
         self._action = action
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's own."""
         with self._action:
             return self.original(*args, **kwargs)
 
@@ -188,10 +177,7 @@ def time_metrics(
     """Tell the computing of a validation's metrics from their logging, until ``cleanup``.
 
     Args:
-        trainer: of the fit.
-        ledger: of the fit.
         guarded: makes an action harmless: its errors do not reach the loop.
-        cleanup: gives the methods back.
     """
     connector = getattr(trainer, "_logger_connector", None)
     for name, part in ((METRICS_COMPUTED, EPOCH_END), (METRICS_LOGGED, LOGGING)):

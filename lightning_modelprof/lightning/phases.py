@@ -48,11 +48,8 @@ class PhaseProfiler(Profiler):
     """Stands in for ``trainer.profiler`` during a loop and forwards everything to the one it replaces.
 
     Args:
-        inner: the profiler that was there.
-        ledger: where times go.
         trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
-        loop: which loop.
         around: hears of actions outside of the loop.
 
     Attributes:
@@ -104,19 +101,15 @@ class PhaseProfiler(Profiler):
         self.profile(action_name).__exit__(None, None, None)
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
-        """Forwarded."""
         self.inner.setup(*args, **kwargs)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Forwarded."""
         self.inner.teardown(*args, **kwargs)
 
     def summary(self) -> str:
-        """Forwarded."""
         return str(self.inner.summary())
 
     def describe(self) -> None:
-        """Forwarded."""
         self.inner.describe()
 
     @property
@@ -139,7 +132,6 @@ class PhaseProfiler(Profiler):
     # Ours
 
     def arm(self) -> None:
-        """Start to measure: the loop begins."""
         self.ledger.restart()
         self.around.loop_begins(self.ledger.last_ns)
         self.armed = True
@@ -183,7 +175,6 @@ class PhaseProfiler(Profiler):
         return expected - seen
 
     def callback_times(self) -> tuple[CallbackTime, ...]:
-        """Time by callback and hook so far, longest first."""
         times = [
             CallbackTime(
                 callback=name.removeprefix("[Callback]").rpartition(".")[0],
@@ -380,7 +371,6 @@ class AroundClock:
             self._stop()
 
     def finish(self) -> None:
-        """Nothing more will come."""
         if self._times is self._after:
             self._charge(self._clock())
             self._stop()
@@ -389,7 +379,6 @@ class AroundClock:
             on_end()
 
     def times(self) -> AroundLoop:
-        """What was added up so far."""
         return AroundLoop(before=_times(self._before), after=_times(self._after) if self._is_over else None)
 
     def _enter(self, name: str, times: dict[str, list[int]], *, calls: int = 1) -> None:

@@ -56,9 +56,6 @@ _LEFT: Final = "left the loop early"
 class RankStore:
     """Of the ranks that have the callback, for one loop; made on each of them in ``setup``.
 
-    Args:
-        trainer: that runs the loop.
-
     Attributes:
         absent: rank → why nothing is known of it; complete on the first rank after :meth:`receive`.
     """
@@ -164,7 +161,6 @@ class RankStore:
 
         Args:
             message: ``None`` when there is nothing.
-            why_not: the reason for that.
         """
         if self._store is None or self._has_spoken or self.is_first:
             return
@@ -280,11 +276,7 @@ class StepAnnouncements:
     """How a session's first rank tells the others at which step something starts.
 
     Args:
-        store: of the ranks.
         guard: calls a function and returns ``None`` if the ranks cannot be reached.
-
-    Attributes:
-        is_first: whether this rank decides.
     """
 
     def __init__(
@@ -295,11 +287,9 @@ class StepAnnouncements:
         self.is_first = is_first
 
     def announce(self, what: str, step: int) -> None:
-        """Tell the other ranks; doesn't wait."""
         self._guard(lambda: self._rank_store.announce(what, step))
 
     def announced(self, what: str) -> int | None:
-        """The step that was announced, ``None`` so far; doesn't wait."""
         return self._guard(lambda: self._rank_store.announced(what))
 
 

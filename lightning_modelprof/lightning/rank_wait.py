@@ -21,11 +21,7 @@ BROADCAST: Final = "_broadcast_sigterm_tensor"
 
 
 class StandIn:
-    """Called in the place of a method; a copy, or a pickle, of the object that has it has the method itself.
-
-    Args:
-        original: the method.
-    """
+    """Called in the place of a method; a copy or pickle of the object that has it has the method itself."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
@@ -42,7 +38,6 @@ class TimedBroadcast(StandIn):
         self._ledger = ledger
 
     def __call__(self) -> None:
-        """As Lightning's own."""
         ledger = self._ledger
         ledger.charge()
         outer, ledger.current = ledger.current, RANK_WAIT

@@ -66,9 +66,6 @@ _FAILED: Final = "an internal error stopped the profiler there"
 class SessionKeeper:
     """What stays of the callback from loop to loop, and the session of the loop that runs.
 
-    Args:
-        config: what is wanted.
-
     Attributes:
         report: the newest report; ``None`` before the first.
         run: the measured facts behind it; ``None`` before the first.
@@ -259,8 +256,6 @@ class SessionKeeper:
         """The ranks come together. The first one decides for all.
 
         Args:
-            trainer: that runs the loop.
-            store: of its ranks.
             is_short: whether this rank finds the loop too short for a report.
 
         Returns:
@@ -302,7 +297,6 @@ class SessionKeeper:
         return (Path(folder) if folder else None), False
 
     def _end(self, trainer: Any) -> None:
-        """The loop is over."""
         with children_later(is_failing=False):
             self._end_loop(trainer)
 

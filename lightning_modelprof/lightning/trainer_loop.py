@@ -58,8 +58,6 @@ class TrainerLoop(Loop):
     """One loop of a Trainer.
 
     Args:
-        trainer: that runs it.
-        loop: which loop.
         own_prefix: start of the profiler actions of our own callback.
         clock: hears of actions outside of the loop; ``None`` where none is to be measured.
     """
@@ -76,23 +74,19 @@ class TrainerLoop(Loop):
 
     @property
     def module(self) -> Any:
-        """The LightningModule."""
         return self.trainer.lightning_module
 
     @property
     def holders(self) -> Sequence[Any]:
-        """The module, the callbacks, the DataModule and the loggers."""
         trainer = self.trainer
         return (self.module, *trainer.callbacks, *trainer.loggers, getattr(trainer, "datamodule", None))
 
     @property
     def kinds(self) -> tuple[type, ...]:  # type: ignore[override]
-        """Classes that tell which packages run the loop."""
         return type(self.trainer), written_class(self.module)
 
     @property
     def accumulate(self) -> int:  # type: ignore[override]
-        """Batches per optimizer step."""
         return int(self.trainer.accumulate_grad_batches) if self.loop.is_fit else 1
 
     @property
@@ -105,7 +99,6 @@ class TrainerLoop(Loop):
 
     @property
     def device(self) -> torch.device:
-        """The strategy's."""
         device: torch.device = self.trainer.strategy.root_device
         return device
 
@@ -115,7 +108,6 @@ class TrainerLoop(Loop):
 
     @property
     def num_steps(self) -> int | None:
-        """How many batches the loop will have, if Lightning knows."""
         trainer = self.trainer
         if self.loop.is_fit:
             has_end = trainer.max_epochs not in (None, -1)
@@ -129,13 +121,11 @@ class TrainerLoop(Loop):
 
     @property
     def logger_step(self) -> int:
-        """The step that Lightning's own loggers use for the batch that ended last."""
         epoch_loop = self.trainer.fit_loop.epoch_loop
         return max(0, int(getattr(epoch_loop, "_batches_that_stepped", self.trainer.global_step)) - 1)
 
     @property
     def is_validating(self) -> bool:
-        """Whether a validation runs inside the fit."""
         return self.loop.is_fit and bool(self.trainer.validating)
 
     @property
@@ -309,7 +299,6 @@ class LiveTrainer(Live):
         }
 
     def libraries(self) -> dict[str, Any]:
-        """Whose loop it is."""
         call = trainer_call()
         return {
             "libraries": read_libraries(self._trainer, self._module, call),
@@ -321,7 +310,6 @@ class LiveTrainer(Live):
         }
 
     def statements(self) -> dict[str, Any]:
-        """The user's statements that findings may want changed."""
         call, module = trainer_call(), self._module
         hooks = own_methods(module, ("LightningModule",))
         loaders = self.loaders()["loaders"]
@@ -382,7 +370,6 @@ class LiveTrainer(Live):
         }
 
     def loaders(self) -> dict[str, Any]:
-        """The loop's dataloaders."""
         return {"loaders": _loaders(getattr(self._trainer, self._loop.trainer_attribute))}
 
     def val_loaders(self) -> dict[str, Any]:

@@ -71,9 +71,6 @@ _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 class Helper:
     """Does tasks at once, in the thread that hands them over; others do it elsewhere.
 
-    Args:
-        setting: what is the same for all tasks.
-
     Attributes:
         cpu_ns: CPU time that was taken elsewhere; ``None`` where that is unknown, or nothing was.
         problem: why no more answers come; ``""`` while they do.
@@ -157,7 +154,6 @@ class ThreadHelper(Helper):
             self._work.forget(task)
 
     def close(self) -> None:
-        """Nothing more will be asked."""
         self._tasks.put(None)
 
 
@@ -204,7 +200,6 @@ class ProcessHelper(Helper):
         self._write(task)
 
     def answers(self) -> list[Answer]:
-        """Those that have come since; waits for nothing."""
         if not self._is_over:
             self._push()
             try:
@@ -221,17 +216,14 @@ class ProcessHelper(Helper):
         return super().answers()
 
     def give_up(self, problem: str) -> None:
-        """Expect nothing more of it."""
         self._end_process()
         super().give_up(problem)
 
     def facts(self) -> Mapping[int, TraceFacts]:
-        """What the newest traces say, by the number of their window; ends the process."""
         self._end_process()
         return super().facts()
 
     def close(self) -> None:
-        """Nothing more will be asked; what is not done yet is not done."""
         self._end_process()
         self._end()
 
@@ -388,11 +380,7 @@ class _Desk:
 
 
 class _KeptFacts:
-    """A file in which the facts of the newest windows lie, beside those of one window less.
-
-    Args:
-        number: of the open file.
-    """
+    """A file in which the facts of the newest windows lie, beside those of one window less."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -411,7 +399,6 @@ class _KeptFacts:
 
 
 def main() -> None:
-    """Be the process."""
     desk, answers = _Desk(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "wb")
     kept = _KeptFacts(int(sys.argv[3]))
     while not desk.came and not desk.is_left:

@@ -65,17 +65,10 @@ class Inspection:
     """Finds out what a step costs.
 
     Args:
-        plan: which steps.
-        host: who runs the loop.
         options: of the user: formulas, peaks, and whether fvcore counts too.
-        follows_memory: follow the live tensors of the counted step.
         samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
-        sizes: of the batches.
-        clock: host clock.
 
     Attributes:
-        cost: what is known so far.
-        followed: live tensors of the counted step.
         next_step: the next step that begins or ends something; ``NEVER`` when all is done.
     """
 
@@ -153,7 +146,6 @@ class Inspection:
         """Other steps are inspected in place of those that are left, if the loop lasts.
 
         Args:
-            later: gives them.
             why: a clause that says so, for the report of a loop that does not last.
         """
         if not self.may_wait:

@@ -49,8 +49,6 @@ def plan_later(
     """The same steps, at least so many steps later.
 
     Args:
-        plan: as it was.
-        by: how many.
         schedule: of windows that do not wait as well; ``None`` if there are none.
         accumulate: batches per optimizer step: the counted step stays at the same place among them.
     """
@@ -93,11 +91,8 @@ def plan_inspection(
     """Choose steps that are in no profiler window, and if possible among those that the benchmark skips.
 
     Args:
-        schedule: of the profiler windows.
-        skip_first: steps that the benchmark leaves out.
         accumulate: batches per optimizer step; the counted step ends with one, if possible.
         num_steps: length of the fit; ``None`` if unknown.
-        num_timed: steps in which modules are timed.
     """
     wanted = accumulate + num_timed
     # Every kind of step has come by then; without waits, free steps come only after the last window.
@@ -141,7 +136,6 @@ class SizePlan:
     """Decides, size by size, what to count.
 
     Args:
-        sizes: of the loop's batches.
         trained: which parameters are trained now: anything that can be compared.
 
     Attributes:
@@ -162,7 +156,6 @@ class SizePlan:
         self.again_at = NEVER
 
     def wants(self, step: int, size: int) -> bool:
-        """Whether this step, whose batch has this size, is to be counted."""
         shapes = self._sizes.shapes(size)
         if shapes is None or self.note:
             return False

@@ -32,8 +32,7 @@ class PhaseSource(Protocol):
     inner: Any
     on_error: Callable[[], None]
 
-    def arm(self) -> None:
-        """The loop begins."""
+    def arm(self) -> None: ...
 
     def disarm(self) -> None:
         """The loop is over; may be called more than once."""
@@ -49,9 +48,7 @@ class Loop:
     """A loop that nobody runs but the user's own code; a Trainer's is made of it.
 
     Attributes:
-        loop: which loop it is.
         module: the model; ``None`` if it is not known.
-        rank, world_size: of this process.
         is_first: whether it is the one that reports for all.
         accumulate: batches per optimizer step.
         log_every_n_steps: steps between two points of what is logged.

@@ -32,12 +32,8 @@ _NO_COUNT: Final = "No step was counted. Set flops=True to count one."
 class LoopMemory:
     """Puts the record of a loop's memory together.
 
-    Args:
-        host: who runs the loop.
-
     Attributes:
         look: to be called with the number of the running step, by one thread, every now and then.
-        growth: looks at attributes of the user's objects.
         out_of_memory: what was there when memory ran out; ``None`` if it did not.
     """
 
@@ -65,7 +61,6 @@ class LoopMemory:
 
         Args:
             exception: the user's; nothing of it is kept.
-            step: number of the step that was running.
         """
         try:
             error = out_of_memory_error(exception)
@@ -89,11 +84,7 @@ class LoopMemory:
             self._note = f"What held the memory when it ran out is unknown: {describe_error(ours)}."
 
     def record(self, followed: FollowedStep | None) -> MemoryRecord:
-        """What is known now.
-
-        Args:
-            followed: the step whose live tensors are followed; ``None`` if no step is counted.
-        """
+        """What is known now; ``followed`` is ``None`` if no step is counted."""
         note = _NO_COUNT if followed is None else followed.note
         return self._curve.record(
             step_memory=None if followed is None else followed.memory,
@@ -110,9 +101,7 @@ class FollowedStep:
     """Follows the live tensors of one step.
 
     Args:
-        host: who runs the loop.
         step: number of the step; ``None`` if no step will be counted.
-        is_wanted: whether to follow them at all.
 
     Attributes:
         memory: what was seen; ``None`` without.

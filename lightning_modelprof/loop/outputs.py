@@ -77,10 +77,8 @@ class Outputs:
     Args:
         directory: the run's directory; ``None`` writes no files.
         loggers: the trainer's loggers; empty on all ranks but the first.
-        report: where it is shown, and how.
         rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
             the first.
-        is_first: whether this rank reports for all.
         created: when the loop began, as in the run.
         warn: called with one sentence when an output fails.
         claimed: where the folder was when it was claimed; by default where it is now.
@@ -121,7 +119,6 @@ class Outputs:
 
     @property
     def has_loggers(self) -> bool:
-        """Whether scalars go anywhere."""
         return bool(self._loggers)
 
     def save_run(self, run: Run) -> bool:
@@ -179,7 +176,6 @@ class Outputs:
         """Write the report to TensorBoard as text; it is printed by :meth:`print_report`.
 
         Args:
-            report: of the loop.
             step: at which loggers have it.
             is_brief: a line is printed instead, as many such loops run.
         """
@@ -288,7 +284,6 @@ class Outputs:
         return [printable(place) for place in places] or ["all tables: callback.report"]
 
     def log_scalars(self, scalars: Mapping[str, float], step: int) -> None:
-        """Send scalars to every logger of the run."""
         charts = {
             title: tags
             for title, tags in LAYOUT.items()
@@ -306,7 +301,6 @@ class Outputs:
         """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail.
 
         Args:
-            write: takes a SummaryWriter.
             size: of what it writes, in bytes.
         """
         for logger in self._loggers if self._options.tensorboard else ():

@@ -36,13 +36,9 @@ class LoopParts:
     """The parts of one loop that begins.
 
     Attributes:
-        outputs: where everything goes.
-        results: the windows that closed.
-        info: what the run is.
         setup: how training is set up; complete when the loop has ended.
         capture: the windows; ``None`` if none is wanted.
         inspection: FLOPs and module times; ``None`` if they are not wanted.
-        memory: of process and device.
         has_bar: whether a progress bar shows figures of ours.
         sampling: looks from a thread of its own; ``None`` if it is not wanted, or has not begun.
     """
@@ -75,17 +71,9 @@ def make_parts(
     """Make them; none of them has begun.
 
     Args:
-        config: the checked configuration.
-        host: who runs the loop.
-        timing: of the loop's steps.
         directory: claimed for files; ``None`` writes none.
-        is_first: whether this rank reports for all.
-        on_window: as of Capture.
         why_no_window: why another window would be too much, ``""`` while it would not.
         workers: of its dataloaders; ``None`` where nobody looks into them.
-        clock: host clock.
-        warn: called with one sentence.
-        cleanup: is told what has to be undone.
     """
     setup = read_setup(host)
     info = run_info(
@@ -181,18 +169,15 @@ _MEMORY_INTERVAL_NS: Final = 100_000_000
 class MemoryProbe(Protocol):
     """Notes how much memory is in use."""
 
-    def look(self, step: int) -> None:
-        """The step with this number is running."""
+    def look(self, step: int) -> None: ...
 
 
 class Sampling:
     """The sampling thread of one loop. To be made on the thread that runs the loop.
 
     Args:
-        ledger: says which phase and which step is running.
         pl_module: the LightningModule: its package is the user's.
         memory: looks at memory, at most every 100 ms; ``None`` if nobody does.
-        clock: host clock.
     """
 
     def __init__(
@@ -207,7 +192,6 @@ class Sampling:
         self.pause = self._sampler.pause
 
     def stacks(self) -> StackSamples:
-        """What was seen of the stack until now."""
         sampler = self._sampler
         return self._stack.samples(
             first_interval_ns=MIN_INTERVAL_NS,

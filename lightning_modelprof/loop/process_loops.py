@@ -50,10 +50,7 @@ class ShortLoop(Record, frozen=True, kw_only=True):
     """A loop that runs and gets no report.
 
     Attributes:
-        loop: which it is.
         model: class of the LightningModule.
-        batches: that it will have.
-        begin_ns: when it began.
         wanted: where its files would have gone; ``None`` if it wanted none.
         uses_terminal: whether its report would have been printed.
     """
@@ -168,7 +165,6 @@ class ProcessLoops:
         return claim_directory(root / (loop.key if number == 1 else f"{loop.key}_{number}"))
 
     def add_short(self, short: ShortLoop, end_ns: int, *, failed: bool) -> None:
-        """A short loop has ended, perhaps with an exception."""
         if not self._kinds:
             self._short_created = datetime.now().astimezone().isoformat(timespec="microseconds")
             self._short_folder = short.wanted
@@ -292,7 +288,6 @@ def _cell() -> object:
 
 
 PROCESS_LOOPS: Final = ProcessLoops()
-"""Of this process."""
 
 
 def at_the_very_end(end: Callable[[], None], forget: Callable[[], None]) -> None:
@@ -307,13 +302,10 @@ at_the_very_end(PROCESS_LOOPS.end, PROCESS_LOOPS.forget)
 
 
 class Measures(Protocol):
-    """Somebody who measures."""
-
     def forget_session(self) -> None:
         """To be called in a child, which measures nothing and leaves the parent's files alone."""
 
-    def end_at_exit(self) -> None:
-        """To be called when the program ends."""
+    def end_at_exit(self) -> None: ...
 
 
 _MEASURING: Final[WeakSet[Measures]] = WeakSet()

@@ -34,7 +34,6 @@ def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str
     was given, it is beside the run's files if it can be, and else somewhere on this machine for a reason.
 
     Args:
-        config: what is wanted.
         trainer: on every rank; that of the first rank counts.
 
     Raises:

@@ -49,17 +49,11 @@ class LoopSession:
     """Measures one fit, or one evaluation loop.
 
     Args:
-        config: the checked configuration.
         host: who runs the loop; its phase source is in place until :meth:`close`.
-        clock: host clock.
-        warn: called with one sentence.
         guard: runs a function of ours so that an error in it cannot reach the loop.
         end_untold: called when the loop has ended and our callback will not be told.
 
     Attributes:
-        ledger: of the loop's steps.
-        phase_source: hears of phases.
-        live: averages while the loop runs.
         thread: number of the thread in which the loop runs.
         workers: of its dataloaders; ``None`` where nobody looks into them.
         is_armed: whether the loop has begun.
@@ -244,7 +238,6 @@ class LoopSession:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
-            status: as for :meth:`stop`.
             heard: rank → its message, of the other ranks.
             absent: rank → why there is none.
             is_brief: whether a line is printed in the report's place.
@@ -373,14 +366,12 @@ class LoopSession:
             self._boundaries.meet_size(size)
 
     def _why_no_window(self) -> str:
-        """Why another window would be too much."""
         if self._config.bounds.max_overhead is None:
             return ""
         self.live.poll()
         return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
-        """A window closed: have its trace packed and analyzed."""
         assert self._parts is not None
         results = self._parts.results
         results.add(window, raw_path, self._clock)
@@ -466,17 +457,7 @@ def make_rank_record(
     around: AroundLoop | None = None,
     workers: WorkerProbes | None = None,
 ) -> RankRecord:
-    """The record of a loop that runs or has ended.
-
-    Args:
-        rank: of this process.
-        timing: of the loop's steps.
-        parts: of the loop.
-        samples_note: what is to be known of the counting of samples.
-        notes: what else the report is to say.
-        around: what passed around the loop.
-        workers: of its dataloaders; ``None`` where nobody looks into them.
-    """
+    """The record of a loop that runs or has ended."""
     device, inspection, sampling = timing.device, parts.inspection, parts.sampling
     notes = [*notes, *parts.results.notes]
     if device is not None:

@@ -90,14 +90,7 @@ class StepBoundaries:
     """Windows, inspected steps, logged figures and saves: each at its steps, and nothing at all others.
 
     Args:
-        config: the checked configuration.
-        host: who runs the loop.
-        timing: of its steps.
-        parts: of the loop.
         check: called when the first step has ended.
-        saves: when the archive is saved.
-        save: saves it.
-        clock: host clock.
         announcements: of the first of several ranks; ``None`` where they cannot talk.
     """
 
@@ -329,9 +322,7 @@ class StepBoundaries:
 
         Args:
             what: of ``_WINDOW`` and ``_COUNT``.
-            step: the step that begins.
             wait: after how many steps this rank has time for it.
-            cost_ns: what it may take.
         """
         key, named, ask = what
         if self._host.world_size == 1:
@@ -525,14 +516,7 @@ _MAX_INTERVAL_NS: Final = 3_600_000_000_000
 
 
 class SaveTimer:
-    """Says when a save is due, so that saves cost next to nothing.
-
-    Args:
-        clock: host clock.
-
-    Attributes:
-        next_ns: when the next one is due.
-    """
+    """Says when a save is due, so that saves cost next to nothing."""
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock

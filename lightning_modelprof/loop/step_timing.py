@@ -34,9 +34,6 @@ class StepTiming:
     """The phase source that hears of phases, the ledger that it feeds, and those who keep its steps.
 
     Args:
-        config: the checked configuration.
-        host: who runs the loop.
-        clock: host clock.
         on_boundary: called where a step begins at which there is something to do.
         on_failure: called when an exception ends the loop.
         on_untold: called when nobody will tell us of it.
@@ -44,14 +41,8 @@ class StepTiming:
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
         repeated: compares samples of a few indices; ``None`` outside of a fit.
-        recorder: keeps the steps.
         slow: keeps the slowest of them with what went on.
-        budget: what this profiler takes.
-        live: averages while the loop runs.
         device: device time by phase; ``None`` without device events.
-        ledger: splits each step into phases.
-        phase_source: hears of phases.
-        skip_first: steps that the benchmark leaves out.
     """
 
     def __init__(
@@ -106,7 +97,6 @@ class LiveFigures:
     """Averages over the steps since somebody last looked; every looker has a place of its own.
 
     Args:
-        recorder: where the steps are.
         unit: what the samples are called.
         others: are told of the same steps.
         sizes: of the batches; ``None`` where no FLOPs are counted.
@@ -242,7 +232,6 @@ class OwnBudget:
         self.most_logging_ns = 0
 
     def add(self, steps: StepTimings) -> None:
-        """Steps that ended since this was last called."""
         work_ns = steps.phases_ns[:, PROFILER]
         work_ns = work_ns * (work_ns != NOT_MEASURED)
         others_ns = steps.duration_ns - work_ns

@@ -46,10 +46,7 @@ class Setting(Record, frozen=True, kw_only=True):
     Attributes:
         directory: the run's directory; ``None`` writes no files.
         created: when the loop began, as in the run.
-        rank: of the process that trains.
-        is_first: whether this rank reports for all.
         loop: the Trainer's method.
-        options: how the tables of traces are cut and sorted.
         all_ranks_command: brings the traces of all ranks into TensorBoard, where several record windows and
             this one has an event file; ``""`` otherwise.
         claimed: where the folder was when it was claimed.
@@ -69,12 +66,10 @@ class TraceTask(Record, frozen=True, kw_only=True):
     """A window whose trace torch has written.
 
     Attributes:
-        window: the window.
         raw: the trace as torch wrote it; it is removed once it is packed, or answered.
         packs: whether it is packed and kept.
         why_not: why it is packed and not analyzed; ``""`` if it is.
         tag_folder: what TensorBoard calls the run; ``""`` if it does not get this window.
-        wants_report: whether somebody asks for a report of this trace.
     """
 
     window: Window
@@ -92,7 +87,6 @@ class TraceAnswer(Record, frozen=True, kw_only=True):
         window: its number.
         is_packed: whether the packed trace is in its place.
         note: why there are no facts; ``""`` if there are.
-        problems: what is to be warned of.
         summary: for TensorBoard's event file; ``None`` without.
         report: of the trace; ``None`` if nobody asked, or it could not be analyzed.
     """
@@ -111,7 +105,6 @@ class ReportTask(Record, frozen=True, kw_only=True):
     Attributes:
         run: what was measured, or the archive that has it.
         trace_notes: window index → why there is nothing of its trace, of those that were not handed over.
-        tag_folder: as of TraceTask.
     """
 
     run: Run | Path
@@ -124,7 +117,6 @@ class ReportAnswer(Record, frozen=True, kw_only=True):
 
     Attributes:
         report: the report; ``None`` if it could not be made.
-        problems: what is to be warned of.
         summary: for TensorBoard's event file; ``None`` without.
     """
 
@@ -141,7 +133,6 @@ class TraceWork:
     """Does the work, one task after the other.
 
     Args:
-        setting: what is the same for all windows.
         facts: window index → facts, which were found elsewhere.
 
     Attributes:
@@ -168,7 +159,6 @@ class TraceWork:
         """Do it; what fails of a trace is in its answer.
 
         Args:
-            task: what to do.
             num_newer: windows that wait behind it.
         """
         return self._take_trace(task, num_newer) if isinstance(task, TraceTask) else self.report(task)

@@ -77,16 +77,7 @@ def make_capture(
     """The windows that a configuration asks for; ``None`` if it asks for none.
 
     Args:
-        config: which steps, and on which ranks.
-        export_path: as of Capture.
-        on_close: as of Capture.
-        clock: as of Capture.
-        rank: of this process.
-        world_size: number of ranks.
         accumulate: batches per optimizer step: without one, ranks do not wait for each other.
-        why_not: as of Capture.
-        epoch_step: as of Capture.
-        batches: as of Capture.
         theirs: the user's own profiler of Lightning's.
     """
     if not config.schedule.active or not recording_ranks(config, world_size) or _is_of_torch(theirs):
@@ -140,7 +131,6 @@ def _is_of_torch(profiler: Any) -> bool:
 
 
 def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
-    """The ranks of this run that open windows."""
     if isinstance(config.bounds.ranks, str):
         return range(world_size)
     return [rank for rank in config.bounds.ranks if rank < world_size]
@@ -150,14 +140,8 @@ class WindowResults:
     """The closed windows of one rank, and the report of its loop.
 
     Args:
-        outputs: where traces are saved.
-        rank: of this process.
-        warn: called with one sentence.
-        loop: that runs.
-        options: how the tables of traces are cut and sorted.
         max_trace_mb: traces much larger than this are not analyzed.
         keep_windows: traces that stay on disk besides the first; ``None`` means all.
-        all_ranks_command: as of Setting.
 
     Attributes:
         windows: the closed windows, in order: the first and the newest of them.
@@ -347,7 +331,6 @@ class WindowResults:
             self._outputs.write_profile(self._run_summary, step)
 
     def close(self) -> None:
-        """No more windows come, and nobody asks for another report."""
         if self._helper is not None:
             self._helper.close()
 

@@ -23,8 +23,7 @@ host_clock: HostClock = time.perf_counter_ns
 class DeviceClock(Protocol):
     """Marks points on a device's current stream and tells the time between them later."""
 
-    def mark(self) -> Any:
-        """Put a mark on the current stream and return it."""
+    def mark(self) -> Any: ...
 
     def is_reached(self, mark: Any) -> bool:
         """Whether the device has passed ``mark``; must not wait."""
@@ -40,24 +39,18 @@ class DeviceClock(Protocol):
 
 
 class TorchEventClock:
-    """Device events of CUDA, XPU or MPS, reused from a pool.
-
-    Args:
-        device: the device whose current stream is marked.
-    """
+    """Device events of CUDA, XPU or MPS, reused from a pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._event_type = getattr(torch, device.type).Event
         self._pool: list[Any] = []
 
     def mark(self) -> Any:
-        """Record an event on the current stream."""
         event = self._pool.pop() if self._pool else self._event_type(enable_timing=True)
         event.record()
         return event
 
     def is_reached(self, mark: Any) -> bool:
-        """Ask the driver; does not wait."""
         return bool(mark.query())
 
     def elapsed_ns(self, begin: Any, end: Any) -> int | None:

@@ -66,7 +66,6 @@ def is_trained(tensor: torch.Tensor) -> bool:
 
 
 def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As ``root.named_modules()``."""
     seen: set[int] = set()
     waiting: list[tuple[str, nn.Module]] = [("", root)]
     while waiting:
@@ -81,12 +80,10 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def modules_of(root: nn.Module) -> Iterator[nn.Module]:
-    """As ``root.modules()``."""
     return (module for _, module in named_modules(root))
 
 
 def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As ``module.named_children()``."""
     seen: set[int] = set()
     for name, child in _registered(module, "_modules"):
         if id(child) not in seen:
@@ -95,22 +92,18 @@ def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def named_parameters(root: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """As ``root.named_parameters()``."""
     return _named_members(root, "_parameters", remove_duplicate=remove_duplicate)
 
 
 def parameters_of(root: nn.Module) -> Iterator[nn.Parameter]:
-    """As ``root.parameters()``."""
     return (parameter for _, parameter in named_parameters(root))
 
 
 def named_buffers(root: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """As ``root.named_buffers()``."""
     return _named_members(root, "_buffers", remove_duplicate=remove_duplicate)
 
 
 def buffers_of(root: nn.Module) -> Iterator[torch.Tensor]:
-    """As ``root.buffers()``."""
     return (buffer for _, buffer in named_buffers(root))
 
 

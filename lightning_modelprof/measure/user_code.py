@@ -71,7 +71,6 @@ class UserCode:
         self._foreign = _foreign_roots()
 
     def is_users(self, frame: FrameType) -> bool:
-        """Whether the function that runs in a frame is the user's."""
         names = frame.f_globals
         module = str(names.get("__name__", ""))
         return self.owns(frame.f_code.co_filename, module=module, has_file="__file__" in names)
@@ -81,7 +80,6 @@ class UserCode:
 
         Args:
             file: that it says it is from.
-            module: name of its module.
             has_file: whether its module was read from a file.
         """
         if file.startswith("<"):
@@ -90,7 +88,6 @@ class UserCode:
         return self.is_users_file(file)
 
     def is_users_file(self, file: str) -> bool:
-        """Whether a file is the user's, by its path."""
         path = absolute_file(file)
         if any(_is_below(path, root) for root in self.roots):
             return True
@@ -186,7 +183,6 @@ def library_of(module: str, file: str | None) -> str:
     """The package that installed code is of; ``""`` for the user's, torch's, Lightning's and Python's own.
 
     Args:
-        module: name of its module.
         file: that it is from; ``None`` if there is none.
     """
     package = module.partition(".")[0]

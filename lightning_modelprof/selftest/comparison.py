@@ -16,12 +16,10 @@ class Compared:
     """Ours and the truth agree if they differ by at most a share of the truth, or by at most ``floor``.
 
     Attributes:
-        name: what is compared.
         ours: the profiler's number; ``None`` if it has none.
         truth: found without the profiler.
         limit: how much of the truth they may differ by.
         floor: how much they may differ by in any case, in the unit.
-        unit: of both numbers.
         at_most: whether ours may be any smaller number.
     """
 
@@ -47,7 +45,6 @@ class Compared:
 
     @property
     def passes(self) -> bool:
-        """Whether both agree."""
         return self.used() <= 1
 
     def sentence(self) -> str:
@@ -60,12 +57,10 @@ class Compared:
         return f"{self.name} {ours}, expected {sign}{format_amount(self.truth, self.unit)}{limit}"
 
     def as_json(self) -> dict[str, Any]:
-        """For files."""
         return asdict(self) | {"unit": self.unit.value, "passes": self.passes}
 
 
 def from_json(values: dict[str, Any]) -> Compared:
-    """What ``as_json`` wrote."""
     kept = {name: value for name, value in values.items() if name != "passes"}
     return Compared(**kept | {"unit": Unit(kept["unit"])})
 

@@ -56,11 +56,9 @@ class Lab:
         return gpu if self.is_gpu else cpu
 
     def event(self) -> Any:
-        """A new event that holds a time of the device."""
         return getattr(torch, self.kind).Event(enable_timing=True)
 
     def synchronize(self) -> None:
-        """Until the device has done all its work."""
         if self.is_gpu:
             getattr(torch, self.kind).synchronize()
 
@@ -150,7 +148,6 @@ class Net(LightningModule):
     """A module and a loss.
 
     Args:
-        net: the module.
         mark: called where a phase starts or ends, with the step's number and the border's name.
         loss: of the module and a batch.
     """

@@ -94,7 +94,6 @@ class PlainTrace:
 
 
 def spans(events: Iterable[PlainEvent]) -> list[Span]:
-    """When they begin and end."""
     return [(one.begin, one.end) for one in events]
 
 

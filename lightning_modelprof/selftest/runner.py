@@ -40,7 +40,6 @@ class Check:
     """A generator of comparisons, and how long it may take.
 
     Attributes:
-        name: in the output.
         function: its module and name, as ``module:name``.
         seconds: its time limit.
         kinds: of devices that it needs; empty for any.
@@ -80,10 +79,7 @@ class Result:
     """What became of a check.
 
     Attributes:
-        name: of the check.
         status: ``PASS``, ``FAIL`` or ``SKIP``.
-        seconds: that it took.
-        comparisons: those that were made.
         reason: why it was skipped, or why it didn't finish.
     """
 
@@ -100,8 +96,6 @@ def run_checks(
     """All checks in order.
 
     Args:
-        device: the kind that is checked.
-        budget_s: seconds for all of them.
         on_start: called before each check that runs.
         on_result: called after each check.
     """

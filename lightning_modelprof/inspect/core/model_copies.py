@@ -99,9 +99,6 @@ def fake_copy(model: ModuleT) -> tuple[ModuleT, FakeTensorMode]:
     As ``plain_copy`` otherwise. Tensors on the meta device become ones on the CPU. A metric that needs values
     to go on gives zeros.
 
-    Args:
-        model: any module, compiled or not.
-
     Returns:
         The copy, and the mode under which it can run: ``with mode: copy(*fake_inputs(mode, arguments))``.
 
@@ -225,13 +222,11 @@ def _undo_compiling(module: nn.Module, memo: dict[int, Any]) -> None:
 
 
 def _silence(module: nn.Module) -> None:
-    """Let a copy tell nobody of what it does."""
     if all(hasattr(type(module), name) for name in ("log", "log_dict", "training_step")):
         module.__dict__.update(log=_do_nothing, log_dict=_do_nothing)
 
 
 def _do_without_values(module: nn.Module) -> None:
-    """Let a copy's metrics do without values."""
     names = {
         base.__qualname__ for base in type(module).__mro__ if base.__module__.startswith("torchmetrics.")
     }

@@ -62,7 +62,6 @@ def preserved(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
     what objects of other kinds hold, are not.
 
     Args:
-        model: what is run.
         inputs: what it is run on, tensors in any containers.
     """
     leaves = [tensor for tensor in tensors_in(inputs) if tensor.is_leaf and tensor.requires_grad]
@@ -167,7 +166,6 @@ class SameGradients:
     which the next operator calls and whoever knows that a backward pass begins.
 
     Args:
-        mode: which is on.
         on_error: called with an error in here; the step goes on.
 
     Attributes:
@@ -247,9 +245,6 @@ def enter_mode(mode: TorchDispatchMode) -> None:
 
     Torch's own ``__enter__`` and ``__exit__`` also note whether any mode is on, each what it met; with ours
     left before theirs, or after, that would be wrong from then on, and nothing would be compiled any more.
-
-    Args:
-        mode: to be entered; :func:`leave_mode` leaves it.
     """
     others = modes_on()
     for _ in others:
@@ -260,11 +255,7 @@ def enter_mode(mode: TorchDispatchMode) -> None:
 
 
 def leave_mode(mode: TorchDispatchMode) -> None:
-    """Leave a mode of ours, and keep those of others; does nothing if it is not on.
-
-    Args:
-        mode: that was entered by :func:`enter_mode`.
-    """
+    """Leave a mode of ours, and keep those of others; does nothing if it is not on."""
     stack = modes_on()
     if mode not in stack:
         return

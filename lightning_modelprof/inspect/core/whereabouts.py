@@ -94,7 +94,6 @@ class Whereabouts:
         self._cleanup.append(register_optimizer_step_post_hook(after).remove)
 
     def leave(self) -> None:
-        """Take all hooks off again."""
         while self._cleanup:
             self._cleanup.pop()()
         self._entered.clear()
@@ -256,7 +255,6 @@ class SequenceMarks(Generic[_Owner]):
             self._owners.append(owner)
 
     def owner_of(self, number: int) -> _Owner:
-        """Who was running when the node with ``number`` was made."""
         return self._owners[bisect_right(self._numbers, number) - 1]
 
 
@@ -280,7 +278,6 @@ class ModuleHook:
         self._on_error = on_error
 
     def __call__(self, *arguments: Any) -> None:
-        """Do it; the module goes on whatever happens."""
         if self._call is None:
             return
         try:

@@ -118,7 +118,6 @@ def quantised_convolution(x: Any, *rest: Any, out_val: Any, **options: Any) -> i
 
 
 def quantised_transposed_convolution(x: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """The same, transposed."""
     return 2 * convolution_products(x, _unpacked_weight(rest))
 
 

@@ -32,7 +32,6 @@ def peak_rates(
     (``torch.set_float32_matmul_precision``, ``torch.backends.cuda.matmul``); ``source`` says which it is.
 
     Args:
-        device: the device that computes.
         dtypes: names such as ``bfloat16``; an empty name has no rate and is passed over.
         override: FLOP/s that the user gave, for every dtype or by dtype. A key ``float8`` holds for all
             formats of 8 bits. What a mapping lacks comes from the table.
@@ -69,7 +68,6 @@ def peak_rates(
 
 
 def _checked(override: float | Mapping[str, float] | None) -> float | dict[str, float]:
-    """The user's rates as floats."""
     if override is None:
         return {}
     if not isinstance(override, Mapping):

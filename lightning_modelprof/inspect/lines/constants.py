@@ -33,11 +33,7 @@ class _Held(NamedTuple):
 
 
 class ConstantWatch:
-    """Follows tensors from operator to operator, weakly.
-
-    Args:
-        root: the model.
-    """
+    """Follows tensors from operator to operator, weakly."""
 
     def __init__(self, root: nn.Module | None) -> None:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -109,7 +105,6 @@ def draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that an operator writes to."""
     return [
         args[number] if number < len(args) else kwargs.get(one.name)
         for number, one in enumerate(func._schema.arguments)

@@ -36,7 +36,6 @@ class UserLines:
     """Finds the innermost line of the user's on the stack.
 
     Args:
-        user_code: whose code is whose.
         outside: code that the step runs in: what called it is not part of the step.
 
     Attributes:

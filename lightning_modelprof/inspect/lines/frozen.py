@@ -46,9 +46,6 @@ class VaryingWatch:
     given a tensor that varies. Once Python has read a random number, a tensor's or one of Python's or NumPy's
     own, all that runs after it may vary. Those that samplers read only choose samples.
 
-    Args:
-        root: the model.
-
     Attributes:
         seen: paths of modules that ran an operator in the forward.
         varying: those of them where an operator gave a tensor that varies.
@@ -75,7 +72,6 @@ class VaryingWatch:
         result: Any,
         where: tuple[str, str],
     ) -> None:
-        """An operator ran, in the phase and module that ``where`` says."""
         given = set(map(storage_of, tensors_in_arguments((*args, *kwargs.values()))))
         is_random = not given.isdisjoint(self._random) or draws(func, args, kwargs)
         is_learned = not given.isdisjoint(self._learned)
@@ -93,7 +89,6 @@ class VaryingWatch:
             self._note(where[1], is_varying=is_random or is_learned)
 
     def end(self) -> None:
-        """The step is over: forget its tensors."""
         self._random.clear()
         self._learned.clear()
 
@@ -152,9 +147,6 @@ class FrozenWatch:
     """Notes which frozen modules change between its making and :meth:`result`.
 
     Of tensors their versions and places are read, and of some a few values, which stay on the device.
-
-    Args:
-        root: the model.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -169,12 +161,7 @@ class FrozenWatch:
                     self._frozen.append((path, weakref.ref(module), _states_of(module)))
 
     def result(self, root: nn.Module, varying: VaryingWatch) -> tuple[FrozenModule, ...]:
-        """The record, of modules that ran in the watched step.
-
-        Args:
-            root: the model.
-            varying: what was seen of the step.
-        """
+        """The record, of modules that ran in the watched step."""
         now = {plain_path(name): module for name, module in named_modules(root)}
         found = []
         with undisturbed():

@@ -55,11 +55,7 @@ _REDUCTIONS: Final = frozenset(
 
 
 class MixingWatch:
-    """Notes in which modules rows are mixed.
-
-    Args:
-        root: the model.
-    """
+    """Notes in which modules rows are mixed."""
 
     def __init__(self, root: nn.Module) -> None:
         self._weights: dict[int, StorageWeakRef] = {}  # and what is made of nothing else
@@ -72,7 +68,6 @@ class MixingWatch:
     def __call__(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, where: tuple[str, str]
     ) -> None:
-        """An operator ran, in the phase and module that ``where`` says."""
         if where[0] != "forward":
             return
         given = tensors_in_arguments((*args, *kwargs.values()))
@@ -103,7 +98,6 @@ class MixingWatch:
         return MIXES_PLACES if any(part in name for part in _PLACES_BY_PART) else MIXES_NOTHING
 
     def end(self) -> None:
-        """The step is over: forget its tensors."""
         self._weights.clear()
 
     def of(self, path: str) -> str:

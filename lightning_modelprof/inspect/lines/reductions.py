@@ -17,11 +17,7 @@ from lightning_modelprof.measure.stored import is_trained, parameters_of, undist
 
 
 class ReductionWatch:
-    """Follows trained parameters from operator to operator, weakly.
-
-    Args:
-        root: the model; ``None`` if there is none.
-    """
+    """Follows trained parameters from operator to operator, weakly."""
 
     def __init__(self, root: nn.Module | None) -> None:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}

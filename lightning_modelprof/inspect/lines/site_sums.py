@@ -18,7 +18,6 @@ from lightning_modelprof.run.sites import (
 )
 
 MOST_LINES: Final = 200
-"""Lines in the record."""
 
 
 _MOST_PLACES: Final = 20_000
@@ -117,7 +116,6 @@ class SiteSums:
         is_reduction: bool = False,
         took_ns: int = 0,
     ) -> None:
-        """An operator ran at a place, perhaps for a metric."""
         tally = self._tally(place)
         if tally is None:
             return

@@ -73,7 +73,6 @@ class SiteWatch:
         root: the model, whose tensors may stay the same from step to step; ``None`` if there is none.
 
     Attributes:
-        where: phase and module of what runs.
         errors: what went wrong in here, with the number of times.
         varying: where results aren't the same in every step; ``None`` once that isn't known.
     """
@@ -102,7 +101,6 @@ class SiteWatch:
         self._print: tuple[Any, Any] | None = None
 
     def begin(self) -> None:
-        """Begin to note; ``end`` undoes it."""
         self._number = torch._C._autograd._get_sequence_nr()
         original = getattr(torch._tensor_str, "_str", None)
         if original is None or self._print is not None:
@@ -195,7 +193,6 @@ class SiteWatch:
             self.varying = None
 
     def note_error(self, error: Exception) -> None:
-        """Count what went wrong."""
         self.errors[describe_error(error)] += 1
 
     def _spot(self, phase: str) -> Spot | None:
@@ -235,12 +232,7 @@ class SiteWatch:
             self.note_error(error)
 
     def result(self, *, step: int | None = None, device: str = "cpu") -> StepSites:
-        """The record of what was noted.
-
-        Args:
-            step: number of the step in its loop.
-            device: type of the device that the model is on.
-        """
+        """The record; ``device`` is the type of the model's device."""
         lines = self._sums.line_counts(self._lines, constants_are_sure=self._constants.is_sure())
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         if self._sums.dropped:
@@ -262,7 +254,6 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """Shows a watch what runs in the step before and after its batch, which no counter sees.
 
     Args:
-        watch: to be shown.
         phase: ``BATCH_START`` or ``BATCH_END``.
         is_over: whether something else runs by now, such as a validation loop, which is not shown.
     """

@@ -82,7 +82,6 @@ class WasteWatch:
     It sees the operators that it is called with, by a ``FlopCounter``.
 
     Args:
-        root: the model.
         follows_gradients: whether to see which gradients an optimizer uses.
         owners: classes of the user.
         outside: code that the step runs in (see ``user_code.loop_codes``).
@@ -114,7 +113,6 @@ class WasteWatch:
         self._cleanup: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """Put the hooks on; :meth:`end` takes them off again."""
         for name, module in named_modules(self._root):
             path = plain_path(name)
             if path and not _is_random(module):
@@ -145,7 +143,6 @@ class WasteWatch:
     def __call__(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, where: Where, **_: int
     ) -> None:
-        """An operator ran, in the phase and module that ``where`` says."""
         if self._mixing is not None:
             try:
                 self._mixing(func, args, kwargs, result, where())
@@ -230,7 +227,6 @@ class WasteWatch:
     # What was seen
 
     def result(self) -> StepWaste:
-        """The record."""
         return StepWaste(
             repeated=tuple(
                 RepeatedCall(

@@ -100,13 +100,7 @@ class LiveTensors:
         self._unseen: Counter[str] = Counter()
 
     def begin(self, module: nn.Module, optimizers: Sequence[Any], batch: Any) -> None:
-        """The batch is there and its work has not begun.
-
-        Args:
-            module: the model, with its parameters, their gradients and its buffers.
-            optimizers: those that hold state.
-            batch: tensors in mappings, sequences and dataclasses, however deep.
-        """
+        """The batch is there and its work has not begun."""
         self._module, self._optimizers = module, optimizers
         with unnoticed():
             self._add_all(parameters_of(module), "parameters")
@@ -125,7 +119,6 @@ class LiveTensors:
         where: Where,
         **_: int,
     ) -> None:
-        """An operator ran, in the phase and module that ``where`` says."""
         try:
             self._take_dead()
             self._number += 1
@@ -160,11 +153,7 @@ class LiveTensors:
             self._alive.clear()
 
     def result(self, step: int) -> StepMemory:
-        """The record of what was seen, after :meth:`end`.
-
-        Args:
-            step: number of the step in its loop.
-        """
+        """The record of what was seen, after :meth:`end`."""
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         dropped += [
             f"tensors of {kind}, whose memory PyTorch doesn't show ({count} times)"

@@ -55,7 +55,6 @@ class ModuleTimer:
 
     Args:
         root: the module whose children give the paths.
-        clock: the host's.
         device: whose stream gets the marks instead, if it is one that can be timed apart from the host; they
             are read later, and nothing waits for it.
     """
@@ -243,7 +242,6 @@ class ModuleTimer:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """The step goes on without us."""
         self._step = None
         self._notes[f"A step was left out: {describe_error(error)}."] = None
 
@@ -298,7 +296,6 @@ class NodeHooks(Generic[_Owner]):
     The hooks are on the nodes only and hold none of them, so the graph is freed as without them.
 
     Args:
-        owner_of: who a node belongs to.
         begin: called with the owner in the thread and on the stream that the node runs in.
         end: called likewise; not for a node that failed.
     """

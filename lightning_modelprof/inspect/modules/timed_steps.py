@@ -40,11 +40,9 @@ class HostMarks:
         self.mark: Callable[[], Any] = clock
 
     def is_reached(self, mark: int) -> bool:  # noqa: ARG002
-        """Always."""
         return True
 
     def elapsed_ns(self, begin: int, end: int) -> int | None:
-        """Their difference."""
         return end - begin
 
     def release(self, mark: int) -> None:
@@ -103,16 +101,11 @@ class TimedStep:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that began has ended."""
         return not any(track.open for track in self.tracks.values())
 
 
 class TimedSteps:
-    """Puts the steps together whose marks are reached; the others wait.
-
-    Args:
-        clock: where the marks come from.
-    """
+    """Puts the steps together whose marks are reached; the others wait."""
 
     def __init__(self, clock: DeviceClock | HostMarks) -> None:
         self._clock = clock

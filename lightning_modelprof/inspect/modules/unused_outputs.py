@@ -40,7 +40,6 @@ class _Output(NamedTuple):
     """The first output of one call.
 
     Attributes:
-        path: of the module.
         shape: of its rows; the first dimension counts samples. ``None`` if it is no layer that has rows.
         spot: the user's line that called.
         used: of each row, whether its gradient was not 0; empty until one comes.
@@ -68,7 +67,6 @@ class OutputWatch:
     """Notes which outputs get gradients.
 
     Args:
-        root: the model.
         on_error: called with what went wrong; the step goes on.
         spot: the user's line that runs.
     """
@@ -135,7 +133,6 @@ class OutputWatch:
         """The record, by module.
 
         Args:
-            places: where spots are.
             mixes: what is mixed in the module of a path.
         """
         found: dict[str, list[_Output]] = {}

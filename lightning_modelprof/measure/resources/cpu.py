@@ -50,7 +50,6 @@ class Instant(NamedTuple):
     """What can be read within microseconds; CPU times count from an arbitrary zero, in ns.
 
     Attributes:
-        clock_ns: the host clock.
         process_ns: user and system time of all threads of this process.
         system_ns: busy and waiting time of all CPUs together; ``None`` if psutil cannot tell.
     """
@@ -336,7 +335,6 @@ class CpuOfSteps:
         made: whether workers have made the next batch, and how many in all; ``None`` where it is not theirs.
 
     Attributes:
-        is_reading: whether the running step is read.
         left: fetches until the one whose step is read; who begins them counts them.
     """
 
@@ -358,7 +356,6 @@ class CpuOfSteps:
         self._workers_ns: int | None = None
 
     def skip(self, skip_first: int) -> None:
-        """Read none of so many steps from now on."""
         self.left = skip_first + 1
 
     # In the loop's thread, around fetches
@@ -397,7 +394,6 @@ class CpuOfSteps:
     # Around the loop
 
     def start(self) -> None:
-        """The loop begins."""
         self._first, self._began_s, self._reaped_ns = read_instant(), time.time(), reaped_ns()
 
     def stop(self, *, has_workers: bool) -> None:

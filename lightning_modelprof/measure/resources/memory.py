@@ -68,11 +68,6 @@ class MemoryCurve:
 
     A step is looked at once, when it is first seen. When there are too many points, the distance in steps
     that two of them must have is doubled.
-
-    Args:
-        device: of the model.
-        read_process: reads the process's memory.
-        read_device: reads the device's counters.
     """
 
     def __init__(
@@ -117,14 +112,6 @@ class MemoryCurve:
         growing: tuple[GrowingAttribute, ...] = (),
         notes: Sequence[str] = (),
     ) -> MemoryRecord:
-        """What is known now.
-
-        Args:
-            step_memory: live tensors of a step, which others have followed.
-            out_of_memory: what others have found out when memory ran out.
-            growing: attributes that others have seen grow.
-            notes: what they have to say, a sentence each.
-        """
         device = self._read("device's memory", lambda: self._read_device(self._device)) or DeviceBytes()
         return MemoryRecord(
             curve=tuple(self._points),

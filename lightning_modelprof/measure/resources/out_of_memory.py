@@ -110,18 +110,7 @@ def describe(
     named: Named,
     storages_of: StoragesOf,
 ) -> OutOfMemory:
-    """The record of it.
-
-    Args:
-        exception: that came through.
-        error: the one in it that :func:`out_of_memory_error` found.
-        step: number of the step that failed.
-        device: of the model.
-        read_device: reads the counters of its allocator.
-        total_bytes: reads how large its memory is.
-        named: what the model holds.
-        storages_of: says what memory a tensor has.
-    """
+    """The record; ``error`` is the one within ``exception`` that :func:`out_of_memory_error` found."""
     text = str(error)
     on_host = isinstance(error, MemoryError) or _OF_THE_HOST.search(text) is not None
     try:

@@ -41,8 +41,6 @@ def log_call(file: str, line: int, callers: Iterable[tuple[str, int]] = ()) -> L
     """What the call at a line logs.
 
     Args:
-        file: that the line is in.
-        line: of the call.
         callers: lines that called the line's function, innermost first: what they do with its result.
 
     Returns:
@@ -120,7 +118,6 @@ class _Fates:
         self._names: set[tuple[ast.AST, str]] = set()
 
     def of(self, node: ast.AST) -> _Fate:
-        """Where the value of an expression goes."""
         is_given = False
         while (parent := self._parents.get(node)) is not None:
             if isinstance(parent, ast.Call) and node is not parent.func:

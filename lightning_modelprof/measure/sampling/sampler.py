@@ -51,7 +51,6 @@ class Sampler:
 
     Args:
         looks: by name, which is for the notes.
-        clock: host clock.
         is_crowded: whether other threads want the interpreter as well: it changes hands often enough then,
             and turns stay as they are.
         interval_ns: time between two looks at first; 0 is 20 ms.

@@ -87,10 +87,6 @@ class StackProbe:
 
     A stack is followed from the innermost frame outwards until Lightning's loop, which is cut off with all
     that called it. Steps that are inspected or traced are passed over, and our own work.
-
-    Args:
-        ledger: says which phase is current.
-        user_code: whose code is whose.
     """
 
     def __init__(self, ledger: LedgerState, user_code: UserCode) -> None:
@@ -110,7 +106,6 @@ class StackProbe:
         self.clocks = ThreadClocks(self._thread)
 
     def look(self, elapsed_ns: int) -> None:
-        """Take a sample that stands for ``elapsed_ns``."""
         ledger = self._ledger
         phase = ledger.current
         if ledger.inspection is not None or ledger.ranges is not None or phase == PROFILER:
@@ -207,14 +202,7 @@ class StackProbe:
         cost_ns: int = 0,
         notes: tuple[str, ...] = (),
     ) -> StackSamples:
-        """What was seen so far; may be called while looks go on.
-
-        Args:
-            first_interval_ns: for the record.
-            last_interval_ns: for the record.
-            cost_ns: for the record.
-            notes: for the record.
-        """
+        """What was seen so far; may be called while looks go on."""
         numbers: dict[tuple[int, int], int] = {}
         stacks = _sampled(self._stacks.copy(), numbers)
         others, loop_ns = self.clocks.read()
@@ -299,7 +287,6 @@ def _sampled(
 
 
 def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> tuple[LogCall, ...]:
-    """What the source says of each line that logs."""
     paths: dict[tuple[tuple[str, int], ...], None] = {}
     for stack in stacks:
         on_stack = [frames[number] for number in stack.frames]

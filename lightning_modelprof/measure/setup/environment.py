@@ -29,42 +29,32 @@ class AnyLoop(Protocol):
     def loop(self) -> LoopKind: ...
 
     @property
-    def module(self) -> Any:
-        """The model; ``None`` if it is not known."""
+    def module(self) -> Any: ...
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
+    def device(self) -> torch.device: ...
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks."""
+    def world_size(self) -> int: ...
 
     @property
-    def precision(self) -> str:
-        """What it is called."""
+    def precision(self) -> str: ...
 
     @property
-    def strategy(self) -> str:
-        """What it is called."""
+    def strategy(self) -> str: ...
 
     @property
-    def accumulate(self) -> int:
-        """Batches per optimizer step."""
+    def accumulate(self) -> int: ...
 
     @property
-    def kinds(self) -> tuple[type, ...]:
-        """Classes that tell which packages run the loop."""
+    def kinds(self) -> tuple[type, ...]: ...
 
     @property
-    def optimizers(self) -> Sequence[Any]:
-        """Those that are known."""
+    def optimizers(self) -> Sequence[Any]: ...
 
-    def loaders(self) -> Sequence[Any]:
-        """The dataloaders; may raise anything."""
+    def loaders(self) -> Sequence[Any]: ...
 
-    def live(self) -> Any:
-        """What the setup is read from."""
+    def live(self) -> Any: ...
 
 
 def run_info(
@@ -158,7 +148,6 @@ class TrainerCall(NamedTuple):
         user: the user's line that led there; ``None`` without a library between, or where there is none.
         files: of the user, with the functions that led there.
         lines: of the user, that led there, innermost first.
-        configured_by: as of TrainingSetup.
     """
 
     from_library: Place | None

@@ -30,7 +30,6 @@ class SourceFile:
 
     Args:
         path: absolute.
-        data: its bytes.
 
     Raises:
         SyntaxError: when it is no Python; also ValueError and RecursionError.
@@ -213,10 +212,8 @@ class SourceFile:
         """The simple statement around calls.
 
         Args:
-            about: as of Statement.
             nodes: the calls that would change; all in one statement.
             at: where the statement is, for one without calls.
-            module: as of Statement.
 
         Returns:
             ``None`` where they are in no simple statement, in several, or a call takes ``*args``.

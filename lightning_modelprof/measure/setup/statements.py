@@ -52,8 +52,6 @@ class Statements:
     """Finds the statements of one loop.
 
     Args:
-        call: who called the Trainer.
-        module: the LightningModule.
         holders: the LightningModule and the DataModule, in whose files the user's code is.
     """
 
@@ -99,7 +97,6 @@ class Statements:
         """The statement that makes the loop's only DataLoader.
 
         Args:
-            loaders: of the loop.
             position: of the dataloaders in the call of the Trainer.
         """
         if len(loaders) != 1:

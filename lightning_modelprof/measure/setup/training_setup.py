@@ -48,8 +48,6 @@ def finish_setup(setup: TrainingSetup, host: AnyLoop, began_s: float) -> Trainin
     """The same with what is only known later: validation, memory, compilations. Never raises.
 
     Args:
-        setup: as it was when the loop began.
-        host: as then.
         began_s: ``time.time()`` when the loop began.
     """
     return _take(setup, (*host.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
@@ -98,12 +96,11 @@ class Live:
         return self._host.module
 
     def at_begin(self) -> tuple[Part, ...]:
-        """What can be read when the loop begins."""
         of_module = () if self._module is None else (self.module, self.libraries, self.layers)
         return (self.threads, self.loaders, self.optimizers, *of_module)
 
     def at_end(self) -> tuple[Part, ...]:
-        """What may be known only then."""
+        """What may be known only when the loop has ended."""
         return (self.loaders, self.device)
 
     def threads(self) -> dict[str, Any]:
@@ -117,7 +114,6 @@ class Live:
         }
 
     def module(self) -> dict[str, Any]:
-        """The model's class."""
         return {
             "module": place_of(type(self._module)),
             "num_trainable_tensors": sum(map(is_trained, parameters_of(self._module))),
@@ -128,11 +124,9 @@ class Live:
         return {"calls": calls_by_name(class_files(self._module))}
 
     def loaders(self) -> dict[str, Any]:
-        """The loop's dataloaders."""
         return {"loaders": tuple(map(loader_setup, self._host.loaders()))}
 
     def optimizers(self) -> dict[str, Any]:
-        """Of a fit."""
         setups = []
         for optimizer in self._host.optimizers if self._host.loop.is_fit else ():
             inner = getattr(optimizer, "optimizer", optimizer)
@@ -150,7 +144,6 @@ class Live:
         return {"optimizers": tuple(setups)}
 
     def layers(self) -> dict[str, Any]:
-        """What is known from the modules alone."""
         found: dict[str, Any] = {"convolution_biases": convolution_biases(self._module)}
         if self._host.device.type == "cuda":
             found["layers"] = tuple(

@@ -40,12 +40,10 @@ LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, t
 
 
 def is_leaf(part: Any) -> bool:
-    """Whether no tensor is looked for in it."""
     return issubclass(type(part), LEAVES)
 
 
 def is_tensor(part: Any) -> bool:
-    """Whether it is a tensor, of whatever class."""
     return issubclass(type(part), torch.Tensor)
 
 
@@ -94,17 +92,14 @@ def dtype_of(part: Any) -> Any:
 
 
 def elements_of(part: Any) -> Iterator[Any]:
-    """Of a list or tuple, one after the other."""
     return (list if issubclass(type(part), list) else tuple).__iter__(part)
 
 
 def length_of(part: Any) -> int:
-    """Of a list or tuple."""
     return (list if issubclass(type(part), list) else tuple).__len__(part)
 
 
 def element_of(part: Any, place: int) -> Any:
-    """One of a list or tuple."""
     return (list if issubclass(type(part), list) else tuple).__getitem__(part, place)
 
 

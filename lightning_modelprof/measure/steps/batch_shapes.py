@@ -221,7 +221,6 @@ def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[i
 
     Args:
         inner: shapes of each sample, or of some that stand for all.
-        length: how many samples there are.
     """
     share = Fraction(length, max(len(inner), 1))
     for place in range(max(map(len, inner), default=0)):
@@ -252,7 +251,6 @@ def _some_of(part: Any) -> Sequence[Any]:
 
 
 def _children(part: Any) -> Sequence[Any]:
-    """What a container or an object holds."""
     if is_tensor(part):
         return ()
     if _is_sequence(part):
@@ -269,7 +267,6 @@ def _key(part: Any, dry: list[int] | None = None) -> Hashable:
     """What tells batches of different sizes apart, made quickly for the usual containers.
 
     Args:
-        part: of a batch.
         dry: how many more containers are looked into until there is a tensor: Python lists of events and the
             like are many and hold none. ``None`` for the batch itself, each of whose parts has its own.
     """

@@ -66,17 +66,12 @@ def make_counter(samples_fn: Callable[[Any], Any] | None) -> Callable[[Any], int
 
 
 class NothingCounted:
-    """Counts nothing any more.
-
-    Attributes:
-        note: why.
-    """
+    """Counts nothing any more; ``note`` says why."""
 
     def __init__(self, note: str) -> None:
         self.note = note
 
     def __call__(self, _: Any) -> int:
-        """Not measured."""
         return NOT_MEASURED
 
 

@@ -52,10 +52,8 @@ class DevicePhases:
     of steps. This keeps it within that share, and out of phase with anything periodic in the training.
 
     Args:
-        clock: where marks come from.
         on_step: called with (step, nanoseconds per phase in PHASES order) once a step's marks are reached.
             Steps that are given up or not marked are not reported: they stay not measured.
-        now: the host's clock.
 
     Attributes:
         num_given_up: marked steps that could not be read.
@@ -87,7 +85,6 @@ class DevicePhases:
         return self._num_marks * self._usual_mark_ns + self._reading_ns
 
     def mark(self, phase: int) -> None:
-        """From here on the device's time belongs to ``phase``."""
         if self._steps_to_rest:
             return
         self._num_marks += 1
@@ -137,7 +134,6 @@ class DevicePhases:
             self._clock.release(last_mark)
 
     def discard(self) -> None:
-        """Forget the marks since the last step ended, but for the last one."""
         self._marks = self._marks[-1:]
 
     def collect(self) -> None:

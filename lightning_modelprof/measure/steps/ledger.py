@@ -66,8 +66,7 @@ class StepInspection(Protocol):
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
 
-    def before_backward(self, loss: Any) -> None:
-        """A backward pass begins at ``loss``."""
+    def before_backward(self, loss: Any) -> None: ...
 
     def end_batch(self, *, failed: bool = False) -> None:
         """The batch has done its work, or did not come to its end."""
@@ -77,21 +76,15 @@ class PhaseLedger:
     """Self time per phase of the step that is running.
 
     Args:
-        clock: host clock, integer nanoseconds.
         on_step: takes a step that ended: (nanoseconds per phase in PHASES order, tags, samples).
         on_boundary: called at a step boundary when ``next_boundary`` steps have ended; the time it takes
             goes to the phase ``profiler`` of the step that begins.
-        device: marks phases on the device's stream; ``None`` without one.
-        validation: takes what the validation loops inside a fit consist of.
-        cpu: reads the CPU time of some steps.
 
     Attributes:
         self_ns: nanoseconds per phase since the last step ended.
         outside_ns: nanoseconds per phase that belong to no finished step.
-        steps_ended: number of finished steps in this loop.
-        epochs_begun: in this loop.
         epoch_step: number of the step that the running epoch, or dataloader of an evaluation, began with.
-        step_end_ns: when the last of them ended, by the host clock.
+        step_end_ns: when the last step ended, by the host clock.
         unfinished_steps: batches that began and did not end.
         hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
         inspection: looks into the running step; ``None`` in nearly all steps.

@@ -49,7 +49,6 @@ class Recorder:
 
     Args:
         skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
-        max_kept: steps that are kept one by one.
         sizes: is told which steps have ended, with their tags; ``None`` if nobody asks for sizes of batches.
     """
 
@@ -98,7 +97,6 @@ class Recorder:
         """The loop stood still when step number ``step`` began.
 
         Args:
-            step: the running step.
             num_prefetched: batches that the workers got ready meanwhile; so many steps after it find theirs
                 at once and are tagged.
         """

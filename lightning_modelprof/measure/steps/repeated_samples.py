@@ -98,9 +98,6 @@ class RepeatedSampleWatch:
 
     Args:
         host: of a fit, with its dataloader.
-
-    Attributes:
-        is_over: whether there is nothing more to see.
     """
 
     def __init__(self, host: FetchesBatches) -> None:
@@ -134,7 +131,6 @@ class RepeatedSampleWatch:
             iterator._sampler_iter = indices.inner
 
     def record(self) -> RepeatedSamples:
-        """What was seen until now."""
         self._count_samples()
         note = self._note
         if not note and not self._num_compared:

@@ -76,11 +76,7 @@ class CollectorWatch:
 
 
 class SlowStepWatch:
-    """Finds the slow steps of a loop and keeps the slowest of them.
-
-    Args:
-        factor: how many times the median is slow.
-    """
+    """Finds the slow steps of a loop and keeps the slowest of them."""
 
     def __init__(self, factor: float = FACTOR) -> None:
         self.collector = CollectorWatch()
@@ -101,7 +97,6 @@ class SlowStepWatch:
         self.collector.start()
 
     def stop(self) -> None:
-        """The loop is over: watch the collector no more."""
         self.collector.stop()
 
     def add(self, steps: StepTimings) -> None:
@@ -136,7 +131,6 @@ class SlowStepWatch:
         self._usual = np.concatenate([self._usual, clean_ns])[-_RECENT:]
 
     def record(self) -> SlowSteps:
-        """What was found so far."""
         found, worst = self._found, [*self._worst[False], *self._worst[True]]
         return SlowSteps(
             factor=found.factor,

@@ -30,9 +30,7 @@ class ValidationParts:
         device: puts marks on the device's stream where parts begin; ``None`` without a device.
 
     Attributes:
-        part: the running one.
         num_runs: loops that began.
-        calls: how often each part was entered.
         total_ns: nanoseconds per part, in ``PARTS`` order.
         fetch_ns: what the newest fetch of a batch took.
         has_given_up: whether times of the device are missing, so that none is told.
@@ -84,7 +82,6 @@ class ValidationParts:
         self.part = part
 
     def end_run(self, phase_ns: int) -> None:
-        """The loop is over."""
         self.total_ns[self.part] += phase_ns - self._seen_ns
         self._seen_ns = phase_ns
         self.part = OTHER

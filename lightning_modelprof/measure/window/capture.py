@@ -53,18 +53,15 @@ class Capture:
     """Opens and closes the windows of a schedule at step boundaries.
 
     Args:
-        schedule: which steps.
-        options: what to record.
         export_path: gives the path that torch writes the raw trace of a window to.
         on_close: called with the window and the raw trace's path (``None`` if there is none) when it closes.
-        clock: times the closing.
         rank: written into the trace.
         records: whether this rank opens windows; if not, it only tags the steps in which others do.
         max_trace_mb: a window ends early when another step would make its trace larger than this.
         scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
         why_not: asked before each window but the first; the reason to leave it out, ``""`` if there is none.
         epoch_step: gives the number of the step that the running epoch began with.
-        batches: as WatchedLoaders.batches_between; called in a thread of its own, while the training thread
+        batches: as WorkerProbes.batches_between; called in a thread of its own, while the training thread
             waits.
 
     Attributes:
@@ -483,12 +480,10 @@ class ScheduledSteps:
     """Tags steps by a schedule, as the ranks that profile do when nothing comes between.
 
     Args:
-        schedule: of the windows.
         lag: steps that a rank may be ahead of one that profiles, because none of them has a collective: while
             gradients accumulate. So many steps later it may be that it waits for the closing of a window.
 
     Attributes:
-        lag: as given.
         next_step: the next step number at whose start :meth:`begin_step` must be called.
     """
 
@@ -505,7 +500,6 @@ class ScheduledSteps:
         return self._upcoming is None
 
     def begin_step(self, step: int) -> StepTag:
-        """Step number ``step`` begins; returns the tags that this gives it."""
         tags = StepTag(0)
         if self._upcoming is not None and step > self._upcoming.last:
             self._last_late = step + self.lag

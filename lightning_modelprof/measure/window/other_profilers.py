@@ -137,7 +137,6 @@ def _is_one_waiting() -> bool:
 
 
 watch: Final = ProfilerWatch()
-"""Of this process."""
 
 
 AT_EXIT_S: Final = 5.0
@@ -193,7 +192,6 @@ class ProfilerClaim:
             _skip_teardown()
 
     def forget(self) -> None:
-        """Nobody has it."""
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._holder: weakref.ref[Any] | None = None

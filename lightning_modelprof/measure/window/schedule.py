@@ -53,7 +53,6 @@ class Schedule:
 
     @property
     def cycle(self) -> int:
-        """Number of steps in one wait-warmup-active cycle."""
         return self.wait + self.warmup + self.active
 
     def window(self, index: int) -> WindowSteps | None:

@@ -38,7 +38,6 @@ class CaptureOptions(Record, frozen=True, kw_only=True):
     profile_memory: bool = False
 
     def make_size(self) -> TraceSize:
-        """What estimates how large the trace will be."""
         return TraceSize(
             record_shapes=self.record_shapes, with_stack=self.with_stack, profile_memory=self.profile_memory
         )
@@ -129,12 +128,10 @@ class TraceRanges:
         self._open.append(entered)
 
     def pop(self) -> None:
-        """Close the innermost range; does nothing when none is open."""
         if self._open:
             self._open.pop().__exit__(None, None, None)
 
     def close_all(self) -> None:
-        """Close every open range, innermost first."""
         while self._open:
             self.pop()
 
@@ -175,7 +172,6 @@ class TraceSize:
     """Estimates, step by step, the uncompressed size of a trace that is being recorded.
 
     Args:
-        record_shapes, with_stack, profile_memory: what torch.profiler is to record besides operators.
         bytes_in_use: gives the memory that malloc has handed out, ``None`` where that cannot be known.
     """
 
@@ -195,7 +191,6 @@ class TraceSize:
         self._growth = self._largest = self._num_steps = 0
 
     def begin(self) -> None:
-        """Recording starts."""
         self._last = self._bytes_in_use()
         self._growth = self._largest = self._num_steps = 0
 

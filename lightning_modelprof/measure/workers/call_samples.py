@@ -32,7 +32,6 @@ class CallSums(msgspec.Struct):
     """What was seen of one call. Times are seconds that samples stand for, added up batch by batch.
 
     Attributes:
-        call: which one.
         time, own: in it with what it calls, and in it alone.
         squares: of the time in each batch.
         products: of that time and the time of all samples in the batch.
@@ -68,7 +67,6 @@ class CallSamples(msgspec.Struct):
 
     @property
     def is_enough(self) -> bool:
-        """Whether a share can be told."""
         return self.looks >= _LEAST_LOOKS and self.batches >= _LEAST_BATCHES and self.time > 0
 
     def add(self, other: CallSamples) -> None:
@@ -98,7 +96,6 @@ class CallSamples(msgspec.Struct):
         may have got as much as samples in it were late, but no more than the worker ran.
 
         Args:
-            one: the call.
             number: of calls whose errors are told.
             fetch_ns: in which all samples of the data set were made.
             cpu_ns: CPU time of that.
@@ -116,7 +113,6 @@ class CallSamples(msgspec.Struct):
 
 
 def merged(parts: Iterable[CallSamples]) -> CallSamples:
-    """The sums of several workers."""
     found = CallSamples()
     for part in parts:
         found.add(part)
@@ -138,12 +134,7 @@ class CallLook:
     """Notes which calls the thread that made it is in, each time that it's called from another thread.
 
     Args:
-        state: of the worker.
-        calls: that it has.
         before: what the worker before it in the same place has seen.
-
-    Attributes:
-        sampler: that calls it.
     """
 
     sampler: Sampler

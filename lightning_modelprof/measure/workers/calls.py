@@ -101,9 +101,6 @@ def _is_dataset(one: Any) -> bool:
 class Calls:
     """The data set and transforms of one worker, and the code by which their frames are known.
 
-    Args:
-        user_code: whose code is whose.
-
     Attributes:
         names: of the rows, in the order in which a sample meets them.
         codes: id of a code → id of the object that it gets first, or 0 for a function → row.

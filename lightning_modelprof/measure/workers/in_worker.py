@@ -69,8 +69,6 @@ class WorkerText(msgspec.Struct):
     """What a worker writes as a text.
 
     Attributes:
-        stacks: that were seen.
-        calls: the same by call.
         collate: the collate function; ``None`` where torch's loop is not as it was.
     """
 
@@ -102,10 +100,7 @@ class WorkerStart:
     Args:
         original: the user's; ``None`` without.
         fd, path: where the shared memory is, in a child that inherits and in one that does not.
-        name: of the shared memory.
-        num_slots: of the shared memory.
         own: folders of packages that are the user's wherever they are.
-        sampling: whether samples are taken.
 
     Attributes:
         is_over: whether the loop has ended, and only the user's own is called.
@@ -130,7 +125,6 @@ class WorkerStart:
             object.__setattr__(self, key, value)
 
     def end(self) -> None:
-        """From now on only the user's own is called."""
         object.__setattr__(self, "is_over", True)
 
     def __call__(self, worker_id: int) -> None:
@@ -201,13 +195,7 @@ def _make_start(original: Any, arguments: tuple[str, str, int, tuple[str, ...], 
 
 
 class Worker:
-    """Measures in one worker.
-
-    Args:
-        slot: where it writes.
-        user_code: whose code is whose.
-        sampling: whether samples are taken.
-    """
+    """Measures in one worker."""
 
     def __init__(self, slot: SlotWriter, user_code: UserCode, *, sampling: bool) -> None:
         self._slot, self._head = slot, slot.head
@@ -237,7 +225,6 @@ class Worker:
         """Measure from now on.
 
         Args:
-            dataset: the worker's.
             loop: the frame of torch's loop, which makes the batches; ``None`` where it's not as it was.
         """
         head = self._head
@@ -315,7 +302,6 @@ class Worker:
             self._fetcher, self._has_fetcher = fetcher, True
 
     def collate(self, original: Callable[[Any], Any], data: Any) -> Any:
-        """Collate, and write down the batch."""
         self.state.fetch_ns = 0
         fetched = time.perf_counter_ns(), time.thread_time_ns()
         try:
@@ -333,7 +319,6 @@ class Worker:
         """Write down a batch.
 
         Args:
-            data: that the collate function was given.
             fetched: the clock, and that of CPU time, when it was called.
             ready: the same when it returned.
         """

@@ -76,7 +76,6 @@ class WorkerProbes:
         """Watch a loader whose workers have not started; where they have, say so.
 
         Args:
-            loader: anything.
             round_number: changes when all loaders of the loop are made anew.
             position: which one of the loop's it is; ``None`` counts those of the round.
         """
@@ -117,11 +116,7 @@ class WorkerProbes:
                     watched.is_shared = True
 
     def begin(self, loaders: Iterable[Any]) -> None:
-        """The loop begins: what was watched before, such as in trial runs, was not it.
-
-        Args:
-            loaders: the loop's.
-        """
+        """The loop begins: what was watched before, such as in trial runs, was not it."""
         before, self._watched = self._watched, {}
         position = 0
         for one in (one for loader in loaders for one in _loaders_in(loader)):
@@ -144,7 +139,6 @@ class WorkerProbes:
                 del self._watched[shape]
 
     def poll(self) -> None:
-        """Read the batches since the last time."""
         for watched in self._watched.values():
             watched.poll()
 
@@ -160,7 +154,6 @@ class WorkerProbes:
         )
 
     def record(self) -> tuple[LoaderWorkers, ...]:
-        """What was measured until now."""
         if self._record is not None:
             return self._record
         self.poll()
@@ -225,7 +218,6 @@ class _Watched:
     """One loader, and those that are made in its place.
 
     Attributes:
-        shape: of the loader.
         round: the newest in which it was there.
         is_shared: whether another loop takes batches from it as well.
     """
@@ -286,7 +278,6 @@ class _Watched:
         return WorkerBatches(**{name: tuple(rows[:, place].tolist()) for place, name in enumerate(columns)})
 
     def record(self) -> LoaderWorkers:
-        """What was measured until now."""
         slots = self._rings.slots()
         texts = [text for slot in slots if (text := _text(slot)) is not None]
         stacks = [text.stacks for text in texts if text.stacks.samples]

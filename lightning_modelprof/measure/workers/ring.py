@@ -260,7 +260,6 @@ class SlotWriter:
 
     Args:
         memory: of all slots.
-        slot: number of the slot.
 
     Attributes:
         head: int64, by :class:`Head`.
@@ -315,9 +314,6 @@ def claim_slot(fd: int, name: str, num_slots: int, worker: int) -> SlotWriter | 
 
     Args:
         fd: of the memory; stays open as long as the claim is to hold.
-        name: of the memory.
-        num_slots: that there are.
-        worker: number of the worker.
 
     Returns:
         ``None`` where all are taken, or the number is another file's by now.
