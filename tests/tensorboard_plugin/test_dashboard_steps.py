@@ -137,6 +137,7 @@ def has_color(browser, color, canvas=0, tolerance=0):
 
 BACKWARD, FORWARD = (list(bytes.fromhex(color_of(f"m-{key}")[1:])) for key in ("backward", "forward"))
 STEPS = sample_steps(600)
+LABELS = {phase.key: phase.label for phase in PHASES}
 PROFILER = PHASE_INDEX["profiler"]
 IN_REST, IN_LAYER = 400_000, 5_000_000
 """Time in the phase ``profiler`` with which it is one of the other phases, and with which it has a layer."""
@@ -185,21 +186,23 @@ def test_figures_of_a_range_are_those_of_the_benchmark(page):
     for first, last in RANGES:
         got = run(
             browser,
-            f"return statistics.rangeFigures(steps, {first}, {last});",
+            f"const f = statistics.rangeFigures(steps, {first}, {last});"
+            "return {...f, sorted: [...f.sorted]}",
         )
         inside = steps.select((steps.step >= first) & (steps.step <= last))
         expected = benchmark(inside)
         assert got["steps"] == last - first + 1
         if expected is None:
-            assert got["clean"] == 0
+            assert (got["clean"], got["sorted"]) == (0, [])
             assert {got[name] for name in ("mean", "p50", "stepsPerS", "samplesPerS", "readerRatio")} == {
                 None
             }
             continue
         assert got["clean"] == expected.num_steps
         durations = np.sort(inside.clean().duration_ns)
+        assert got["sorted"] == durations.tolist()
         assert got["mean"] == near(durations.mean())
-        for percent in (50, 99):
+        for percent in (50, 90, 99):
             assert got[f"p{percent}"] == near(float(np.percentile(durations, percent)))
         assert got["stepsPerS"] == near(len(durations) / (durations.sum() / 1e9))
         samples = expected.samples_per_s
@@ -291,7 +294,7 @@ def test_clean_steps_are_without_the_profiler_and_all_steps_with_it(page, profil
 
 
 @pytest.mark.parametrize("profiler_ns", [IN_REST, IN_LAYER])
-def test_figures_and_throughput_of_clean_steps_agree(page, profiler_ns):
+def test_figures_causes_and_throughput_of_clean_steps_agree(page, profiler_ns):
     steps = with_profiler_time(sample_steps(600, seed=7), profiler_ns)
     browser = page(steps)
     for first, last in ((0, 599), (30, 99), (250, 420)):
@@ -299,12 +302,33 @@ def test_figures_and_throughput_of_clean_steps_agree(page, profiler_ns):
             browser,
             f"const f = statistics.rangeFigures(steps, {first}, {last});"
             f"const p = bins.joinSteps(steps, {first}, {last}, 1, true);"
-            "return {mean: f.mean, samplesPerS: f.samplesPerS,"
+            f"const causes = statistics.causesOfSlowness(steps, {first}, {last}, f.p90);"
+            "return {causes, mean: f.mean, samplesPerS: f.samplesPerS, p90: f.p90,"
             "  pointMean: p.mean[0], pointRate: p.rate[0]}",
         )
         expected = benchmark(steps.select((steps.step >= first) & (steps.step <= last)))
         assert got["mean"] == near(expected.batch_cost_ns.avg) == got["pointMean"]
         assert got["samplesPerS"] == near(expected.samples_per_s.avg) == got["pointRate"]
+        assert got["p90"] == near(expected.batch_cost_ns.p90)
+        _, times, phases = counted_steps(steps, True, first, last)
+        slow = times > np.percentile(times, 90)
+        causes = got["causes"]
+        assert (causes["slow"], causes["others"]) == (slow.sum(), (~slow).sum())
+        whole = times[slow].mean() - times[~slow].mean()
+        assert causes["step"]["more"] == pytest.approx(whole)
+        shown = {row["label"]: row for row in causes["phases"]}
+        assert set(shown) == {
+            LABELS[phase.key] for phase in PHASES if phases[:, PHASE_INDEX[phase.key]].any()
+        }
+        for phase in PHASES:
+            if row := shown.get(LABELS[phase.key]):
+                column = phases[:, PHASE_INDEX[phase.key]]
+                means = column[slow].mean(), column[~slow].mean()
+                assert (row["slow"], row["others"]) == near(means)
+                assert row["more"] == pytest.approx(means[0] - means[1])
+        assert sum(row["more"] for row in shown.values()) == pytest.approx(whole)
+        # That is what the sample's slow steps have in common.
+        assert causes["phases"][0]["label"] == LABELS["dataloader"]
 
 
 def test_the_slowest_steps_are_found(page):
@@ -318,6 +342,39 @@ def test_the_slowest_steps_are_found(page):
         )
         shown = [step for step in range(first, last + 1) if not (only_clean and exclusion[step])]
         assert got == sorted(shown, key=lambda step: (-steps.duration_ns[step], step))[:20]
+
+
+def test_causes_need_slow_and_other_steps(page):
+    browser = page(sample_steps(50))
+    assert run(browser, "return statistics.causesOfSlowness(steps, 30, 49, 1e12)") is None
+    assert run(browser, "return statistics.causesOfSlowness(steps, 30, 49, 0)") is None
+
+
+def test_histograms_count_every_clean_step_once(page):
+    browser = page(sample_steps(30))
+    random = np.random.default_rng(1)
+    samples = {
+        "normal": random.normal(1e7, 1e6, 5_000).astype(int),
+        "tail": np.append(random.normal(1e7, 1e6, 500).astype(int), [9e7, 3e8]).astype(int),
+        "equal": np.full(40, 7_000_000),
+        "one": np.array([3]),
+    }
+    for kind, values in samples.items():
+        values.sort()
+        got = run(browser, f"return statistics.histogram(new Float64Array({values.tolist()}))")
+        tail = np.percentile(values, 99)
+        end = tail if values[-1] > 2 * tail else values[-1]
+        shown = values[values <= end]
+        assert got["beyond"] == len(values) - len(shown), kind
+        num_bars = len(got["counts"])
+        assert 1 <= num_bars <= 60, kind
+        edges = got["low"] + got["width"] * np.arange(num_bars + 1)
+        edges[-1] += 1e-3  # the last bar holds the largest, which rounding may put behind its edge
+        assert got["counts"] == np.histogram(shown, edges)[0].tolist(), kind
+        assert sum(got["counts"]) == len(shown), kind
+        if kind == "normal":  # as wide as numpy's rule, as far as 60 bars allow
+            assert num_bars == min(60, len(np.histogram_bin_edges(shown.astype(float), "auto")) - 1)
+    assert run(browser, "return statistics.histogram(new Float64Array(0))") is None
 
 
 def test_few_outliers_do_not_flatten_the_chart(page):
@@ -396,6 +453,7 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
     assert "include profiler overhead" in text(browser, ".steps-chart .note")
     assert "include profiler overhead" in text(browser, ".steps-slowest .note")
     assert "without profiler overhead" in text(browser, ".steps-range > .note")
+    assert LABELS["profiler"] not in {row[0] for row in rows(browser, ".steps-causes")}
 
     browser.find_element("css selector", ".steps .tools input").click()
     settle(browser)
@@ -486,6 +544,78 @@ def test_dragging_zooms_and_a_double_click_shows_all(page, chart):
     drag(browser, 0.1, 0.2, chart)
     browser.find_element("css selector", ".steps .tools button").click()
     assert state(browser)["range"] is None
+
+
+def histogram_texts(browser):
+    """What the histogram says of each bar, from the left."""
+    return browser.execute_script(
+        "const [field, point] = ['.field', '.point'].map(s => document.querySelector(`.steps-pair ${s}`));"
+        "const press = (key) => field.dispatchEvent(new KeyboardEvent('keydown', {key}));"
+        "const texts = [];"
+        "for (press('Home'); texts.at(-1) !== point.textContent; press('ArrowRight'))"
+        "  texts.push(point.textContent);"
+        "return texts"
+    )
+
+
+def test_a_dragged_range_shows_its_histogram_and_its_slowest_tenth(page):
+    steps = sample_steps(600)
+    steps.tags[200:400] = 0
+    steps.phases_ns[:, PHASE_INDEX["forward"]] += 10**8  # the edges of two bars have the same three digits
+    steps.duration_ns += 10**8
+    steps.phases_ns[300] *= 20
+    steps.duration_ns[300] *= 20
+    browser = page(steps)
+    assert text(browser, ".steps-pair") == ""  # of the whole run both come from Python
+    drag(browser, 0.25, 0.75)
+    first, last = state(browser)["range"]
+    _, times, _ = counted_steps(steps, True, first, last)
+    p50, p90, p99 = np.percentile(times, (50, 90, 99))
+    beyond = int((times > p99).sum())
+    about = f"Clean steps in the range. {beyond} slower steps past the right edge."
+    assert beyond > 1
+    assert text(browser, ".steps-pair .chart .note") == about
+
+    said = [one.rpartition(": ") for one in histogram_texts(browser)]
+    counts = [int(count.split()[0]) for _, _, count in said]
+    assert len(said) > 5
+    assert all(len(set(edges.split(" to "))) == 2 for edges, _, _ in said)
+    assert sum(counts) == len(times) - beyond
+    drawn = browser.execute_script(
+        "const {x, width, height} = document.querySelector('.steps-pair path').getBBox();"
+        "const percent = (mark) => parseFloat(mark.style.left);"
+        "const marks = [...document.querySelectorAll('.steps-mark')];"
+        "const ticks = (axis, side) => [...document.querySelectorAll(`.steps-pair .${axis} span`)]"
+        "  .map((one) => [one.textContent, parseFloat(one.style[side])]);"
+        "return {x, width, height, places: marks.map(percent), texts: marks.map((mark) => mark.textContent),"
+        "  xs: ticks('xs', 'left'), ys: ticks('ys', 'bottom')}"
+    )
+    assert (drawn["x"], drawn["width"]) == pytest.approx((0.06, len(counts) - 0.12), rel=1e-4)
+    assert drawn["height"] == pytest.approx(max(counts))
+    percentiles = {"p50": p50, "p90": p90, "p99": p99}
+    assert drawn["texts"] == [f"{name} {format_duration(time)}" for name, time in percentiles.items()]
+
+    def place(time):
+        return pytest.approx(100 * (time - times.min()) / (p99 - times.min()), abs=1e-3)
+
+    assert drawn["places"] == [place(time) for time in percentiles.values()]
+    assert min(len(drawn["xs"]), len(drawn["ys"])) >= 3
+    for label, at in drawn["xs"]:
+        number, unit = label.split()
+        assert (at, unit) == (place(1e6 * float(number)), "ms")
+    for label, at in drawn["ys"]:
+        assert at == pytest.approx(100 * int(label) / (1.25 * max(counts)), abs=1e-3)
+
+    slow = times > p90
+    means = times[slow].mean(), times[~slow].mean()
+    assert f"the {slow.sum()} clean steps above p90 ({format_duration(p90)})" in text(
+        browser, ".steps-causes"
+    )
+    assert rows(browser, ".steps-causes")[-1] == [
+        "Whole step", *map(format_duration, means), f"+{format_duration(means[0] - means[1])}", "100%",
+    ]  # fmt: skip
+    press(browser, Keys.ESCAPE)
+    assert text(browser, ".steps-pair") == ""
 
 
 def test_both_charts_have_one_cursor(page):
@@ -653,12 +783,30 @@ def test_one_step_and_none_that_is_clean(page):
     assert text(browser, ".steps-chart .steps-readout").startswith("step 0: ")
 
 
+@pytest.mark.parametrize(
+    ("last", "texts", "why"),
+    [(9, 0, "No clean step in this range."), (10, 1, "No clean step took longer than p90.")],
+)
+def test_a_range_without_slow_steps_says_so(page, last, texts, why):
+    browser = page(STEPS, {"initial": {"range": [2, last]}})
+    assert figures(browser)["clean"] == str(texts)
+    assert text(browser, ".steps-causes .note") == why
+    assert rows(browser, ".steps-causes") == []
+    if texts:
+        assert [one.partition(": ")[2] for one in histogram_texts(browser)] == ["1 step"]
+    else:
+        assert text(browser, ".steps-pair .chart .note") == why
+
+
 def test_what_was_not_measured_is_said(page):
     steps = with_unknowns(sample_steps(600))
     browser = page(steps, {"initial": {"range": [200, 599]}})
     notes = browser.execute_script("return [...document.querySelectorAll('.note')].map(n => n.textContent)")
     assert "Not measured: Dataloader." in notes
     assert (figures(browser)["Reader Ratio"], figures(browser)["samples/s"]) == ("–", "–")
+    *_, last, whole = rows(browser, ".steps-causes")
+    assert (last[0], last[2:]) == (LABELS["dataloader"], ["–"] * 3)
+    assert whole[-1] == "100%"
     assert "Dataloader" not in pressed(browser)
 
 
@@ -667,9 +815,10 @@ def test_hostile_names_are_text(page):
     columns = step_columns(STEPS)
     phases = tuple((key, hostile) for key, _ in columns.phases)
     browser = page(STEPS, columns=replace(columns, phases=phases, exclusions=(hostile,) * 9))
-    press(browser, Keys.HOME)
+    press(browser, Keys.HOME, "+")
     assert browser.execute_script("return document.images.length") == 0
     assert hostile in text(browser, ".legend")
+    assert hostile in text(browser, ".steps-causes")
     assert hostile in text(browser, ".steps-slowest")
 
 

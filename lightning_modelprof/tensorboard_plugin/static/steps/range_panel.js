@@ -1,9 +1,10 @@
-// What is said of the steps of a range: the figures of one that was dragged, and its slowest steps.
+// What is said of the steps of a range: figures, histogram and causes of one that was dragged, and its slowest steps.
 
 import { formatCount, formatDuration, formatRate, formatRatio } from "../format.js";
 import { make } from "../dom.js";
-import { rangeFigures, slowestSteps } from "./statistics.js";
-import { slowestTable } from "./tables.js";
+import { histogramChart } from "./histogram.js";
+import { causesOfSlowness, rangeFigures, slowestSteps } from "./statistics.js";
+import { causesTable, slowestTable } from "./tables.js";
 
 /** @typedef {import("./data.js").Steps} Steps */
 /** @typedef {import("./readout.js").Words} Words */
@@ -27,8 +28,10 @@ export class RangePanel {
     this.goto = goto;
     this.figures = make("dl", { class: "figures" });
     this.about = make("p", { class: "note" });
+    this.pair = make("div", { class: "steps-pair" });
     this.slowest = make("section", { class: "table steps-slowest" });
-    this.element = make("div", { class: "steps-range", "aria-busy": "false" }, this.figures, this.about, this.slowest);
+    const parts = [this.figures, this.about, this.pair, this.slowest];
+    this.element = make("div", { class: "steps-range", "aria-busy": "false" }, ...parts);
   }
 
   /**
@@ -38,10 +41,11 @@ export class RangePanel {
    */
   draw(first, last, onlyClean) {
     const figures = rangeFigures(this.steps, first, last);
-    const isWhole = figures.steps === this.steps.count; // its figures come from Python
-    this.figures.replaceChildren();
-    this.about.textContent = "";
-    if (!isWhole) this.drawFigures(figures);
+    for (const part of [this.figures, this.about, this.pair]) part.replaceChildren();
+    if (figures.steps !== this.steps.count) { // those of the whole run come from Python
+      this.drawFigures(figures);
+      this.pair.append(histogramChart(figures, this.words), this.causes(figures, first, last));
+    }
     this.drawSlowest(figures, first, last, onlyClean);
   }
 
@@ -68,6 +72,23 @@ export class RangePanel {
     const net = steps.hasProfilerTime ? ", without profiler overhead" : "";
     this.about.textContent =
       `Figures are for clean ${words.steps} in the range, as in Perf Summary${net}.${few}${unknown}`;
+  }
+
+  /**
+   * @param {Figures} figures
+   * @param {number} first
+   * @param {number} last
+   */
+  causes({ p90, clean }, first, last) {
+    const { step, steps } = this.words;
+    const causes = p90 === null ? null : causesOfSlowness(this.steps, first, last, p90);
+    const [slow, others] = [causes?.slow ?? 0, causes?.others ?? 0].map(formatCount);
+    const about = causes
+      ? `Mean per phase over the ${slow} clean ${steps} above p90 (${formatDuration(p90)}) and over the other ${others}.`
+      : clean ? `No clean ${step} took longer than p90.` : `No clean ${step} in this range.`;
+    const title = make("h2", {}, `Time lost in the slowest 10% of ${steps}`);
+    const parts = [title, make("p", { class: "note" }, about), ...(causes ? [causesTable(causes, this.words)] : [])];
+    return make("section", { class: "table steps-causes" }, ...parts);
   }
 
   /**

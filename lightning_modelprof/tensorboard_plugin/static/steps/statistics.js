@@ -7,8 +7,10 @@
  * @typedef {Object} Figures of the clean steps of a range; null is not known
  * @property {number} steps all steps of the range
  * @property {number} clean clean ones, which all below is of
+ * @property {Float64Array} sorted their times in ns, ascending
  * @property {number | null} mean
  * @property {number | null} p50
+ * @property {number | null} p90
  * @property {number | null} p99
  * @property {number | null} stepsPerS
  * @property {number | null} samplesPerS
@@ -60,8 +62,10 @@ export function rangeFigures(steps, first, last) {
   return {
     steps: last - first + 1,
     clean,
+    sorted,
     mean: clean ? total / clean : null,
     p50: percentile(sorted, 50),
+    p90: percentile(sorted, 90),
     p99: percentile(sorted, 99),
     stepsPerS: total ? (1e9 * clean) / total : null,
     samplesPerS: total && hasSamples ? (1e9 * amount) / total : null,
@@ -90,4 +94,56 @@ export function slowestSteps(steps, first, last, most, onlyClean) {
     if (found.length > most) found.pop();
   }
   return found;
+}
+
+/** @typedef {{label: string, slow: number | null, others: number | null, more: number | null}} Cause means in ns */
+
+/**
+ * Each phase of clean steps above a time, compared with that of the other clean ones.
+ * @param {Steps} steps
+ * @param {number} first
+ * @param {number} last inclusive
+ * @param {number} limit slow is above this, in ns
+ * @returns {{slow: number, others: number, step: Cause, phases: Cause[]} | null} null when no step is slower
+ */
+export function causesOfSlowness({ net }, first, last, limit) {
+  /** @type {[number[], number[]]} */
+  const [slow, others] = [[], []];
+  for (let step = first; step <= last; step += 1) {
+    if (!net.exclusion[step]) (net.duration[step] > limit ? slow : others).push(step);
+  }
+  if (!slow.length || !others.length) return null;
+  const compare = (/** @type {string} */ label, /** @type {Float64Array} */ times) => {
+    const [high, low] = [slow, others].map((group) =>
+      group.some((step) => times[step] < 0) ? null : group.reduce((sum, step) => sum + times[step], 0) / group.length,
+    );
+    return { label, slow: high, others: low, more: high === null || low === null ? null : high - low };
+  };
+  const phases = net.phases.map(({ label, times }) => compare(label, times));
+  const shown = phases.filter((row) => row.slow !== 0 || row.others !== 0);
+  shown.sort((a, b) => (b.more ?? -Infinity) - (a.more ?? -Infinity));
+  return { slow: slow.length, others: others.length, step: compare("Step", net.duration), phases: shown };
+}
+
+const MOST_BARS = 60;
+
+/**
+ * Bars as wide as the narrower of Freedman-Diaconis and Sturges; where the slowest step took more than twice the 99th
+ * percentile they end there, and `beyond` counts the steps above.
+ * @param {Float64Array} sorted times in ns, ascending
+ */
+export function histogram(sorted) {
+  const tail = percentile(sorted, 99);
+  if (tail === null) return null;
+  const most = sorted[sorted.length - 1];
+  const end = most > 2 * tail ? tail : most;
+  const shown = sorted.filter((time) => time <= end);
+  const [low, range, beyond] = [shown[0], end - shown[0], sorted.length - shown.length];
+  if (!range) return { low: end * 0.99, width: end * 0.02 || 1, counts: [shown.length], beyond };
+  const spread = (percentile(shown, 75) ?? 0) - (percentile(shown, 25) ?? 0);
+  const width = Math.min((2 * spread) / Math.cbrt(shown.length) || Infinity, range / (Math.log2(shown.length) + 1));
+  const bars = Math.min(MOST_BARS, Math.ceil(range / width));
+  const counts = new Array(bars).fill(0);
+  for (const time of shown) counts[Math.min(bars - 1, Math.floor(((time - low) / range) * bars))] += 1;
+  return { low, width: range / bars, counts, beyond };
 }

@@ -1,6 +1,6 @@
-// The table of a range's slowest steps.
+// The tables of a range: its slowest steps, and what slow steps spend their time on.
 
-import { DASH, formatDuration, formatRate } from "../format.js";
+import { DASH, formatDuration, formatRate, formatRatio } from "../format.js";
 import { make } from "../dom.js";
 import { traceLink } from "./readout.js";
 
@@ -65,3 +65,19 @@ export function slowestTable(steps, slowest, median, words, onChoose, goto) {
 }
 
 const LEFT_OUT = "reason excluded";
+
+/**
+ * What makes slow steps slow.
+ * @param {{step: import("./statistics.js").Cause, phases: import("./statistics.js").Cause[]}} causes
+ * @param {Words} words
+ */
+export function causesTable({ step, phases }, words) {
+  const rows = [...phases, { ...step, label: `Whole ${words.step}` }].map(({ label, slow, others, more }) => {
+    const share = more === null || !step.more ? null : more / step.more;
+    const times = [slow, others, more].map(formatDuration);
+    if (more !== null && more > 0) times[2] = `+${times[2]}`;
+    return make("tr", {}, make("th", { scope: "row" }, label), ...[...times, formatRatio(share)].map(numberCell));
+  });
+  rows[rows.length - 1].className = "steps-sum";
+  return table(["phase", "slow", "others", "difference", "share of difference"], [], rows);
+}

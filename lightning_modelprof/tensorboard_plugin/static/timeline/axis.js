@@ -1,6 +1,7 @@
 // Where the time axis has its marks, and what they say.
 
 import { durationUnit, formatTick } from "../format.js";
+import { niceStep } from "../nice_step.js";
 
 const ROOM = 95; // pixels from mark to mark
 const MOST_DIGITS = 5;
@@ -24,13 +25,4 @@ export function axisOf({ begin, end, first, perPixel }) {
     marks.push({ time: first + at * step, label: `${isLong ? "+" : ""}${value} ${unit}` });
   }
   return { base: isLong ? `${formatTick(base / 1e9, Math.min(1, block / 1e9))} s` : "", marks };
-}
-
-/**
- * The least of 1, 2, 5, 10, 20, ... that is not below.
- * @param {number} ns
- */
-function niceStep(ns) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, ns)));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= ns - 1e-9 * power) ?? 10 * power;
 }

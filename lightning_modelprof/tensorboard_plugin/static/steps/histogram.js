@@ -1,0 +1,55 @@
+// How the times of a range's clean steps are distributed, drawn as the charts that come from Python.
+
+import { durationLabels, formatBegin, formatCount, formatDuration, tickLabels } from "../format.js";
+import { connectChart } from "../html/charts.js";
+import { make } from "../dom.js";
+import { niceStep } from "../nice_step.js";
+import { histogram } from "./statistics.js";
+
+/** @type {(figures: import("./statistics.js").Figures, words: import("./readout.js").Words) => HTMLElement} */
+export function histogramChart({ sorted, p50, p90, p99 }, { step, steps }) {
+  const bars = histogram(sorted);
+  const note = make("p", { class: "note" }, bars ? `Clean ${steps} in the range.` : `No clean ${step} in this range.`);
+  const figure = make("figure", { class: "chart steps-chart" }, make("h2", {}, `Clean ${step} times`), note);
+  if (!bars) return figure;
+  const { low, width, counts, beyond } = bars;
+  if (beyond) note.append(` ${formatCount(beyond)} slower ${beyond === 1 ? step : steps} past the right edge.`);
+  const [length, top] = [counts.length, 1.25 * Math.max(...counts)]; // above the bars stand the percentiles
+  const x = (/** @type {number} */ time) => (100 * (time - low)) / (width * length);
+  const y = (/** @type {number} */ count) => (100 * count) / top;
+  const [times, heights] = [ticks(low, low + width * length, 6), ticks(0, top, 5)];
+  const [timeTexts, heightTexts] = [durationLabels(times), tickLabels(heights)];
+  const marks = Object.entries({ p50, p90, p99 }).map(([name, time], place) => {
+    const at = x(time ?? 0);
+    const side = at > 70 ? "right" : "left";
+    const text = `<span style="${side}: 0; top: ${1.2 * place}em">${name} ${formatDuration(time)}</span>`;
+    return `<div class="steps-mark" style="left: ${at}%">${text}</div>`;
+  });
+  const plot = make("div", { class: "plot" });
+  // Numbers alone, so nothing in it needs to be escaped.
+  plot.innerHTML = `
+    <div class="ys" aria-hidden="true">${heightTexts.map((text, n) => `<span style="bottom: ${y(heights[n])}%">${text}</span>`).join("")}</div>
+    <div class="field" tabindex="0" role="img" aria-label="Histogram. Arrow keys show the values of each bar below.">
+      ${heights.map((height) => `<hr style="bottom: ${y(height)}%">`).join("")}
+      <svg viewBox="0 0 ${length} ${top}" preserveAspectRatio="none">
+        <path class="c1" d="${counts.map((count, n) => `M${n + 0.06} ${top}v${-count}h.88v${count}`).join("")}"/>
+      </svg>
+      ${marks.join("")}<div class="cursor" hidden></div>
+    </div>
+    <div class="xs" aria-hidden="true">${timeTexts.map((text, n) => `<span style="left: ${x(times[n])}%">${text}</span>`).join("")}</div>`;
+  const points = counts.map((count, bar) => {
+    const edges = [bar, bar + 1].map((edge) => formatBegin(low + edge * width, width));
+    return `${edges.join(" to ")}: ${formatCount(count)} ${count === 1 ? step : steps}`;
+  });
+  const hover = make("script", { type: "application/json" }, JSON.stringify({ points, values: [], totals: [] }));
+  figure.append(plot, make("ul", { class: "legend" }, make("li", { class: "point", "aria-live": "polite" })), hover);
+  connectChart(figure);
+  return figure;
+}
+
+/** @type {(low: number, high: number, most: number) => number[]} round numbers from low to high */
+function ticks(low, high, most) {
+  const step = niceStep((high - low) / most);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, place) => (first + place) * step);
+}
