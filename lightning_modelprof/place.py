@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import PurePath
 from typing import Any, Final
 
 from lightning_modelprof.errors import printable
@@ -76,6 +77,17 @@ class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Such as ``in Net.training_step``; ``""`` if nothing but the line is known."""
         words = (("in", self.function), ("module", self.module), ("of", self.package))
         return ", ".join(f"{word} {printable(name)}" for word, name in words if name)
+
+    @property
+    def named(self) -> str:
+        """Such as ``Reader.__getitem__ (replay/reader.py:12)``; the file from its package on."""
+        if self.file is None:
+            return self.function
+        parts = PurePath(self.file).parts
+        installed = [at + 1 for at, part in enumerate(parts[:-1]) if part in INSTALLED]
+        own = [parts.index(self.package)] if self.package in parts else []
+        begin = installed[-1:] or own or [len(parts) - 1]
+        return f"{self.function} ({'/'.join(parts[begin[0] :])}:{self.line})"
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.at, self.where)))

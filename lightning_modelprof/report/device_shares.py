@@ -133,13 +133,13 @@ class WaitShares(Record, frozen=True, kw_only=True):
     Attributes:
         late: idle time of the device in which the host was late, without fetches and what waits cost.
         around_model: time of the host in waits that begin in phases around the model, without copies.
-        forward_stake: what is at stake in waits that begin in the forward.
+        forward_saving: the saving of waits that begin in the forward.
         unexplained: idle time of the device whose cause is not known.
     """
 
     late: float
     around_model: float
-    forward_stake: float
+    forward_saving: float
     unexplained: float = 0.0
 
 
@@ -154,7 +154,7 @@ def wait_shares(facts: HostWaits | Absent, device: DeviceShares | None = None) -
     return WaitShares(
         late=facts.late_ns / facts.steps_ns,
         around_model=max(0.0, sum(wait.wait_ns for wait in around) / facts.steps_ns - copying),
-        forward_stake=sum(wait.saves_ns for wait in forward) / facts.steps_ns,
+        forward_saving=sum(wait.saves_ns for wait in forward) / facts.steps_ns,
         unexplained=(facts.idle_ns - known_ns) / facts.steps_ns,
     )
 

@@ -224,7 +224,7 @@ class Finding(Record, frozen=True, kw_only=True):
         saving_is: whether that is the saving (``""``), or only a bound of it: ``at least`` or ``up to``.
         share_of: ``step`` where the time is in each clean step, ``loop`` where it is between or around them.
         whole_ns: the step time, or the loop's time per step, that holds the saving; ``None`` as above.
-        phases: keys of the phases that the time at stake is in; empty if it may be in any of them.
+        phases: keys of the phases that the saving is in; empty if it may be in any of them.
         locations: most expensive first.
         evidence: the numbers behind it.
         slices: where it is seen in a timeline; the first that there are.
@@ -436,7 +436,7 @@ class StepCard(Record, frozen=True, kw_only=True):
         host: what the training thread does, in the order of the phases; sums to the step.
         device: what the device does meanwhile, working first: shares of recorded steps, drawn to the length
             of ``host``; empty where no device was recorded.
-        better: ``host`` without the time at stake in the findings, at best; empty where nothing is at stake.
+        better: ``host`` without the savings of the findings, at best; empty where they save nothing.
         figures: headline figures of the device: label, value, unit.
     """
 

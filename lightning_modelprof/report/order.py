@@ -1,4 +1,4 @@
-"""The order of findings: what the verdict is about first, then by severity, then by time at stake."""
+"""The order of findings: what the verdict is about first, then by severity, then by saving."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEVERITY: Final = (Severity.CRITICAL, Severity.WARNING, None, Severity.INFO)
 
 
 def by_time(finding: Finding) -> tuple[int, bool, float, int]:
-    """Found ones first; hints last of them; then most at stake first; of equals the critical one."""
+    """Found ones first; hints last of them; then largest saving first; of equals the critical one."""
     severity = _SEVERITY.index(finding.severity)
     is_hint = finding.severity is Severity.INFO
     return _STATUS.index(finding.status), is_hint, -(finding.saving_ns_per_step or 0.0), severity
@@ -25,9 +25,9 @@ def by_time(finding: Finding) -> tuple[int, bool, float, int]:
 def in_order(findings: Iterable[Finding], rules: Sequence[Rule], verdict: Verdict) -> tuple[Finding, ...]:
     """Findings as a reader gets them, so that the first one says what the verdict says.
 
-    First comes the finding with most at stake of those whose time speaks for the verdict (``Rule.bound``),
+    First comes the finding with the largest saving whose time speaks for the verdict (``Rule.bound``),
     or the one whose kind the verdict has, as of a loop that ran out of memory. The others follow by severity,
-    and those of one severity by time at stake; one whose saving isn't known counts as the median of them.
+    and those of one severity by saving; one whose saving isn't known counts as the median of them.
     """
     speaking = {verdict.kind, *(rule.kind for rule in rules if rule.bound == verdict.kind)}
     ranked = sorted(findings, key=by_time)

@@ -116,10 +116,10 @@ def _host_of_summaries(known: Sequence[ModelSummary], num_steps: int) -> tuple[S
 
 
 def _without(host: tuple[StepPart, ...], found: Sequence[Finding]) -> tuple[StepPart, ...]:
-    """The step without the time at stake: each finding's is taken from its phases, as far as it is there.
+    """The step without the savings: each finding's is taken from its phases, as far as it is there.
 
-    The rules about the device and those about the host see the same time twice, so those with more at stake
-    count alone.
+    The rules about the device and those about the host see the same time twice, so those with the larger
+    saving count alone.
     """
     sides = [
         _taken(host, [one for one in found if (one.kind in _kinds(DeviceRule)) is of_device])

@@ -1,6 +1,6 @@
 """The verdict: what limits the speed, in one line, with the number that says so.
 
-The time at stake in the findings is added up by what it speaks for (``Rule.bound``), as a share of the steps
+The savings of the findings is added up by what it speaks for (``Rule.bound``), as a share of the steps
 in which this profiler does nothing of its own. What is said of a device comes from profiler windows. The
 host's clock and the device's idle time see the same thing twice, so they are added up apart, and the largest
 share says the verdict.
@@ -252,7 +252,7 @@ def _which_rank(analysis: Analysis) -> str:
 
 
 def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
-    """The phases around the model that the findings are about, those with most at stake first."""
+    """The phases around the model that the findings are about, those with the largest saving first."""
     kinds = {rule.kind for rule in rules if rule.bound == "overhead_bound"}
     found = [one for one in findings if one.kind in kinds and one.status is Status.FOUND]
     found.sort(key=lambda one: -(one.saving_ns_per_step or 0.0))
@@ -285,7 +285,7 @@ def _host_shares(
             saves_ns = max(saves_ns, *(one.saving_ns_per_step or 0.0 for _, one in some), 0.0)
         share = saves_ns / whole_ns if whole_ns else 0.0
         if waits is not None and bound in ("overhead_bound", "host_bound"):
-            share -= waits.around_model if bound == "overhead_bound" else waits.forward_stake
+            share -= waits.around_model if bound == "overhead_bound" else waits.forward_saving
         shares[bound] = min(max(share, 0.0), 1.0), _THE_LOOP if is_of_loop else _EACH_STEP
     return shares
 

@@ -43,7 +43,7 @@ class FindingText(Record, frozen=True):
     """One finding, line by line.
 
     Attributes:
-        head: how much it matters, what it is, and what is at stake.
+        head: how much it matters, what it is, and what it saves.
         severity: ``None`` where too little is known to judge.
         lines: the facts, what to do, the telling figures, where.
     """

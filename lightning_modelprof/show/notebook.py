@@ -113,14 +113,14 @@ def _parts(report: Report) -> Iterator[str]:
 def _finding(finding: Finding) -> str:
     symbol, tone = _TONES[finding.severity]
     gain = saving_text(finding)
-    stake = f"&ensp;<b>{gain}</b>" if gain else ""
+    saving = f"&ensp;<b>{gain}</b>" if gain else ""
     places = [str(location) for location in finding.locations[:1]]
     places += [f"→ {location.inner}" for location in finding.locations[:1] if location.inner]
     place = f'<div><code style="font-size:12px">{_text(" ".join(places))}</code></div>' if places else ""
     action = finding.action or finding.summary
     return (
         f'<div style="margin-top:10px;padding-left:10px;border-left:3px solid {tone}">'
-        f'<div><span style="color:{tone}">{symbol}</span> <b>{_text(finding.title)}</b>{stake}</div>'
+        f'<div><span style="color:{tone}">{symbol}</span> <b>{_text(finding.title)}</b>{saving}</div>'
         f'{place}<div style="font-size:13px">{_text(action)}</div></div>'
     )
 

@@ -17,7 +17,7 @@ _NOTHING: Final = 0.005
 """Share below which a reason to idle is not worth a line."""
 
 _LEAST_GAIN: Final = 0.02
-"""Share of the step that has to be at stake, so that what is left is drawn."""
+"""Share of the step that the savings must have, so that what is left is drawn."""
 
 _SAME_CONTRAST: Final = 0.19
 """Luminance on which white and our black can be read equally well."""

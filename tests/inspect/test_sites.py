@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
-from lightning_modelprof.inspect.lines.site_sums import look_of
+from lightning_modelprof.inspect.lines.site_sums import probe_of
 from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
 from lightning_modelprof.loop import parts as loop_parts
 from lightning_modelprof.measure.user_code import UserCode, place_of
@@ -320,7 +320,7 @@ COPIES = [
 
 @pytest.mark.parametrize(("func", "args", "kwargs", "result", "expected"), COPIES)
 def test_copies_between_host_and_device(func, args, kwargs, result, expected):
-    found = look_of(func)(tuple(args), kwargs, result)
+    found = probe_of(func)(tuple(args), kwargs, result)
     if expected is None:
         assert found is None
     else:
@@ -329,10 +329,10 @@ def test_copies_between_host_and_device(func, args, kwargs, result, expected):
 
 
 def test_on_a_device_the_host_waits():
-    look = look_of(torch.ops.aten._local_scalar_dense.default)
+    look = probe_of(torch.ops.aten._local_scalar_dense.default)
     assert look((fake("cuda"),), {}, None)[:4] == (SYNCHRONISATION, "cuda", 4, True)
     assert look((fake("cpu"),), {}, None).is_blocking is None
-    made = look_of(torch.ops.aten.lift_fresh.default)((fake("cuda"),), {}, None)
+    made = probe_of(torch.ops.aten.lift_fresh.default)((fake("cuda"),), {}, None)
     assert (made.kind, made.is_blocking, made.is_pinned) == (HOST_TO_DEVICE, True, False)
 
 

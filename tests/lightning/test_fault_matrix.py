@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
-from lightning_modelprof.lightning import classify, hooks, in_validation, session_keeper
+from lightning_modelprof.lightning import callback as hooks
+from lightning_modelprof.lightning import classify, in_validation, session_keeper
 from lightning_modelprof.lightning import classify as evaluation
 from lightning_modelprof.lightning import trainer_loop as lightning_host
 from lightning_modelprof.lightning.phases import PhaseProfiler

@@ -152,7 +152,7 @@ def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
     assert setup.notes == ()
     [library] = setup.libraries
     assert (library.package, library.version) == ("fakelib", "1.2.3")
-    assert (setup.package_call.package, setup.package_call.name) == ("fakelib", "fit")
+    assert (setup.package_call.package, setup.package_call.function) == ("fakelib", "fit")
     assert setup.package_call.file == fakelib.__file__
     assert (setup.user_call.file, setup.user_call.package) == (__file__, "")
     assert setup.user_call.line == line_of(fit_in_library) + 3
@@ -187,7 +187,7 @@ def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
     fit_quietly(make_trainer(tmp_path, callback), fakelib.Lit(), datamodule=fakelib.Data(), data=None)
     setup = callback.run.ranks[0].setup
     made_by = setup.loaders[0].made_by
-    assert (made_by.name, made_by.package) == ("Data.train_dataloader", "fakelib")
+    assert (made_by.function, made_by.package) == ("Data.train_dataloader", "fakelib")
     assert owner_of_loader(setup, setup.loaders[0]).package == "fakelib"
 
 
@@ -318,7 +318,7 @@ def setup_of(package, **changes):
             ),
         ),
     )
-    hook = replace(HOOK, name="Lit.configure_optimizers", file=f"{folder}/core.py", package=package)
+    hook = replace(HOOK, function="Lit.configure_optimizers", file=f"{folder}/core.py", package=package)
     return replace(setup, module_hooks={**setup.module_hooks, "configure_optimizers": hook})
 
 

@@ -99,12 +99,6 @@ class _Count(NamedTuple):
     time_ns: int
 
 
-class _CodeLine(NamedTuple):
-    phase: str | None
-    file: str
-    line: int
-
-
 class FoundCalls(NamedTuple):
     """The time of some calls: the fewest lines that hold half of it, its share of all, and whose it is.
 
@@ -491,14 +485,14 @@ class HotLines(Record, frozen=True, kw_only=True):
         total = _Count(self.num_samples, self.time_ns)
         if not (total.samples and total.time_ns):
             return
-        counts: dict[_CodeLine, list[_Count]] = {}
-        logging: dict[_CodeLine, list[_Count]] = {}
-        names: dict[_CodeLine, str] = {}
+        counts: dict[tuple[str | None, str, int], list[_Count]] = {}
+        logging: dict[tuple[str | None, str, int], list[_Count]] = {}
+        names: dict[tuple[str | None, str, int], str] = {}
         for stack in self.samples.stacks:
             frames = [self.samples.frames[index] for index in stack.frames]
             user = next((frame for frame in reversed(frames) if frame.is_users), None)
             if user is not None:
-                place = _CodeLine(stack.phase if by_phase else None, user.file, user.line)
+                place = (stack.phase if by_phase else None, user.file, user.line)
                 names.setdefault(place, user.function)
                 count = _Count(stack.samples, stack.time_ns)
                 counts.setdefault(place, []).append(count)
@@ -506,13 +500,14 @@ class HotLines(Record, frozen=True, kw_only=True):
                     logging.setdefault(place, []).append(count)
         sums = {place: _sum(found) for place, found in counts.items()}
         for place, count in sorted(sums.items(), key=lambda item: -item[1].time_ns):
+            phase, file, line = place
             share = count.time_ns / total.time_ns
             logged = _sum(logging.get(place, ()))
             yield TopLine(
-                file=place.file,
-                line=place.line,
+                file=file,
+                line=line,
                 function=names[place],
-                phase=place.phase,
+                phase=phase,
                 share=share,
                 samples=count.samples,
                 time_ns=count.time_ns,

@@ -127,7 +127,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
             does not have this package's phases.
         longest_launch_ns: the longest stretch of that; 0 without any.
         num_kernels: kernels that began in the steps, on all devices.
-        waits: most at stake first, then longest first.
+        waits: largest saving first, then longest first.
         late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first; empty where
             these are not most of it.
         communication_ns: the idle time in which the launching thread communicated, nothing being queued.
@@ -524,19 +524,19 @@ def _by_place(
     wait_ns: NDArray[np.int64],
     saves_ns: NDArray[np.int64],
 ) -> tuple[HostWait, ...]:
-    """One for each place, of those that count or have time at stake."""
+    """One for each place, of those that count or have a saving."""
     sums: dict[WaitPlace, list[int]] = {}
-    for place, counts, waited, stake in zip(
+    for place, counts, waited, saving in zip(
         places, is_counted.tolist(), wait_ns.tolist(), saves_ns.tolist(), strict=True
     ):
-        if counts or stake:
+        if counts or saving:
             total = sums.setdefault(place, [0, 0, 0])
             total[0] += counts
             total[1] += waited if counts else 0
-            total[2] += stake
+            total[2] += saving
     return _sorted(
-        HostWait(place=place, calls=calls, wait_ns=waited, saves_ns=stake)
-        for place, (calls, waited, stake) in sums.items()
+        HostWait(place=place, calls=calls, wait_ns=waited, saves_ns=saving)
+        for place, (calls, waited, saving) in sums.items()
     )
 
 

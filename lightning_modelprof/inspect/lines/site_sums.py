@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
+from lightning_modelprof.place import Place
 from lightning_modelprof.run.sites import (
     DEVICE_TO_HOST,
     HOST_TENSOR,
@@ -37,15 +39,6 @@ class _Site(NamedTuple):
     place: Bucket
     callers: tuple[str, ...]
     operator: str
-
-
-class _Line(NamedTuple):
-    """A source line; fields as in ``SourceSite``."""
-
-    file: str | None
-    line: int | None
-    function: str
-    function_line: int | None
 
 
 class _Tally:
@@ -169,12 +162,12 @@ class SiteSums:
 
     def line_counts(self, lines: UserLines, *, constants_are_sure: bool = False) -> list[LineCount]:
         """The places by line, most operators first: several instructions of one line are one."""
-        merged: dict[tuple[_Line, str, str], _Tally] = {}
+        merged: dict[tuple[Place, int | None, str, str], _Tally] = {}
         for (spot, phase, module), tally in self._tallies.items():
-            merged.setdefault((_located(spot, lines), phase, module), _Tally()).add(tally)
+            merged.setdefault((*_located(spot, lines), phase, module), _Tally()).add(tally)
         counts = [
             LineCount(
-                **line._asdict(),
+                **_fields(at, first_line),
                 module=module,
                 phase=phase,
                 calls=tally.calls,
@@ -192,28 +185,28 @@ class SiteSums:
                 to_double=tally.to_double,
                 double_ns=tally.double_ns,
             )
-            for (line, phase, module), tally in merged.items()
+            for (at, first_line, phase, module), tally in merged.items()
         ]
         return sorted(counts, key=_rank)
 
     def source_sites(self, lines: UserLines) -> tuple[SourceSite, ...]:
         """The sites by line, most calls first."""
-        merged: dict[tuple[_Line, _Site], list[int]] = {}
+        merged: dict[tuple[Place, int | None, _Site], list[int]] = {}
         for site, sums in self._sites.items():
             spot, phase, module = site.place
             nowhere = site._replace(place=(None, phase, module))
-            whole = merged.setdefault((_located(spot, lines), nowhere), [0, 0, 0])
+            whole = merged.setdefault((*_located(spot, lines), nowhere), [0, 0, 0])
             for index, one in enumerate(sums):
                 whole[index] += one
-        sites = (_source_site(line, site, sums) for (line, site), sums in merged.items())
+        sites = (_source_site(*key, sums) for key, sums in merged.items())
         return tuple(sorted(sites, key=_rank))
 
 
-def _source_site(line: _Line, site: _Site, sums: list[int]) -> SourceSite:
+def _source_site(at: Place, first_line: int | None, site: _Site, sums: list[int]) -> SourceSite:
     sighting, (_, phase, module) = site.sighting, site.place
     return SourceSite(
         kind=sighting.kind,
-        **line._asdict(),
+        **_fields(at, first_line),
         callers=site.callers,
         module=module,
         phase=phase,
@@ -227,11 +220,16 @@ def _source_site(line: _Line, site: _Site, sums: list[int]) -> SourceSite:
     )
 
 
-def _located(spot: Spot | None, lines: UserLines) -> _Line:
+def _located(spot: Spot | None, lines: UserLines) -> tuple[Place, int | None]:
+    """A line, and the first line of its function."""
     if spot is None:
-        return _Line(file=None, line=None, function="", function_line=None)
-    location, line = lines.locate(spot)
-    return _Line(location.file, line, location.function, location.line)
+        return Place(), None
+    function, line = lines.locate(spot)
+    return replace(function, line=line), function.line
+
+
+def _fields(at: Place, first_line: int | None) -> dict[str, Any]:
+    return {"file": at.file, "line": at.line, "function": at.function, "function_line": first_line}
 
 
 def _rank(one: LineCount | SourceSite) -> tuple[Any, ...]:

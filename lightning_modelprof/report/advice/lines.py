@@ -176,7 +176,7 @@ def at_exact_lines(
     """The same finding, its locations at the lines that take the time, functions without such a line last.
 
     Args:
-        finding: whose locations are functions that take the time at stake.
+        finding: whose locations are functions that take the time.
         phases: whose time it is about, if that is all of theirs: where lines of the user's hold most of it,
             they are the places, in whatever function they are.
         libraries: packages whose lines are the places where the user's do not hold most of it.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.libraries import LIBRARIES, LibraryWays, as_arguments, reached
 from lightning_modelprof.report.model import Finding
 from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
-
-_INSTALLED: Final = ("site-packages", "dist-packages")
 
 
 class Owner(Record, frozen=True, kw_only=True):
@@ -59,24 +57,7 @@ class Owner(Record, frozen=True, kw_only=True):
     @property
     def where(self) -> str:
         """Its function, with file and line."""
-        return named(self.place)
-
-
-def named(place: Place) -> str:
-    """A library's function as a sentence has it."""
-    if place.file is None:
-        return place.function
-    return f"{place.function} ({short_file(place)}:{place.line})"
-
-
-def short_file(place: Place) -> str:
-    parts = PurePath(place.file or "").parts
-    for number in range(len(parts) - 1, 0, -1):
-        if parts[number - 1] in _INSTALLED:
-            return "/".join(parts[number:])
-    if place.package in parts:
-        return "/".join(parts[parts.index(place.package) :])
-    return "/".join(parts[-1:])
+        return self.place.named
 
 
 def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> Owner | None:

@@ -130,7 +130,7 @@ RULES: Final[tuple[Rule, ...]] = (
     MemoryCreep(),
     MemoryFragmentation(),
 )
-"""All rules with their default thresholds, in the order of findings that have no time at stake."""
+"""All rules with their default thresholds, in the order of findings without a saving."""
 
 
 def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tuple[Rule, ...]:

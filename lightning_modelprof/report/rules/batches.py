@@ -33,8 +33,8 @@ class SmallBatches(Rule, frozen=True, kw_only=True):
     One size doesn't tell how the rest grows, so nothing is promised there.
 
     Caveats:
-        Beyond the sizes that were seen a step may grow faster: memory and caches are finite. There is no time
-        at stake per step, as steps of twice the batch are other steps. Where the sizes of batches were not
+        Beyond the sizes that were seen a step may grow faster: memory and caches are finite. There is no
+        saving per step, as steps of twice the batch are other steps. Where the sizes of batches were not
         recorded, samples may also differ in length.
 
     Attributes:

@@ -259,8 +259,8 @@ def _own_workers(analysis: Analysis) -> str:
 class CompetingThread(ShareRule, frozen=True, kw_only=True):
     """CPU time of the other Python threads of the process, over the whole loop.
 
-    Python runs one thread at a time: while another one runs Python, the training waits. At stake is the time
-    that the other thread had a CPU, and no more than the training thread did not have one.
+    Python runs one thread at a time: while another one runs Python, the training waits. The saving is the
+    time that the other thread had a CPU, and no more than the training thread did not have one.
 
     Caveats:
         Time in native code that lets the interpreter go, as NumPy does for large arrays, counts as well and

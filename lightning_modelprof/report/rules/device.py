@@ -308,7 +308,7 @@ def _location(line: LineCount) -> Place:
 class CompileRecompiles(ShareRule, frozen=True, kw_only=True):
     """Functions that torch.compile compiled more than once, and where it broke a graph.
 
-    The time at stake is that of the compilations after the first of each function, spread over all finished
+    The saving is that of the compilations after the first of each function, spread over all finished
     steps; graph breaks have no time of their own.
 
     Attributes:

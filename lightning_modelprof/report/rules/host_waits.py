@@ -84,7 +84,7 @@ _FOR_CALLS: Final = "Remove torch.cuda.synchronize and event.synchronize, or cal
 class WaitRule(DeviceRule, frozen=True, kw_only=True):
     """Waits of some kinds; what to do about them is the subclass's.
 
-    The time at stake is how much earlier the device would be done if no call waited (``HostWaits.saves_ns``):
+    The saving is how much earlier the device would be done if no call waited (``HostWaits.saves_ns``):
     the idle time after waits, but never more than the host waited.
     """
 
@@ -107,9 +107,9 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         if not facts.steps_ns:
             return self.not_evaluated("the recorded steps took no time")
         waits = [wait for wait in facts.waits if self.is_asked(wait)]
-        stake = sum(wait.saves_ns for wait in waits)
-        share = stake / facts.steps_ns
-        cost_ns = circumstances.per_step(stake, facts.steps_ns, facts.num_steps)
+        saving = sum(wait.saves_ns for wait in waits)
+        share = saving / facts.steps_ns
+        cost_ns = circumstances.per_step(saving, facts.steps_ns, facts.num_steps)
         if not self.is_found(share, cost_ns):
             return self.clean(
                 self._clean_summary(waits, facts, circumstances, cost_ns),
@@ -182,9 +182,9 @@ class WaitRule(DeviceRule, frozen=True, kw_only=True):
         return [*alone, rest] if rest else alone
 
     def _finding(self, spots: Sequence[WaitSpot], facts: HostWaits, circumstances: Circumstances) -> Finding:
-        stake = sum(spot.saves_ns for spot in spots)
-        share = stake / facts.steps_ns
-        cost_ns = circumstances.per_step(stake, facts.steps_ns, facts.num_steps)
+        saving = sum(spot.saves_ns for spot in spots)
+        share = saving / facts.steps_ns
+        cost_ns = circumstances.per_step(saving, facts.steps_ns, facts.num_steps)
         calls = sum(spot.calls for spot in spots) / facts.num_steps
         host_ns = circumstances.per_step(sum(spot.wait_ns for spot in spots), facts.steps_ns, facts.num_steps)
         what = spots[0].what if len(spots) == 1 else f"{len(spots)} places ({spots[0].what}, ...)"
@@ -276,7 +276,7 @@ class HostToDeviceCopy(WaitRule, frozen=True, kw_only=True):
     """Blocking copies to the device: of the batch, and of what the step makes on the host.
 
     From pageable memory the host copies into memory of the driver itself, after the work that was queued
-    before is done; then the queue is empty. The time at stake is a lower bound: from pinned memory a copy is
+    before is done; then the queue is empty. The saving is a lower bound: from pinned memory a copy is
     faster, and overlaps with work. What ``slow_transfer`` says of the same waits is not counted again.
     """
 
@@ -353,7 +353,7 @@ class WaitSpot(Record, frozen=True, kw_only=True):
     """One place to change: waits that come from the same source lines, as far as they are known.
 
     Attributes:
-        waits: of the trace; most at stake first.
+        waits: of the trace; largest saving first.
         sites: the source lines, most calls first; empty if none is known.
     """
 
@@ -404,10 +404,10 @@ class WaitSpot(Record, frozen=True, kw_only=True):
 def spots_of(
     waits: Iterable[HostWait], sites: StepSites | None, kinds: Collection[str]
 ) -> tuple[WaitSpot, ...]:
-    """The places to change, most at stake first.
+    """The places to change, largest saving first.
 
     Args:
-        waits: of a trace, most at stake first.
+        waits: of a trace, largest saving first.
         sites: source lines of one step.
         kinds: of sites, that these waits can come from.
     """

@@ -69,8 +69,8 @@ class InputBound(WaitForData, frozen=True, kw_only=True):
     Workers advised: if one worker makes a batch in T and the rest of a step takes C, w workers deliver one
     batch every T / w, so the wait ends at w = T / C, rounded up. Without workers T is the wait itself. With
     workers that are always behind, a step takes T / w, so T is w times the step. Where batches compute, no
-    step is shorter than the CPU time of a step and a batch over the CPUs that nobody else uses. The time at
-    stake is what the advice would save, at best. Where workers were looked into, a model of their queue says
+    step is shorter than the CPU time of a step and a batch over the CPUs that nobody else uses. The
+    saving is what the advice would save, at best. Where workers were looked into, a model of their queue says
     how many are enough, and the cause of the wait decides what is advised (``advice/workers.py``). Without
     workers that model plays what fetches took.
 

@@ -89,7 +89,7 @@ class SlowLineInModule(ShareRule, frozen=True, kw_only=True):
     Source: 10% and 20% are the bands of TraceML for what is in a step and in none of its parts.
 
     Caveats:
-        The time at stake is that of the host at these lines, and of a loop at least what backward takes for
+        The saving is that of the host at these lines, and of a loop at least what backward takes for
         it; what they compute has to be computed still.
         The share less two standard errors must be worth a finding.
     """
@@ -474,7 +474,7 @@ class SlowForwardOutsideModel(ShareRule, frozen=True, kw_only=True):
     """The median of the phase Forward, less the latency of the module tree's root in the timed steps.
 
     Both are times of the host, or both are times of the device. Modules are timed in three steps, so steps
-    in which the machine was busy must not count: the time at stake is that of the median, and it is only
+    in which the machine was busy must not count: the saving is that of the median, and it is only
     found if three of four steps have so much of it that it would be found in them. The machine may also have
     been faster in those three steps than later: then the modules' time is scaled by Forward in the others
     over Forward in these. It is never scaled down, as timing the modules takes some of Forward there. Where

@@ -32,8 +32,9 @@ _FUSED_ON_CPU: Final = 0.25
 class OptimizerNotFused(ShareRule, frozen=True, kw_only=True):
     """The phase Optimization is more than a share of the step, and an optimizer that could be fused is not.
 
-    On the CPU three quarters of the phase are at stake, and severity is by that; below 10% of the step it is
-    a hint. What fusing would save on another device is not known before it is tried, so nothing is at stake.
+    On the CPU the saving is three quarters of the phase, and severity is by that; below 10% of the step
+    it is a hint. What fusing would save on another device is not known before it is tried, so there is no
+    saving.
 
     Attributes:
         least_tensors: parameters from which on it is worth a word.
@@ -131,7 +132,7 @@ class SlowOptimizer(SampledCallsRule, frozen=True, kw_only=True):
     An optimizer of the user's own, a ``step`` around torch's, or ``optimizer_step`` of the module.
 
     Caveats:
-        How much of it a better way leaves is not known: the time at stake is all of it.
+        How much of it a better way leaves is not known: the saving is all of it.
     """
 
     kind: ClassVar[str] = "slow_optimizer"

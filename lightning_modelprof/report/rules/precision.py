@@ -177,7 +177,7 @@ _HALF: Final = 0.5
 class DoublePrecision(ShareRule, frozen=True, kw_only=True):
     """Most trainable parameters are float64, or operators of a float32 model are.
 
-    At stake is half of forward, backward and optimizer: what half the bytes and twice as wide vectors save.
+    The saving is half of forward, backward and optimizer: what half the bytes and twice as wide vectors save.
     Where the Trainer was told ``precision="64-true"``, it is a hint.
 
     Of a float32 model the time of its operators with float64 tensors is the most that can be saved. It is

@@ -46,7 +46,7 @@ _USUAL_ADVICE: Final = "Check for extra work of {rank} in this phase."
 class StragglerRank(ShareRule, frozen=True, kw_only=True):
     """One rank takes longer than the others for what it does on its own, and they wait for it.
 
-    The time at stake is how much earlier the last rank would be ready to meet, were the late ones as early as
+    The saving is how much earlier the last rank would be ready to meet, were the late ones as early as
     the others: no more than they are late, nor than the others take longer where ranks meet.
 
     Caveats:

@@ -68,7 +68,7 @@ def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:
 class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
     """What clean steps of more than three times the median take beyond the median, by step of all clean ones.
 
-    A hint without time at stake, unless it is mostly the garbage collector, of which no other rule knows, or
+    A hint without a saving, unless it is mostly the garbage collector, of which no other rule knows, or
     one step of so many takes long in Forward: what is done there every ten steps, say.
     """
 
@@ -111,7 +111,7 @@ class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
         cause = weights.most_common(1)[0][0]
         worst = max(clean, key=lambda one: one.slow.duration_ns)
         said = cause_words(max((one for one in clean if one.cause == cause), key=lambda one: one.excess_ns))
-        # What other phases take is the business of other rules, which have the same time at stake, and a busy
+        # What other phases take is the business of other rules, which have the same saving, and a busy
         # machine is no fault of the training.
         is_ours_alone = cause == COLLECTOR
         every = _period([one.slow.step for one in clean], record.count, costs.num_steps)
@@ -154,7 +154,7 @@ _STEADY: Final = 0.25
 class GrowingSteps(ShareRule, frozen=True, kw_only=True):
     """One phase takes longer and longer, by the slope over the whole loop, and the others do not.
 
-    The time at stake is what the phase takes in the mean beyond its median in the first quarter.
+    The saving is what the phase takes in the mean beyond its median in the first quarter.
 
     Caveats:
         Batches that become larger in the loader alone, as for a curriculum, look the same.

@@ -31,7 +31,7 @@ _OTHER_DEVICES: Final = (
 class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
     """Kernels of convolutions and products of matrices whose names say that they leave tensor cores alone.
 
-    A hint without a time at stake: what a kernel takes on tensor cores, a trace cannot tell.
+    A hint without a saving: what a kernel takes on tensor cores, a trace cannot tell.
 
     Source: the share of the kernels' time that torch_tb_profiler advises from; 10% of it is this project's.
     """

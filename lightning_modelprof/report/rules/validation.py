@@ -165,7 +165,7 @@ class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
 class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
     """The phase Epoch turn over the whole loop; hooks at an epoch's end are other rules'.
 
-    The time of a turn is the same however many batches an epoch has. What is at stake is all of it: in epochs
+    The time of a turn is the same however many batches an epoch has. The saving is all of it: in epochs
     of many batches little is left.
     """
 

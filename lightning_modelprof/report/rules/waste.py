@@ -47,7 +47,7 @@ class RepeatedForward(ShareRule, frozen=True, kw_only=True):
     """Modules that were called with the very same tensors more than once, none of them changed in between.
 
     Seen in the one counted step. A module with active dropout gives another output each time and is left out.
-    The time at stake is that part of the module's forward and backward that computed the same again.
+    The saving is that part of the module's forward and backward that computed the same again.
 
     Caveats:
         A BatchNorm inside updates its running statistics twice as well; with one call it does so once.
@@ -142,7 +142,7 @@ class UnusedGradientsRule(ShareRule, frozen=True, kw_only=True):
 
     Seen in the one counted step, by which parameters get gradients in which backward pass, and which of them
     an optimizer steps with. Where a pass goes on into a module after the last gradient that is used, all of
-    it is at stake; where it has to go through a module, half of that: the gradients of its weights.
+    it is the saving; where it has to go through a module, half of that: the gradients of its weights.
 
     Caveats:
         A pass takes as long as any other through the same module. Gradients that are kept for a later step
@@ -390,8 +390,8 @@ class UnusedOutputs(ShareRule, frozen=True, kw_only=True):
     """Modules much of whose output the loss does not depend on, as its gradient is 0 or none came.
 
     Such are logits of padding, experts that a sample was not sent to, a branch whose loss has the weight 0.
-    Seen in the one counted step, row by row (see ``UnusedOutput``). Of forward and backward of the innermost
-    modules their unused part is at stake. Samples that got no gradient anywhere, as a hinge loss leaves those
+    Seen in the one counted step, row by row (see ``UnusedOutput``). The saving is the unused part of forward
+    and backward of the innermost modules. Samples that got no gradient anywhere, as a hinge loss leaves those
     out that are right already, do not count: that is known only when they have been computed.
 
     A module with attention, a recurrent layer or BatchNorm in training mode makes a row of several rows.
@@ -761,7 +761,7 @@ class SlowTorchModule(ShareRule, frozen=True, kw_only=True):
 
     Parametrizations, modules with a hook of torch's, such as spectral norm, and modules without parameters.
     Modules of one class with the same arguments are one finding. Of ``n_power_iterations`` the time beyond
-    one iteration is at stake, as if all of it were iterations; of other arguments it isn't known.
+    one iteration is the saving, as if all of it were iterations; of other arguments it isn't known.
 
     Caveats:
         Other arguments may change the results of the training.
@@ -953,7 +953,7 @@ def _has_trainable_of_its_own(module: ModuleCost, modules: tuple[ModuleCost, ...
 class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
     """A convolution with a bias right before a BatchNorm of as many channels.
 
-    What it costs is not measured: no time at stake, and never a warning.
+    What it costs is not measured: no saving, and never a warning.
     """
 
     kind: ClassVar[str] = "conv_bias_before_batchnorm"
@@ -1001,7 +1001,7 @@ class ConvolutionBiasBeforeBatchNorm(Rule, frozen=True, kw_only=True):
 class DenseEmbeddings(ShareRule, frozen=True, kw_only=True):
     """Embeddings with dense gradients, of which a step looks up few rows, and the time of the optimizer.
 
-    At stake is the share of the phases Optimization and Zero grad that unused rows have of all trainable
+    The saving is the share of the phases Optimization and Zero grad that unused rows have of all trainable
     parameters. Making the gradient, which is mostly zeros, comes on top and is not counted.
 
     Attributes:

@@ -35,7 +35,7 @@ _MAX_WIDTH: Final = 100
 _MIN_WIDTH: Final = 40
 _INDENT: Final = "    "
 _LEAST_GAIN: Final = 0.05
-"""Share of the step that has to be at stake, so that a second bar shows what is left."""
+"""Share of the step that the savings must have, so that a second bar shows what is left."""
 
 _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 """Shares of the step below which a part of the bar is put with the others, in turn."""
