@@ -22,7 +22,7 @@ from tests.analysis.test_hot_lines import CALL, stacks_of
 
 def shape(nodes):
     """(name, own, total, children), without what follows from the frames."""
-    return [(node.name, node.own_ns, node.total_ns, shape(node.children)) for node in nodes]
+    return [(node.function, node.own_ns, node.total_ns, shape(node.children)) for node in nodes]
 
 
 def graph_of(samples):
@@ -165,7 +165,9 @@ def test_sums_are_those_of_the_stacks(stacks):
 
     def visit(node, path):
         name = (
-            node.name if node.file in (None, "train.py") else f"{node.file.removesuffix('.py')}.{node.name}"
+            node.function
+            if node.file in (None, "train.py")
+            else f"{node.file.removesuffix('.py')}.{node.function}"
         )
         path = (*path, name)
         found_own[path] += node.own_ns

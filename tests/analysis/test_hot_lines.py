@@ -180,7 +180,7 @@ def test_a_finding_names_the_line_that_takes_the_time_first():
     """The data set was not sampled, ``collate_fn`` was: its statement comes first."""
     dataset, collate = (Place(file="train.py", line=line) for line in (99, FIRST_LINES["step"]))
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset, collate))
-    found = at_exact_lines(finding, hot_of(("dataloader", "step:12", 5, 500)), outside_modules=False)
+    found = at_exact_lines(finding, hot_of(("dataloader", "step:12", 5, 500)))
     assert [(one.line, one.is_exact) for one in found.locations] == [(12, True), (99, False)]
 
 
@@ -221,7 +221,7 @@ def test_below_a_library_s_function_the_user_s_line_is_the_place():
     )
     monitor, stats = Place(function="monitor"), Place(function="stats")
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(monitor, stats))
-    line, name = at_exact_lines(finding, hot, outside_modules=False).locations
+    line, name = at_exact_lines(finding, hot).locations
     assert (line.file, line.line, line.is_exact) == ("train.py", 22, True)
     assert name == stats
 
@@ -234,7 +234,7 @@ def test_of_a_phase_only_what_takes_the_time_is_named():
     )
     dataset = Place(file="train.py", line=FIRST_LINES["loss"], function="Rows.__getitem__")
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset,))
-    [place] = at_exact_lines(finding, hot, outside_modules=False, phases=["dataloader"]).locations
+    [place] = at_exact_lines(finding, hot, phases=["dataloader"]).locations
     assert (place.line, place.is_exact) == (42, True)
     assert hot.share_in("dataloader", "torch.utils.data.dataloader", "_next_index") == 0.9
     advice = sampler_advice(hot, 10.0)

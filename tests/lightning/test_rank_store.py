@@ -240,7 +240,7 @@ from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.loop import process_loops, session
-from lightning_modelprof.lightning.rank_store import Meeting
+from lightning_modelprof.lightning.rank_store import RankStore
 from lightning_modelprof.measure.window.capture import Capture
 from tests.support.fits import *
 
@@ -335,9 +335,9 @@ def run(case, *arguments):
         fit(callback_of(stop_after_profile=True, **WINDOWS))
     elif case == "breaks":
         rank, name = arguments
-        here = sys.modules[Meeting.__module__]
+        here = sys.modules[RankStore.__module__]
         owner = {"claim_directory": process_loops, "pack_rank_steps": session, "_store": here}
-        breaks_on(int(rank), owner.get(name, Meeting), name)
+        breaks_on(int(rank), owner.get(name, RankStore), name)
         fit(callback_of(stop_after_profile=True, **WINDOWS))
     elif case == "dies":
         strategy = DDPStrategy(process_group_backend="gloo", start_method="fork")
@@ -350,7 +350,7 @@ def run(case, *arguments):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.modules[Meeting.__module__].PATIENCE_S = 3.0  # for who does not come, here
+    sys.modules[RankStore.__module__].PATIENCE_S = 3.0  # for who does not come, here
     for number, case in enumerate(json.loads(sys.argv[1])):
         os.mkdir(str(number))
         pid = os.fork()

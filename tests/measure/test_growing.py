@@ -64,7 +64,7 @@ def test_what_grows_by_one_a_step():
 
 def test_the_lines_that_add_to_it():
     found, _ = grown(Keeper())
-    assert [(one.name, one.line) for one in found["kept"].lines] == [("Keeper.step", line_of("kept"))]
+    assert [(one.function, one.line) for one in found["kept"].lines] == [("Keeper.step", line_of("kept"))]
     assert found["joined"].lines[-1].line == line_of("joined")
 
 
@@ -131,7 +131,7 @@ def test_in_a_fit(tmp_path):
     record = run_fit(tmp_path, module=Collects(), data=loader(40)).run.ranks[0].memory
     [one] = record.growing
     assert (one.owner, one.name) == ("Collects", "losses")
-    assert [line.name for line in one.lines] == ["Collects.training_step"]
+    assert [line.function for line in one.lines] == ["Collects.training_step"]
 
 
 SOURCE = """

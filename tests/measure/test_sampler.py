@@ -415,9 +415,9 @@ def test_whose_a_frame_is_and_where_its_function_begins():
     samples = standing.look.samples()
     inner = next(frame for frame in samples.frames if frame.line == line_of("decorated"))
     assert (inner.file, inner.function_line, inner.is_users) == (HERE, line_of("decorator"), True)
-    assert inner.module == __name__
+    assert inner.python_module == __name__
     innermost = samples.frames[samples.stacks[0].frames[-1]]
-    assert (innermost.module, innermost.is_users) == ("threading", False)
+    assert (innermost.python_module, innermost.is_users) == ("threading", False)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_files_are_absolute_wherever_the_user_goes(tmp_path, monkeypatch):
         standing.look.look(5)
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
-        [frame] = [frame for frame in standing.look.samples().frames if frame.module == "train"]
+        [frame] = [frame for frame in standing.look.samples().frames if frame.python_module == "train"]
     assert (frame.file, frame.is_users) == (str(tmp_path / "train.py"), True)
 
 
@@ -483,7 +483,7 @@ def test_of_a_deep_stack_the_innermost_functions_are_noted():
     [stack] = samples.stacks
     assert len(stack.frames) == 80
     assert samples.frames[stack.frames[0]].line == line_of("descend")
-    assert samples.frames[stack.frames[-1]].module == "threading"
+    assert samples.frames[stack.frames[-1]].python_module == "threading"
     assert samples.notes == ("1 samples keep only their innermost 80 functions.",)
 
 

@@ -133,7 +133,7 @@ for kind in (Sharded, Split):
     found[kind.__name__] = {
         "is_equal": weights[0] == weights[1],
         "model": callback.run.info.model,
-        "module": setup.module.name,
+        "module": setup.module.function,
         "is_library": setup.module.is_library,
         "hooks": sorted(setup.module_hooks),
         "setup_notes": setup.notes,

@@ -64,7 +64,7 @@ def test_a_setup_as_it_is(tmp_path):
     assert (one.persistent_workers, one.pin_memory) == (False, False)
     assert one.start_method in torch.multiprocessing.get_all_start_methods()
     assert (one.dataset.file, one.dataset.line) == (__file__, line_of(Rows.__getitem__))
-    assert (one.worker_init.name, one.collate.is_library) == ("start", True)
+    assert (one.worker_init.function, one.collate.is_library) == ("start", True)
     [optimizer] = setup.optimizers
     assert (optimizer.kind, optimizer.num_tensors, optimizer.has_fused, optimizer.fused) == (
         "SGD",
@@ -193,7 +193,7 @@ def test_recompilations_of_a_real_torch_compile(tmp_path):
     torch._dynamo.reset()
     callback = run_fit(tmp_path, module=Compiled(), data=loader(batch_size=4), active=0, skip_first=4)
     compiled = callback.run.ranks[0].setup.compiled
-    mine = [one for one in compiled.compilations if one.function.name == "pieces"]
+    mine = [one for one in compiled.compilations if one.function.function == "pieces"]
     assert [one.attempt for one in mine] == [0, 1, 2]
     assert all(one.function.file == __file__ and one.seconds > 0 for one in mine)
     assert any("size mismatch" in reason for reason in compiled.failed_guards["pieces"])

@@ -174,9 +174,9 @@ def test_the_start_method_can_be_set_later(tmp_path: Any) -> None:
     script = """
         import multiprocessing
         from torch.utils.data import DataLoader
-        from lightning_modelprof.measure.workers.probes import WatchedLoaders
+        from lightning_modelprof.measure.workers.probes import WorkerProbes
 
-        watched = WatchedLoaders()
+        watched = WorkerProbes()
         watched.add(DataLoader([1, 2], num_workers=1))
         multiprocessing.set_start_method("spawn")
         print([one.start_method for one in watched.record()] == multiprocessing.get_all_start_methods()[:1])

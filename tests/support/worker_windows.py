@@ -25,7 +25,7 @@ def batches(*rows):
 
 
 def loader(*rows, number=0):
-    """As WatchedLoaders gives them."""
+    """As WorkerProbes gives them."""
     return number, batches(*rows)
 
 
