@@ -210,7 +210,7 @@ def loader_queue(
         most = max(most, WAITING_WORKERS)
     draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
     present = [(num_workers, factor)]
-    ready = _ready(present[0], draws, alone, is_ordered) if num_workers else 0.0
+    ready = _ready(present[0], draws, is_ordered) if num_workers else 0.0
     handover_ns = _handover_ns(waits_ns, ready, assumed_handover_ns)
     factors = sorted({factor, *PREFETCH_FACTORS})
     numbers = [one for one in _numbers(most, num_workers) if one]
@@ -319,14 +319,13 @@ def _drawn(values: _Ints, rows: int, generator: np.random.Generator) -> _Ints:
     return drawn
 
 
-def _ready(setting: tuple[int, int], draws: _Draws, factor: float, is_ordered: bool) -> float:
+def _ready(setting: tuple[int, int], draws: _Draws, is_ordered: bool) -> float:
     """Share of the steps that find their batch ready, if handing it over takes no time."""
     got_ns = simulate_loader(
         draws.service_ns,
         draws.rest_ns,
         [setting],
         is_ordered=is_ordered,
-        factors=np.array([factor]),
     )[:, 0]
     waits_ns = np.diff(got_ns, axis=0) - draws.rest_ns[:-1]
     return float((waits_ns[draws.warm :] == 0).mean())
