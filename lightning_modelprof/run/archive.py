@@ -13,14 +13,14 @@ from isal import igzip
 from numpy.typing import NDArray
 
 from lightning_modelprof.errors import ArchiveError, without_surrogates
-from lightning_modelprof.record import LARGEST, Count, Int
+from lightning_modelprof.record import LARGEST, Count
 from lightning_modelprof.run.locate import RUN_FILE, find_run, no_run
-from lightning_modelprof.run.older import upgrade
 from lightning_modelprof.run.opening import is_inside, read_archive, write_atomically
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RUN_SCHEMA_VERSION, Run
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
+from lightning_modelprof.upgrade import upgrade
 
 RecordT = TypeVar("RecordT")
 
@@ -151,7 +151,9 @@ class _VersionedRun(msgspec.Struct):
     schema_version: int
 
 
-_Column = list[Int]
+_Column = list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
+"""Times too: a clock that is set back or far ahead while a step runs must not cost the run."""
+
 _Counts = list[Count]
 _Tags = list[Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]]
 """There are fewer; a newer version may have more."""
@@ -164,7 +166,7 @@ class _SavedTotals(msgspec.Struct):
 
 class _SavedSteps(msgspec.Struct):
     step: _Counts
-    duration_ns: _Counts
+    duration_ns: _Column
     samples: list[Annotated[int, msgspec.Meta(ge=NOT_MEASURED, le=LARGEST)]]
     tags: _Tags
     phases_ns: dict[str, _Column]

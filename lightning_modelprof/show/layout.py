@@ -34,7 +34,7 @@ _TEMPLATE = re.compile(r"\w<")
 _WHOLE_PART = re.compile(r"[-+]?[0-9,]+")
 
 
-class Strip(Record, frozen=True):
+class LayoutColumn(Record, frozen=True):
     """One column of strings.
 
     Attributes:
@@ -77,11 +77,11 @@ class Strip(Record, frozen=True):
         return tuple(left + right for left, right in zip(whole, rest, strict=True))
 
 
-class Block(Record, frozen=True):
+class LayoutGroup(Record, frozen=True):
     """Neighbouring columns of one group, or a single column without a group."""
 
     group: str | None
-    strips: tuple[Strip, ...]
+    strips: tuple[LayoutColumn, ...]
 
     @property
     def heading(self) -> str:
@@ -107,7 +107,7 @@ class Block(Record, frozen=True):
         )
 
 
-class Grid(Record, frozen=True):
+class Layout(Record, frozen=True):
     """A table as strings.
 
     Attributes:
@@ -118,9 +118,9 @@ class Grid(Record, frozen=True):
         notes: the table's notes, after one that says how many rows were cut, if any were.
     """
 
-    names: Strip
+    names: LayoutColumn
     depths: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[LayoutGroup, ...]
     time_unit: TimeUnit | None
     notes: tuple[str, ...]
 
@@ -128,7 +128,7 @@ class Grid(Record, frozen=True):
         return tuple(indent * depth + name for name, depth in zip(self.names.cells, self.depths, strict=True))
 
 
-def build_grid(table: Table, *, max_rows: int) -> Grid:
+def build_layout(table: Table, *, max_rows: int) -> Layout:
     """Write every cell of the rows that are shown; the time unit is one for the whole table.
 
     Args:
@@ -143,7 +143,7 @@ def build_grid(table: Table, *, max_rows: int) -> Grid:
         if _unit(table, row, column) is Unit.DURATION_NS and isinstance(value, int | float)
     )
     strips = [
-        Strip(
+        LayoutColumn(
             label=printable(heading(column.label, column.unit)),
             unit=column.unit,
             cells=_texts(
@@ -155,8 +155,10 @@ def build_grid(table: Table, *, max_rows: int) -> Grid:
         )
         for position, column in enumerate(table.columns)
     ]
-    return Grid(
-        names=Strip(strips[0].label, strips[0].unit, _row_names(table, shown, strips[0].cells, time_unit)),
+    return Layout(
+        names=LayoutColumn(
+            strips[0].label, strips[0].unit, _row_names(table, shown, strips[0].cells, time_unit)
+        ),
         depths=tuple(table.depths[row] if table.depths else 0 for row in shown),
         blocks=_blocks(table.columns[1:], strips[1:]),
         time_unit=time_unit if any(column.unit is Unit.DURATION_NS for column in table.columns) else None,
@@ -279,13 +281,13 @@ def _row_names(
     )
 
 
-def _blocks(columns: tuple[Column, ...], strips: list[Strip]) -> tuple[Block, ...]:
+def _blocks(columns: tuple[Column, ...], strips: list[LayoutColumn]) -> tuple[LayoutGroup, ...]:
     """Put neighbouring columns of the same group together; ungrouped columns stay single."""
     keyed = groupby(enumerate(columns), key=lambda item: (item[1].group, None if item[1].group else item[0]))
     blocks = []
     for (group, _), members in keyed:
         label = None if group is None else printable(group)
-        blocks.append(Block(label, tuple(strips[position] for position, _ in members)))
+        blocks.append(LayoutGroup(label, tuple(strips[position] for position, _ in members)))
     return tuple(blocks)
 
 

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Finding, Report, Severity, Status
 from lightning_modelprof.show.findings import saving_text, speed_line, verdict_word
-from lightning_modelprof.show.grid import shorten
 from lightning_modelprof.show.html.page import render_html
+from lightning_modelprof.show.layout import shorten
 from lightning_modelprof.show.step_card import step_card_svg
 
 _MAX_FINDINGS: Final = 4

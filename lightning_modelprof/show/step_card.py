@@ -8,8 +8,8 @@ from typing import Final
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report, StepCard, StepPart
-from lightning_modelprof.show.grid import display_width, shorten
 from lightning_modelprof.show.html.colors import color_class, color_classes, color_of
+from lightning_modelprof.show.layout import display_width, shorten
 from lightning_modelprof.show.step_numbers import REST, StepNumbers, merge_small
 from lightning_modelprof.units import duration_unit, format_amount, format_tick
 

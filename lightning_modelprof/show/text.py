@@ -14,12 +14,12 @@ from typing import Any
 from lightning_modelprof.errors import MissingExtraError, printable
 from lightning_modelprof.report.model import Cell, Report, Table
 from lightning_modelprof.show.findings import found_texts, passed_line, summary_line, verdict_line
-from lightning_modelprof.show.grid import (
-    Block,
-    Grid,
+from lightning_modelprof.show.layout import (
+    Layout,
+    LayoutGroup,
     align_left,
     align_right,
-    build_grid,
+    build_layout,
     center,
     display_width,
     part_absent,
@@ -91,7 +91,7 @@ def _table(table: Table, max_rows: int) -> list[str]:
     title = printable(table.title)
     if table.absent_reason is not None and not table.rows:
         return [f"{title}: {printable(table.absent_reason)}", *_notes(table.notes)]
-    grid = build_grid(table, max_rows=max_rows)
+    grid = build_layout(table, max_rows=max_rows)
     lines = _box(title, grid) if table.id == PERF_SUMMARY else _ruled(title, grid)
     return [*lines, *_notes(grid.notes)]
 
@@ -100,7 +100,7 @@ def _notes(notes: tuple[str, ...]) -> list[str]:
     return ["Note:", *_prose(notes)] if notes else []
 
 
-def _ruled(title: str, grid: Grid) -> list[str]:
+def _ruled(title: str, grid: Layout) -> list[str]:
     """Paddle's summary tables: a rule with the title, columns between rules of dashes."""
     names = align_left([grid.names.label, *grid.indented_names()])
     columns = [names, *(_column(block) for block in grid.blocks)]
@@ -113,7 +113,7 @@ def _ruled(title: str, grid: Grid) -> list[str]:
     return [*lines, rule, header, rule, *rows, rule]
 
 
-def _column(block: Block) -> tuple[str, ...]:
+def _column(block: LayoutGroup) -> tuple[str, ...]:
     """Heading and cells, all of the same width."""
     texts = [block.heading, *block.packed(align=True)]
     # A packed column starts at the left like its heading: its parts are already aligned to each other.
@@ -121,7 +121,7 @@ def _column(block: Block) -> tuple[str, ...]:
     return align_right(texts) if is_single_number else align_left(texts)
 
 
-def _box(title: str, grid: Grid) -> list[str]:
+def _box(title: str, grid: Layout) -> list[str]:
     """Paddle's Perf Summary: a box of centred cells under a title between equals signs."""
     names = ["", *grid.indented_names()]
     columns = [[block.heading, *block.packed(align=True)] for block in grid.blocks]

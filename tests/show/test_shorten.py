@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.show.grid import shorten, without_signature
+from lightning_modelprof.show.layout import shorten, without_signature
 
 
 @given(st.text(), st.integers(3, 100))

@@ -25,10 +25,10 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.show.grid import build_grid
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.html.table import MAX_ROWS
+from lightning_modelprof.show.layout import build_layout
 from lightning_modelprof.units import DASH
 from tests.support.sample_flames import hostile_flame
 from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES, gpu_report, wide_report
@@ -129,8 +129,8 @@ def report_of(*tables, **fields):
 
 def expected_rows(table, limit):
     """The cells of the terminal: the same grid, a group without anything being one dash."""
-    shown = build_grid(table, max_rows=limit)
-    grid = build_grid(replace(table, row_limit=None, time_unit=shown.time_unit), max_rows=MAX_ROWS)
+    shown = build_layout(table, max_rows=limit)
+    grid = build_layout(replace(table, row_limit=None, time_unit=shown.time_unit), max_rows=MAX_ROWS)
     columns = [grid.names.cells]
     for block in grid.blocks:
         columns += [strip.cells for strip in (block.strips[:1] if block.is_empty_group else block.strips)]
@@ -302,7 +302,7 @@ def test_a_finding_says_all_that_it_knows():
     assert verdict["text"] == "INPUT-BOUND 17.5 of 43.5 ms wait."
     article = page.one("article")
     assert page.one("span", class_="severity")["text"] == "■ Critical"  # a symbol and a word
-    assert page.one("span", class_="stake")["text"] == "−17.5 ms/step"
+    assert page.one("span", class_="saving")["text"] == "−17.5 ms/step"
     assert [one["text"] for one in page.within(article, "code")] == ["train.py:42", "losses.py:5"]
     assert [one["text"] for one in page.within(page.one("ul", class_="places"), "li")] == [
         "train.py:42 in make, module net.a → losses.py:5 in nll (where most of the time goes)"
@@ -317,7 +317,7 @@ def test_a_finding_that_nobody_judged_is_no_hint():
 
 def test_a_finding_that_knows_little():
     page = page_of(report_of(findings=(finding(severity=Severity.INFO, locations=(Place(module="net"),)),)))
-    assert not page.all("span", class_="stake")
+    assert not page.all("span", class_="saving")
     assert page.all("code") == []
     assert page.all("p", class_="verdict") == []
 

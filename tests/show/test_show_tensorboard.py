@@ -12,7 +12,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Column, Report, Table, Unit
-from lightning_modelprof.show.grid import shown_rows
+from lightning_modelprof.show.layout import shown_rows
 from lightning_modelprof.show.tensorboard.scalars import (
     escape_markdown,
     markdown_report,

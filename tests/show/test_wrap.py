@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.show.grid import display_width
+from lightning_modelprof.show.layout import display_width
 from lightning_modelprof.show.terminal.screen import wrap
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
-from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.report.model import Column, Finding, Report, Status, Table, Unit
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import (
     pack_head,
@@ -67,6 +68,27 @@ def newer(packed):
     return zlib.compress(json.dumps(document).encode())
 
 
+def in_version_1(location):
+    """A place as findings had it, ``null`` where something wasn't known."""
+    names = ("file", "line", "function", "module", "is_exact", "inner", "package", "call")
+    return {name: getattr(location, name) or None for name in names} | {
+        "is_exact": location.is_exact,
+        "package": "",
+    }
+
+
+def test_findings_of_version_1_had_null_where_nothing_was_known():
+    step = Place(file="/home/me/net.py", line=30, function="Net.training_step", is_exact=True)
+    locations = (step, Place(module="net"))
+    finding = Finding(kind="input_bound", status=Status.FOUND, title="t", summary="s", locations=locations)
+    packed = pack_profile(profile_of(replace(report_of(), findings=(finding,))))[0]
+    document = json.loads(zlib.decompress(packed))
+    document["head"]["schema_version"] = 1
+    document["report"]["findings"][0]["locations"] = [*map(in_version_1, locations)]
+    stored = unpack_profile(zlib.compress(json.dumps(document).encode()))
+    assert stored.report.findings == (finding,)
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["fast loader", "slow loader"])
 def server(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("logs")
@@ -74,7 +96,7 @@ def server(request, tmp_path_factory):
     head, blobs = pack_head(good), pack_profile(good)
     write_event_file(root / "good", [(tag_of(good), good)])
     write_raw(root / "no head", "modelprof/window_0", b"\xff\x00", blobs)
-    write_raw(root / "newer head", "modelprof/window_0", head.replace(b'version":1', b'version":99'), blobs)
+    write_raw(root / "newer head", "modelprof/window_0", head.replace(b'version":2', b'version":99'), blobs)
     write_raw(root / "newer", "modelprof/window_0", head, [newer(blobs[0])])
     write_raw(root / "cut off", "modelprof/window_0", head, [blobs[0][:40]])
     write_raw(root / "no json", "modelprof/window_0", head, [zlib.compress(b"hello")])

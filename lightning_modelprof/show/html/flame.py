@@ -15,7 +15,7 @@ from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.definitions import definition
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
-from lightning_modelprof.show.grid import shorten
+from lightning_modelprof.show.layout import shorten
 from lightning_modelprof.units import format_amount, format_cell
 
 MAX_BOXES: Final = 2_000

@@ -23,7 +23,7 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.show.findings import little_named, saving_text, told_figures, verdict_word
-from lightning_modelprof.show.grid import part_absent
+from lightning_modelprof.show.layout import part_absent
 from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent, three_digits
 
 _SEVERITIES: Final = {

@@ -17,7 +17,6 @@ from jinja2.bccache import Bucket
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.show.grid import part_absent
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.html.flame import flame_view
 from lightning_modelprof.show.html.head import (
@@ -32,6 +31,7 @@ from lightning_modelprof.show.html.head import (
     verdict_view,
 )
 from lightning_modelprof.show.html.table import table_view
+from lightning_modelprof.show.layout import part_absent
 from lightning_modelprof.show.step_card import card_svg
 
 SHARED_FOLDER: Final = Path(__file__).parent

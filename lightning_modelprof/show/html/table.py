@@ -13,7 +13,6 @@ from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.definitions import column_definition, definition, row_definition
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
-from lightning_modelprof.show.grid import Block, Strip, build_grid, shown_rows
 from lightning_modelprof.show.html.columns import (
     TONES,
     ChangeBar,
@@ -23,6 +22,7 @@ from lightning_modelprof.show.html.columns import (
     sorted_place,
     spans,
 )
+from lightning_modelprof.show.layout import LayoutColumn, LayoutGroup, build_layout, shown_rows
 from lightning_modelprof.units import DASH, UNIT_NAMES, format_cell
 
 MAX_ROWS: Final = 10_000
@@ -88,8 +88,8 @@ def table_view(table: Table) -> TableView:
     behind the table's limit wait until the reader asks for them.
     """
     limit = FIRST_ROWS if table.row_limit is None else table.row_limit
-    as_shown = build_grid(table, max_rows=limit)
-    grid = build_grid(replace(table, time_unit=as_shown.time_unit, row_limit=None), max_rows=MAX_ROWS)
+    as_shown = build_layout(table, max_rows=limit)
+    grid = build_layout(replace(table, time_unit=as_shown.time_unit, row_limit=None), max_rows=MAX_ROWS)
     places = shown_rows(table, MAX_ROWS)
     values = [table.rows[place] for place in places]
     starts = accumulate((len(block.strips) for block in grid.blocks), initial=1)  # the name's column is 0
@@ -173,7 +173,7 @@ def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
 class _Strips:
     """The columns of one block; a group of which nothing was measured is one column of dashes."""
 
-    def __init__(self, block: Block, start: int) -> None:
+    def __init__(self, block: LayoutGroup, start: int) -> None:
         self.group = block.group or ""
         self._is_empty = block.is_empty_group
         self._strips = block.strips[:1] if block.is_empty_group else block.strips
@@ -290,7 +290,7 @@ class CellView(Record, frozen=True):
 
 
 def write_header(
-    strip: Strip, group: str, before: str, time_unit: TimeUnit | None, *, has_order: bool
+    strip: LayoutColumn, group: str, before: str, time_unit: TimeUnit | None, *, has_order: bool
 ) -> Header:
     """The heading of a column.
 
@@ -349,7 +349,7 @@ class ShownColumn(Record, frozen=True):
     """A column of the page: its place in the table's rows, ``None`` if nothing of it was measured."""
 
     place: int | None
-    strip: Strip
+    strip: LayoutColumn
     group: str
 
 
@@ -467,7 +467,7 @@ def _group_sums(
     numbers = [[value for value in one if isinstance(value, int | float)] for one in cells]
     totals = [_sum(one) for one in numbers]
     texts = [format_cell(total, strip.unit, time_unit=time_unit or "ms") for total in totals]
-    aligned = Strip(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
+    aligned = LayoutColumn(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
     has_bar = is_share(strip.unit, totals)
     return [
         (None if total is None else write_cell(text, total, strip.unit, has_bar=has_bar), len(one))

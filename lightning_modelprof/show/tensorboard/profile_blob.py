@@ -24,11 +24,12 @@ from lightning_modelprof.report.model import Chart, Report, Series, Unit
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.tensorboard.packing import inflate, pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
+from lightning_modelprof.upgrade import upgrade
 
 T = TypeVar("T")
 
 
-PROFILE_SCHEMA_VERSION: Final = 1
+PROFILE_SCHEMA_VERSION: Final = 2
 """Raised when a reader of the old one would go wrong."""
 
 
@@ -205,7 +206,8 @@ def unpack_profile(packed: bytes) -> StoredEntry:
         raw = inflate(packed)
     except ValueError as error:
         raise ArchiveError(f"expected a lightning-modelprof profile, got {error}.") from error
-    _check_version(raw, "profile")
+    if _check_version(raw, "profile") < PROFILE_SCHEMA_VERSION:
+        raw = msgspec.json.encode(upgrade(_decode(raw, dict[str, Any])))
     stored = _decode(raw, StoredEntry)
     try:
         for report in (stored.report, *stored.rank_reports.values()):
@@ -235,7 +237,7 @@ class _WithHead(msgspec.Struct):
     head: _Versioned
 
 
-def _check_version(raw: bytes, what: str) -> None:
+def _check_version(raw: bytes, what: str) -> int:
     """The version is read first: what else there is, only that version knows."""
     version = (_decode(raw, _Versioned) if what == "head" else _decode(raw, _WithHead).head).schema_version
     if version > PROFILE_SCHEMA_VERSION:
@@ -243,6 +245,7 @@ def _check_version(raw: bytes, what: str) -> None:
             f"expected a profile of version {PROFILE_SCHEMA_VERSION} or lower, got {version}. A newer"
             " lightning-modelprof wrote it; update the one TensorBoard uses."
         )
+    return version
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report, Table
 from lightning_modelprof.show.findings import found_texts, summary_line, verdict_line
-from lightning_modelprof.show.grid import Block, build_grid, part_absent
+from lightning_modelprof.show.layout import LayoutGroup, build_layout, part_absent
 from lightning_modelprof.units import UNIT_NAMES
 
 TAG_PREFIX = "modelprof"
@@ -100,7 +100,7 @@ def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
     if table.absent_reason is not None and not table.rows:
         lines += [escape_markdown(table.absent_reason), "", *_bullets(table.notes)]
         return "\n".join(lines).rstrip() + "\n"
-    grid = build_grid(table, max_rows=max_rows)
+    grid = build_layout(table, max_rows=max_rows)
     if grid.time_unit is not None:
         lines += [f"Time unit: {UNIT_NAMES[grid.time_unit]}", ""]
     names = [
@@ -122,7 +122,7 @@ def escape_markdown(text: str) -> str:
     return printable(" ".join(text.split())).translate(_ESCAPED)
 
 
-def _split(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:
+def _split(blocks: tuple[LayoutGroup, ...]) -> list[tuple[LayoutGroup, ...]]:
     """Spread the columns evenly over as many tables as are needed beside their name columns."""
     num_tables = max(1, math.ceil(len(blocks) / (_MAX_COLUMNS - 1)))
     size = math.ceil(len(blocks) / num_tables)

@@ -11,7 +11,7 @@ from typing import IO, Final
 from urllib.parse import quote
 
 from lightning_modelprof.record import Record
-from lightning_modelprof.show.grid import ELLIPSIS, display_width
+from lightning_modelprof.show.layout import ELLIPSIS, display_width
 from lightning_modelprof.units import DASH
 
 

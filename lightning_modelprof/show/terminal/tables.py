@@ -9,13 +9,13 @@ from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report, Severity, Table
 from lightning_modelprof.show.findings import found_texts, passed_line, summary_line, verdict_line
-from lightning_modelprof.show.grid import (
+from lightning_modelprof.show.layout import (
     NAME_LIMIT,
-    Block,
-    Grid,
+    Layout,
+    LayoutGroup,
     align_left,
     align_right,
-    build_grid,
+    build_layout,
     display_width,
     part_absent,
     shorten,
@@ -92,7 +92,7 @@ def _table(table: Table, screen: Screen, max_rows: int) -> Iterator[str]:
         yield from (screen.paint(line, "dim") for line in rest)
         yield from _notes(table.notes, screen)
         return
-    grid = build_grid(table, max_rows=max_rows)
+    grid = build_layout(table, max_rows=max_rows)
     unit = "" if grid.time_unit is None else f"  time in {UNIT_NAMES[grid.time_unit]}"
     yield screen.paint(title, "bold") + screen.paint(unit, "dim")
     yield from _panels(grid, screen)
@@ -119,7 +119,7 @@ class _Column(Record, frozen=True):
         return max(map(display_width, (self.group, self.label, *self.cells))) + len(_GAP)
 
 
-def _panels(grid: Grid, screen: Screen) -> Iterator[str]:
+def _panels(grid: Layout, screen: Screen) -> Iterator[str]:
     """The table, continued below with its names repeated where it is wider than the screen."""
     # The names take what is free when all columns stand side by side, else leave room for one group.
     width = screen.width
@@ -144,7 +144,7 @@ def _panels(grid: Grid, screen: Screen) -> Iterator[str]:
     yield from _draw([first, *panel], grid.depths, screen)
 
 
-def _columns(block: Block, free: int) -> list[_Column]:
+def _columns(block: LayoutGroup, free: int) -> list[_Column]:
     group = block.group or ""
     if block.is_empty_group:
         # One column of dashes says as much as five.
