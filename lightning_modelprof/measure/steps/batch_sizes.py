@@ -29,6 +29,9 @@ MAX_COUNT: Final = 2**63 - 1
 """The largest number that a column of counts holds."""
 
 NOT_COUNTED: Final = "the number of samples per batch couldn't be counted (pass samples_fn)"
+SOME_DISAGREE: Final = (
+    "steps whose batches have parts of different lengths aren't counted (to count them, pass samples_fn)"
+)
 
 _FEW: Final = 4
 """A shorter list of tensors of one kind holds fields, as the ``[x, y]`` of a DataLoader, if it may."""
@@ -79,7 +82,8 @@ class SampleCounter:
     """Counts samples where the first batch told to read them.
 
     A tensor counts by its first dimension, a list of samples that weren't stacked by its length. All parts of
-    the first batch must agree. A later batch is read in full only if it has nothing in that place.
+    the first batch must agree. A later batch is read in full only if it has nothing in that place, or another
+    number: parts that agreed by accident, such as eight nodes in a batch of eight graphs, don't agree then.
 
     Attributes:
         note: why samples aren't counted; ``""`` once they are.
@@ -88,6 +92,7 @@ class SampleCounter:
     def __init__(self) -> None:
         self.note = NOT_COUNTED
         self._place: _SizePlace | None = None
+        self._last = NOT_MEASURED
         self._refused: type | None = None  # batches of this type say nothing
         self._may_be_rows = self._is_combined = False
 
@@ -95,9 +100,15 @@ class SampleCounter:
         """The number of samples, ``NOT_MEASURED`` if it can't be told."""
         if self._place is not None:
             try:
-                return _read(batch, self._place)
+                count = _read(batch, self._place)
             except (LookupError, TypeError):  # another kind of batch
                 self._place = None
+            else:
+                if count != self._last and not self._allows(batch, count):
+                    self.note = SOME_DISAGREE
+                    return NOT_MEASURED
+                self._last = count
+                return count
         if type(batch) is self._refused:
             return NOT_MEASURED
         self._place = place = _find(batch, may_be_row=self._may_be_rows, is_combined=self._is_combined)
@@ -105,7 +116,12 @@ class SampleCounter:
             self._refused = type(batch)
             return NOT_MEASURED
         self.note = ""
-        return _read(batch, place)
+        self._last = _read(batch, place)
+        return self._last
+
+    def _allows(self, batch: Any, count: int) -> bool:
+        sizes = _Search(is_combined=self._is_combined).sizes(batch, ())
+        return sizes is None or count in sizes
 
     def look_at_loaders(self, loop: Any) -> None:
         """Learn what a batch alone doesn't tell, from the dataloaders of one of Lightning's loops.
