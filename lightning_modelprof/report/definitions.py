@@ -204,7 +204,7 @@ def row_definition(table: str, label: str) -> str:
 
 
 def _name(kind: str, name: str) -> str:
-    if kind in ("table", "flame") and name.endswith("_changes"):
+    if kind == "table" and name.endswith("_changes"):
         return "changes"
     if kind == "table":
         return re.sub(r"_\d+$", "", name)

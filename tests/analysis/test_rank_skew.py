@@ -289,7 +289,7 @@ def mean_step_ms(own):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8, 64])
-def test_the_time_at_stake_is_what_would_be_gone(num_ranks):
+def test_the_time_saving_is_what_would_be_gone(num_ranks):
     """Of many ranks some other one is nearly as late in each step."""
     usual = noise((num_ranks, 400), num_ranks, 0.5)
     slow = usual.copy()

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from tests.house.test_layering import FILES
 from tests.support.fits import ROOT
 
 PACKAGE = ROOT / "lightning_modelprof"
@@ -317,3 +318,31 @@ def test_all_kinds_of_texts_are_read():
     assert [text for _, text in markdown_texts("a\n```\nno\n```\nb") if text] == ["a", "b"]
     names = {name_of(path) for path in read_files()}
     assert {"README.md", "show/html/parts.html.j2", "tensorboard_plugin/static/views.js", "units.py"} <= names
+
+
+OWN_NUMBERS = {
+    "lightning.trainer_loop": "three words of a progress bar",
+    "loop.step_timing": "the line of Paddle's step_info, in its own digits",
+    "report.compare.build_compare": "a factor, with the digits that its interval allows",
+    "report.rules": "parts of sentences",
+    "report.tables.run": "parts of sentences",
+    "show.html": "coordinates of drawings",
+    "show.step_card": "coordinates of drawings",
+    "units": "here they are written",
+}
+"""Who rounds numbers by a format of its own, and why; ``:g`` is for what somebody has given."""
+
+
+def test_numbers_are_rounded_in_one_place():
+    """Everything else writes them through ``units.py``."""
+    found = {
+        module
+        for module, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FormattedValue)
+        and node.format_spec is not None
+        and re.search(r"\..*[efg%]", ast.unparse(node.format_spec))
+    }
+    allowed = {module for module in found if any(f"{module}.".startswith(f"{own}.") for own in OWN_NUMBERS)}
+    assert found == allowed
+    assert all(any(f"{module}.".startswith(f"{own}.") for module in found) for own in OWN_NUMBERS)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.measure.workers.call_samples import CallLook, CallSamples, CallSums, State
+from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, CallSums, State
 from lightning_modelprof.measure.workers.calls import CallName, Calls
 from lightning_modelprof.measure.workers.in_worker import WorkerText
 from lightning_modelprof.measure.workers.probes import _calls
@@ -236,7 +236,7 @@ class Looks:
         self.state = State(0, None)
         self.calls = Calls(UserCode(roots=(str(HERE.parent),)))
         self.calls.find(dataset)
-        self.look = CallLook(self.state, self.calls, None)
+        self.look = CallProbe(self.state, self.calls, None)
         self.look.sampler = SimpleNamespace(due_ns=10, late_ns=0)  # type: ignore[assignment]
 
     def __call__(self) -> None:

@@ -69,13 +69,13 @@ def sites_of(*sites, lines=()):
     return StepSites(step=3, device="cuda", sites=sites, lines=lines)
 
 
-def wait(stake, operators=ITEM, phase="forward", kind="device_to_host", wait_ms=None, calls=1, **place):
-    """A wait with so many of 100 milliseconds at stake, in one recorded step."""
+def wait(saving, operators=ITEM, phase="forward", kind="device_to_host", wait_ms=None, calls=1, **place):
+    """A wait with so many of 100 milliseconds saved, in one recorded step."""
     return HostWait(
         place=WaitPlace(kind=kind, operators=operators, phase=phase, **place),
         calls=calls,
-        wait_ns=round((2 * stake if wait_ms is None else wait_ms) * MS),
-        saves_ns=round(stake * MS),
+        wait_ns=round((2 * saving if wait_ms is None else wait_ms) * MS),
+        saves_ns=round(saving * MS),
     )
 
 
@@ -125,7 +125,7 @@ def evidence(finding):
 
 
 @pytest.mark.parametrize(
-    ("stake", "status", "severity"),
+    ("saving", "status", "severity"),
     [
         (2.99, Status.CLEAN, None),
         (3, Status.FOUND, Severity.WARNING),
@@ -133,10 +133,10 @@ def evidence(finding):
         (15, Status.FOUND, Severity.CRITICAL),
     ],
 )
-def test_bands_of_a_sync(stake, status, severity):
-    finding = only(run(HostDeviceSync(), trace(wait(stake))))
+def test_bands_of_a_sync(saving, status, severity):
+    finding = only(run(HostDeviceSync(), trace(wait(saving))))
     assert (finding.status, finding.severity) == (status, severity)
-    assert evidence(finding)["could save per step"] == pytest.approx(stake * MS)
+    assert evidence(finding)["could save per step"] == pytest.approx(saving * MS)
 
 
 def test_what_is_short_is_clean():

@@ -166,7 +166,7 @@ def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
     """11% of the steps is in no event; of the device's idle time 10 or 11% have no cause."""
     given = shares(computing=0.89, other=0.11)
     for unexplained, kind in ((0.10, "device_bound"), (0.11, "cannot_tell"), (0.2, "cannot_tell")):
-        waits = WaitShares(late=0.0, around_model=0.0, forward_stake=0.0, unexplained=unexplained)
+        waits = WaitShares(late=0.0, around_model=0.0, forward_saving=0.0, unexplained=unexplained)
         verdict = verdict_of_traces(given, waits)
         assert verdict.kind == kind
         assert verdict.accounted_ratio == pytest.approx(1 - min(unexplained, 0.11))
@@ -178,14 +178,14 @@ def test_rules_and_shares_together():
     finding = rule.found("", "", Severity.WARNING, saving_ns=0.31 * 1e7)
     finding = of_step(finding, 1e7)
     given = shares(computing=0.4, host=0.6)
-    waits = WaitShares(late=0.35, around_model=0.0, forward_stake=0.0)
+    waits = WaitShares(late=0.35, around_model=0.0, forward_saving=0.0)
     assert verdict_of_traces(given, waits, [finding], [rule]).summary.startswith(
         "The GPU spends 31% of each step"
     )
     found = verdict_of_traces(given, waits)  # it computes in less than half of the time
     assert (found.kind, found.summary.partition(". ")[2].split()[3]) == ("host_bound", "35%")
     assert (
-        verdict_of_traces(given, WaitShares(late=0.5, around_model=0, forward_stake=0)).kind == "host_bound"
+        verdict_of_traces(given, WaitShares(late=0.5, around_model=0, forward_saving=0)).kind == "host_bound"
     )
     more = shares(computing=0.3, host=0.38, fetch=0.32)
     assert verdict_of_traces(more, waits, [finding], [rule]).kind == "input_bound"
@@ -203,7 +203,7 @@ def test_rules_and_shares_together():
 )
 def test_what_is_said_of_the_rest_is_true(given, waits, said):
     """It is the next limit above all that the device does not do."""
-    known = None if waits is None else WaitShares(around_model=0.0, forward_stake=0.0, **waits)
+    known = None if waits is None else WaitShares(around_model=0.0, forward_saving=0.0, **waits)
     verdict = verdict_of_traces(shares(**given), known)
     assert verdict.kind == "balanced"
     _, _, rest = verdict.summary.partition(" of the recorded steps")
@@ -211,7 +211,7 @@ def test_what_is_said_of_the_rest_is_true(given, waits, said):
 
 
 def test_idle_time_without_a_cause_is_not_balanced():
-    waits = WaitShares(late=0.1, around_model=0.0, forward_stake=0.0, unexplained=0.5)
+    waits = WaitShares(late=0.1, around_model=0.0, forward_saving=0.0, unexplained=0.5)
     verdict = verdict_of_traces(shares(computing=0.40, host=0.60), waits)
     assert verdict.kind == "cannot_tell"
     assert "50% is idle time with unknown cause" in verdict.summary

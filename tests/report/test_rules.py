@@ -139,7 +139,7 @@ def test_a_rule_that_fails_costs_its_own_finding_alone():
     assert "RuntimeError: oops" in findings[1].summary
 
 
-def test_found_ones_come_first_by_time_at_stake():
+def test_found_ones_come_first_by_time_saving():
     steps = steps_of(forward=10, dataloader=4, logging=6)
     _, findings = diagnose(analysis_of(steps))
     assert [(one.kind, one.saving_ns_per_step) for one in findings[:2]] == [

@@ -164,7 +164,7 @@ def test_waiting_for_a_cpu_is_a_share_of_the_time_that_was_looked_at():
 
 
 def test_hints_come_after_all_else():
-    """A hint with much time at stake, and warnings with less."""
+    """A hint with much saving, and warnings with less."""
     _, findings = diagnose(
         analysis_of(
             steps_of(forward=10, backward=4, logging=0.6, clip=0.8),

@@ -207,7 +207,7 @@ def test_a_busy_device_goes_before_what_the_host_waits_for():
 
 
 def waits_of(*waits, late=0.0, launch=None, wait_of=None):
-    """Steps of 100 ms; each wait is (phase, share at stake), and the host waits twice as long."""
+    """Steps of 100 ms; each wait is (phase, share saved), and the host waits twice as long."""
     return HostWaits(
         covered_ns=100 * MS,
         covered_idle_ns=100 * MS,
@@ -324,7 +324,7 @@ def test_the_same_idle_time_seen_by_both_clocks_counts_once():
 
 
 def test_a_window_s_share_is_taken_of_a_step_without_profiler():
-    """Half of the recorded step of 100 ms is at stake; the others take 20 ms."""
+    """Half of the recorded step of 100 ms is saved; the others take 20 ms."""
     analysis = analysis_of(steps_of(forward=20), device_type="cuda")
     window = WindowFacts(
         window=Window(index=0, first_step=0, last_step=0),

@@ -151,13 +151,13 @@ class Scenario:
         make: the training, from its costs and a folder.
         verdict: its kind.
         finding: the kind that has to be the most expensive one; ``None`` if nothing may be a warning.
-        saving: whether the cost is known, so that the time at stake has to be that cost.
-        is_estimated: whether there is a time at stake, though what it costs is not known.
+        saving: whether the cost is known, so that the saving has to be that cost.
+        is_estimated: whether there is a saving, though what it costs is not known.
         fault: what the line is marked with; by default the name of the scenario.
         severe: whether it has to be a warning or worse; otherwise it must be none.
         exact: whether the line is that of the statement; otherwise a function's ``def``.
         placed: whether there is a line at all.
-        sampled: whether the time at stake is a share of samples alone, few of which there are in so short a
+        sampled: whether the saving is a share of samples alone, few of which there are in so short a
             fit: its size is held by runs made by hand.
     """
 

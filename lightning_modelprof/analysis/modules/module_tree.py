@@ -222,8 +222,8 @@ def _ignored_notes(
 ) -> Iterable[str]:
     if len(kept) < len(records):
         yield (
-            f"{len(records) - len(kept)} of {len(records)} modules are ignored (ignore_modules). Only"
-            " module tables leave them out."
+            f"{len(records) - len(kept)} of {len(records)} modules are ignored (ignore_modules). FLOPs,"
+            " Model size and the fvcore tables include them."
         )
     names = {name for record in records for name in (record.path, record.type_name)}
     unknown = [name for name in ignore if name not in names]

@@ -320,8 +320,8 @@ def probe_of(func: Any) -> SiteProbe | None:
     if isinstance(func, torch._ops.HigherOrderOperator) or func.namespace != "aten":
         return None
     name = func.overloadpacket.__name__
-    if name in _LOOKS:
-        return _LOOKS[name]
+    if name in _PROBES:
+        return _PROBES[name]
     return _wait if name in _WAITING or any(tag in func.tags for tag in _WAITING_TAGS) else None
 
 
@@ -433,7 +433,7 @@ _WAITING_TAGS: Final = tuple(
 )
 
 
-_LOOKS: Final[dict[str, SiteProbe]] = {
+_PROBES: Final[dict[str, SiteProbe]] = {
     "_local_scalar_dense": _read_value,
     "item": _read_value,
     "repeat_interleave": _repeat,

@@ -57,7 +57,7 @@ class _KnownCode(NamedTuple):
     func: Any
     name: str
     is_view: bool
-    look: SiteProbe | None
+    probe: SiteProbe | None
 
 
 class SiteWatch:
@@ -154,8 +154,8 @@ class SiteWatch:
                 is_logging=self._lines.is_logging,
                 took_ns=took_ns,
             )
-            if known.look is not None:
-                sighting = known.look(args, kwargs, result)
+            if known.probe is not None:
+                sighting = known.probe(args, kwargs, result)
                 if sighting is not None:
                     self._note(sighting, place, known.name)
         except Exception as error:  # whatever it is, the step must not end for it

@@ -130,7 +130,7 @@ class State:
         self.fetch_ns = 0  # when samples were begun that are being made; 0 otherwise
 
 
-class CallLook:
+class CallProbe:
     """Notes which calls the thread that made it is in, each time that it's called from another thread.
 
     Args:

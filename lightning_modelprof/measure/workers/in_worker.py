@@ -32,7 +32,7 @@ from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.measure.workers.call_samples import CallLook, CallSamples, State
+from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, State
 from lightning_modelprof.measure.workers.calls import CallName, Calls
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
@@ -211,7 +211,7 @@ class Worker:
         self._system: tuple[int, ...] | None = None
         self._sampling = sampling
         self._look: StackProbe | None = StackProbe(self.state, user_code) if sampling else None
-        self._call_look: CallLook | None = None
+        self._call_look: CallProbe | None = None
         self._sampler: Sampler | None = None
         self._cpu_wait_ns: int | None = None
         self._before = _decoded(slot.text())
@@ -239,7 +239,7 @@ class Worker:
         if collate is not None:
             self._collate_name = self._calls.collate_name(collate)
         self._read_system(time.perf_counter_ns())
-        self._call_look = CallLook(
+        self._call_look = CallProbe(
             self.state, self._calls, None if self._before is None else self._before.calls
         )
         self._write_text(None)

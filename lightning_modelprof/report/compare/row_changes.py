@@ -48,7 +48,7 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
     """What each row was before and is after, the largest difference first, below the same row as before.
 
     Definition: rows are the same when their names are, and those of the rows that they are in. Which figure
-    is compared is in ``TableKind.compared``; a sum is divided by the number of steps. ``ratio`` is the
+    is compared is in ``TableSpec.compared``; a sum is divided by the number of steps. ``ratio`` is the
     difference as a share of before. A row of one side alone has ``None`` on the other and no difference; it
     stands where a difference of its size would. Rows without the figure on either side are left out. Where
     units change by row, rows of one unit stand together.

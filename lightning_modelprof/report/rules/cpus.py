@@ -336,7 +336,7 @@ def _place(samples: StackSamples, thread: OtherThread) -> Place | None:
             lines[users[-1]] += stack.samples
         elif frames and not any(one.python_module.startswith("torch.") for one in frames):
             named = next((one for one in reversed(frames) if one.package), frames[0])
-            others[f"{named.module}.{named.function}"] += stack.samples
+            others[f"{named.python_module}.{named.function}"] += stack.samples
     if lines:
         frame = samples.frames[lines.most_common(1)[0][0]]
         return frame.exact()

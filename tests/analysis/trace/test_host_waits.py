@@ -47,17 +47,17 @@ def fact_of(*events):
     return summarize_host_waits(build_timeline(make_trace(list(events))))
 
 
-def stakes(fact):
-    """Microseconds at stake in each wait's place, most first."""
+def savings(fact):
+    """Microseconds saved in each wait's place, most first."""
     return [one.saves_ns / US for one in fact.waits]
 
 
 def times(fact):
-    """Idle, fetches, at stake and late, in microseconds."""
+    """Idle, fetches, saving and late, in microseconds."""
     return tuple(ns / US for ns in (fact.idle_ns, fact.fetch_ns, fact.saves_ns, fact.late_ns))
 
 
-# How much is at stake
+# How much is saved
 
 
 def test_the_gap_after_a_wait():
@@ -81,14 +81,14 @@ def test_a_host_that_is_late_anyway():
     assert (fact.launch_ns, fact.longest_launch_ns) == (1980 * US, 1980 * US)
 
 
-@pytest.mark.parametrize(("waited", "at_stake"), [(8000, 460), (200, 200)])
-def test_an_empty_queue_costs_more_than_the_first_gap(waited, at_stake):
+@pytest.mark.parametrize(("waited", "saving"), [(8000, 460), (200, 200)])
+def test_an_empty_queue_costs_more_than_the_first_gap(waited, saving):
     """After the wait five kernels of 10 us are launched every 100 us: gaps of 100 and four times 90 us."""
     small = [
         one for k in range(5) for one in kernel(10100 + 100 * k, 10100 + 100 * k, 10110 + 100 * k, 2 + k)
     ]
     fact = fact_of(step(1, 0, 10510), *kernel(0, 0, 10000, 1), wait(10000 - waited, 10000), *small)
-    assert times(fact) == (460, 0, at_stake, 460 - at_stake)
+    assert times(fact) == (460, 0, saving, 460 - saving)
 
 
 def test_two_waits_in_a_row():
@@ -145,10 +145,10 @@ def test_of_several_devices_the_busiest_counts():
 
 
 @pytest.mark.parametrize(
-    ("waiting", "launching", "at_stake"),
+    ("waiting", "launching", "saving"),
     [(1, 2, 3000), (2, 2, 3000), (2, 1, 3000), (3, 1, 0)],
 )
-def test_threads(waiting, launching, at_stake):
+def test_threads(waiting, launching, saving):
     """The steps' thread and the one of the backward pass take turns; a helper's waits keep nobody waiting."""
     fact = fact_of(
         step(1, 0, 20000),
@@ -157,7 +157,7 @@ def test_threads(waiting, launching, at_stake):
         wait(2000, 10010, tid=waiting),
         *kernel(13010, 13010, 20000, 3, tid=launching),
     )
-    assert times(fact) == (3000, 0, at_stake, 3000 - at_stake)
+    assert times(fact) == (3000, 0, saving, 3000 - saving)
     assert fact.waits[0].wait_ns == 8010 * US
 
 
@@ -277,15 +277,15 @@ def test_what_the_host_waits_for_once_when_recording_begins():
     assert [one.place.call for one in fact.waits] == ["cudaStreamSynchronize"]
 
 
-@pytest.mark.parametrize(("gap_step", "at_stake"), [(2, 1000), (3, 0)])
-def test_a_wait_is_forgotten_after_the_next_step(gap_step, at_stake):
+@pytest.mark.parametrize(("gap_step", "saving"), [(2, 1000), (3, 0)])
+def test_a_wait_is_forgotten_after_the_next_step(gap_step, saving):
     """Steps of 10 ms; in step 1 the host waits 5 ms, in one of the later ones the device is idle for 1."""
     events = [step(number, 10000 * number, 10000 * (number + 1)) for number in range(4)]
     for number in range(4):
         begin = 10000 * number + (1000 if number == gap_step else 0)
         events += kernel(begin, begin, 10000 * (number + 1), number + 1)
     fact = fact_of(*events, wait(12000, 17000))
-    assert times(fact) == (1000, 0, at_stake, 1000 - at_stake)
+    assert times(fact) == (1000, 0, saving, 1000 - saving)
 
 
 def test_late_around_the_model_is_not_late_launching():
@@ -483,7 +483,7 @@ def simulate(program, *, with_waits):
 
 @settings(max_examples=150, deadline=None)
 @given(PROGRAM)
-def test_stakes_are_what_the_same_program_saves_without_waits(program):
+def test_savings_are_what_the_same_program_saves_without_waits(program):
     """It begins with a launch: before its first event nobody knows since when the device was idle."""
     program = [("launch", 5), *program]
     done, events = simulate(program, with_waits=True)
