@@ -723,6 +723,12 @@ def test_a_thread_that_computes(thread_ms, severity):
         assert (finding.locations[0].file, finding.locations[0].line) == ("/home/me/watch.py", 7)
 
 
+def test_a_thread_of_a_library_is_named_by_module_and_function():
+    stacks = stacks_with(600 * MS, module="tracker.sync", is_users=False)
+    finding = only(CompetingThread().evaluate(analysis_of(steps_of(forward=10), stacks=stacks)))
+    assert [one.function for one in finding.locations] == ["tracker.sync.walk"]
+
+
 def test_threads_of_torch_are_not_told():
     stacks = stacks_with(600 * MS, module="torch.utils.data._utils.pin_memory", is_users=False)
     assert (
