@@ -151,8 +151,8 @@ class _VersionedRun(msgspec.Struct):
     schema_version: int
 
 
-_Column = list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
-"""Times too: a clock that is set back or far ahead while a step runs must not cost the run."""
+_Column = list[Annotated[int, msgspec.Meta(ge=-3 * LARGEST // 2, le=3 * LARGEST // 2)]]
+"""A clock that is set back or far ahead while a step runs must not cost the run; sums stay in 64 bits."""
 
 _Counts = list[Count]
 _Tags = list[Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]]
