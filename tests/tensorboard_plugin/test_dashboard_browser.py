@@ -15,7 +15,7 @@ from lightning_modelprof.report.build_dashboard_entry import step_columns
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.definitions import column_definition, definition
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
-from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
+from lightning_modelprof.show.tensorboard.profile_blob import PROFILE_SCHEMA_VERSION, pack_head, pack_profile
 from tests.support.chromium import requested, said
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard
@@ -148,7 +148,7 @@ def logdir(tmp_path_factory):
     )
     document, steps = pack_profile(run)
     write_raw(root / "damaged steps", "modelprof/run", pack_head(run), [document, steps[:60]])
-    head = pack_head(hostile).replace(b'version":1', b'version":99')
+    head = pack_head(hostile).replace(b'version":%d' % PROFILE_SCHEMA_VERSION, b'version":99')
     write_raw(root / "newer head", "modelprof/window_0", head, blobs)
     ranks = tmp_path_factory.mktemp("traces") / "two_ranks"
     ranks.mkdir()

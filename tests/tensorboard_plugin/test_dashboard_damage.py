@@ -23,6 +23,7 @@ from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Column, Finding, Report, Status, Table, Unit
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import (
+    PROFILE_SCHEMA_VERSION,
     pack_head,
     pack_profile,
     unpack_head,
@@ -96,7 +97,12 @@ def server(request, tmp_path_factory):
     head, blobs = pack_head(good), pack_profile(good)
     write_event_file(root / "good", [(tag_of(good), good)])
     write_raw(root / "no head", "modelprof/window_0", b"\xff\x00", blobs)
-    write_raw(root / "newer head", "modelprof/window_0", head.replace(b'version":2', b'version":99'), blobs)
+    write_raw(
+        root / "newer head",
+        "modelprof/window_0",
+        head.replace(b'version":%d' % PROFILE_SCHEMA_VERSION, b'version":99'),
+        blobs,
+    )
     write_raw(root / "newer", "modelprof/window_0", head, [newer(blobs[0])])
     write_raw(root / "cut off", "modelprof/window_0", head, [blobs[0][:40]])
     write_raw(root / "no json", "modelprof/window_0", head, [zlib.compress(b"hello")])
