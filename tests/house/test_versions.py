@@ -47,7 +47,7 @@ def same(name, bound, versions):
 def test_what_ran_passed(results):
     assert {name: one["selftest_failed"] for name, one in results.items() if one["selftest_failed"]} == {}
     assert {failed for one in results.values() for failed in one["tests_failed"]} <= KNOWN
-    assert all(one["tests"]["passed"] > 300 for one in results.values())
+    assert all(one["tests"]["passed"] > 200 for one in results.values())
 
 
 def test_the_table_of_the_docs_is_what_ran(compat, results):
