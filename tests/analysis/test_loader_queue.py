@@ -271,6 +271,15 @@ def test_a_wait_for_a_cpu_that_was_measured_is_no_sleep():
     assert steps[2, 2].step_ns == pytest.approx(16.2 * MS, rel=0.02)
 
 
+def test_a_wait_for_a_batch_that_had_no_cpu_is_no_hand_over():
+    """Batches of 24 ms, 11 of them without a CPU: four workers' steps of 5 ms wait 4 ms in each round."""
+    batches, waits_ns = measured([24 * MS] * 100, 4, rest_ns=5 * MS, cpu_share=0.55)
+    assert waits_ns.mean() == pytest.approx(MS, rel=0.1)
+    found, _ = predicted(batches, waits_ns, 4, 5 * MS, cpus=2.0, cpu_wait=0.45)
+    assert found.ready == pytest.approx(0.75, abs=0.02)
+    assert found.handover_ns < 0.1 * MS
+
+
 def test_an_interval_holds_the_mean_that_is_true_and_the_same_batches_give_the_same():
     draw = np.random.default_rng(5)
     true_ns, inside = 10 * MS / 2, 0
