@@ -692,12 +692,13 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
 
 
 def test_batches_that_compute_are_promised_at_best():
-    """How workers and the training share CPUs is not known before they have run together."""
+    """How workers that compute slow each other and the training down isn't modelled."""
     steps = steps_of(24, forward=10, dataloader=40)
     cpu = used(40, 10, computing=1.0, cpus=8, rest_cpu_ms=10)
     found = finding(analysis_of(steps, cpu=cpu, setup=with_loader()))
     assert "saves about" not in found.action
     assert "At best, 50 → 10.5 ms per step; the gain is smaller if workers compete" in found.action
+    assert "At best, 20 → " in finding(played(40, workers=2, cpu=0.9)).action, "with workers, too"
 
 
 def test_where_workers_were_looked_into_fetches_tell_nothing():

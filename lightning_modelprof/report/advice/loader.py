@@ -305,12 +305,12 @@ def predicted_call(
         now = f"num_workers={present.workers}, prefetch_factor={present.prefetch_factor}"
     before_ns = queue.step_ns
     after_ns = before_ns - saved_by_workers(queue, wait_ns)
-    # How workers and the training get along on the CPUs is not known before they have run together.
-    is_bound = queue.computing >= _MOSTLY_COMPUTES and not present.workers
     most = max(one.workers for one in queue.predictions)
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
     # The CPU time that idle workers take from the training comes on top.
     is_least = advised.workers < present.workers
+    # How workers that compute slow each other and the training down isn't modelled.
+    is_bound = queue.computing >= _MOSTLY_COMPUTES and not is_least
     limit = "; the gain is smaller if workers compete with training for CPU" if is_bound else ""
     expect = "At best," if is_bound else "Expect about"
     return (
