@@ -12,6 +12,7 @@ import pytest
 
 from lightning_modelprof.measure.steps import slow_steps
 from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.cpus import SingleCpuThread
 from tests.support.adds_up import wrong_sums
 from tests.support.bench import UndisturbedClock, thread_clock
 from tests.support.fits import fit_quietly, make_callback, make_trainer
@@ -45,7 +46,13 @@ def run(scenario, folder):
 def faults(scenario, report, cost_ns):
     """What is wrong with a report."""
     found = [one for one in report.findings if one.status is Status.FOUND]
-    loud = [one for one in found if one.severity in (Severity.WARNING, Severity.CRITICAL)]
+    # The suite itself keeps torch on one thread, which is a fault where a CPU happens to be free.
+    true_here = {SingleCpuThread.kind} - {scenario.finding}
+    loud = [
+        one
+        for one in found
+        if one.severity in (Severity.WARNING, Severity.CRITICAL) and one.kind not in true_here
+    ]
     kinds = {scenario.verdict}
     if scenario.verdict == "balanced":  # of short steps Lightning's loop is more than 5%
         kinds.add("compute_bound")
