@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 
 SEEDS, PIPELINES, BATCHES, WARM, MOST_WORKERS, PREFETCH = {"quiet": 11, "busy": 12}, 8, 150, 16, 4, 2
@@ -102,7 +102,7 @@ class Pipeline:
                     self.rest()
                 profiler.step()
         assert profiler.run is not None
-        facts = analyze(profiler.run, {}, {})
+        facts = Facts(profiler.run)
         if not self.workers:
             return facts.fetch_queue
         assert not isinstance(facts.workers, Absent)

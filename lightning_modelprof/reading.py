@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_modelprof.analysis.analyze import analyze as derive
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ArchiveError, ModelProfError, as_path, describe_error
 from lightning_modelprof.reading_traces import window_traces
 from lightning_modelprof.report.build import build_report
@@ -42,7 +42,7 @@ def read_report(
     file, options = find_run(path), choose(options)
     facts, notes = read_windows(run, file.parent)
     with refuse_damaged(file):
-        report = build_report(derive(run, facts, notes), options)
+        report = build_report(Facts(run, facts, notes), options)
     choice = told_choice(path)
     return replace(report, notes=(choice, *report.notes)) if choice else report
 
@@ -91,7 +91,7 @@ def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[in
     notes: dict[int, str] = {}
     for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
         if trace is not None:
-            facts[window.index] = analyze_trace(trace)
+            facts[window.index] = TraceFacts(trace)
         elif note:
             notes[window.index] = note
     return facts, notes
@@ -111,7 +111,7 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     run = load_run_with_ranks(file)
     facts, notes = read_windows(run, file.parent) if with_traces else ({}, {})
     with refuse_damaged(file):
-        analysis = derive(run, facts, notes)
+        analysis = Facts(run, facts, notes)
         return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
 
 
@@ -137,7 +137,7 @@ def list_runs(folder: Path) -> Iterator[str]:
         try:
             with refuse_damaged(file):
                 line = list_line(
-                    build_report(derive(load_run_with_ranks(file), {}, {}), DEFAULT_OPTIONS), place
+                    build_report(Facts(load_run_with_ranks(file)), DEFAULT_OPTIONS), place
                 )
             yield line
         except ArchiveError as error:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ConfigError, TraceError, as_path, quoted, remedy
 from lightning_modelprof.processes import start_module
 from lightning_modelprof.report.model import Report
@@ -121,7 +121,7 @@ def _facts_of(file: Path, max_bytes: int, step_range: re.Pattern[str] | None) ->
     try:
         trace = read_with_progress(file, max_bytes)
         _check_step_range(trace, file, step_range)
-        return tuple(analyze_trace(one, step_range) for one in split_processes(trace))
+        return tuple(TraceFacts(one, step_range) for one in split_processes(trace))
     except TraceError as error:
         return error
 

@@ -1,35 +1,45 @@
-"""Absent: a fact that couldn't be derived, and why; and sums over partly unknown figures."""
+"""Transitional: how facts looked before they raised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any
 
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.record import Record
 
-T = TypeVar("T")
+_NONE = ("setup", "cost", "repeated", "benchmark", "all_ranks", "sites")
 
 
 class Absent(Record, frozen=True):
-    """Stands in the place of a fact; ``reason`` continues a sentence that begins with the table's title."""
-
     reason: str
 
+    def __iter__(self) -> Any:
+        return iter(())
 
-NO_DEVICE = Absent("the trace has no GPU events")
-
-
-def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:
-    """Such as the sum of what is not ``None``; ``None`` if nothing is."""
-    found = [value for value in values if value is not None]
-    return choose(found) if found else None
+    def __len__(self) -> int:
+        return 0
 
 
-def sum_of_known(values: Iterable[int | None]) -> int | None:
-    return of_known(sum, values)
+class Analysis:
+    """Facts as they were: ``Absent`` or ``None`` in the place of what raises."""
 
+    def __init__(self, facts: Any) -> None:
+        self.new = facts
 
-def sum_of_all(values: Iterable[int | None]) -> int | None:
-    """The sum, ``None`` if one of them is."""
-    found = list(values)
-    return None if None in found else sum_of_known([0, *found])
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            value = getattr(self.new, name)
+        except NotMeasured as why:
+            return None if name in _NONE else Absent(why.reason)
+        if name == "windows":
+            return tuple(replace(one, facts=None if one.facts is None else one.facts.old) for one in value)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Analysis) and self.new is other.new
+
+    def __hash__(self) -> int:
+        return id(self.new)

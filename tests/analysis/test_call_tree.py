@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.call_tree import call_tree
 from lightning_modelprof.report import flames
 from lightning_modelprof.report.flames import call_flame
@@ -27,7 +27,7 @@ def shape(nodes):
 
 def graph_of(samples):
     record = RankRecord(rank=0, steps=StepTimings.empty(), stacks=samples)
-    return call_flame(analyze(Run(info=RunInfo(created="today"), ranks=(record,)), {}, {}))
+    return call_flame(Facts(Run(info=RunInfo(created="today"), ranks=(record,))))
 
 
 SAMPLES = stacks_of(

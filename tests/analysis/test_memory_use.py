@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.memory import grown, memory_use
 from lightning_modelprof.measure.resources import memory as measured
@@ -66,7 +66,7 @@ def run_with(record, steps=None, **info):
 
 
 def analysis_with(record, **info):
-    return analyze(run_with(record, **info), {}, {})
+    return Facts(run_with(record, **info))
 
 
 def curve_of(sizes, kind="anonymous_bytes", every=1):
@@ -367,7 +367,7 @@ def in_epochs(sizes, length, kind="anonymous_bytes"):
     """What the rule says of a curve with a point a step, in epochs of so many steps."""
     steps = steps_of(len(sizes), [0, *(int(n % length == 0) for n in range(1, len(sizes)))], forward=100)
     return MemoryCreep().evaluate(
-        analyze(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps), {}, {})
+        Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps))
     )
 
 

@@ -85,7 +85,7 @@ def test_a_trace_needs_neither_the_rules_of_runs_nor_the_page(tmp_path):
 
 
 UNUSED = (
-    "analysis.analyze",
+    "analysis.facts",
     "report.rules.all_rules",
     "report.tables.run.all_tables",
     "show.html.page",

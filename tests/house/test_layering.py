@@ -400,7 +400,7 @@ LIGHT = [
     "run",
     "run.archive",
     "trace.reader",
-    "analysis.analyze",
+    "analysis.facts",
     "analysis.trace.trace_facts",
     "report.options",
     "report.build",

@@ -22,7 +22,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
@@ -255,7 +255,7 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
     callback = make_callback(tmp_path, active=0, flops=True)
     loader = DataLoader(torch.ones(160, 8), batch_size=8)
     fit_quietly(make_trainer(tmp_path, callback), Normed(wrap), loader)
-    analysis = analyze(callback.run, {}, {})
+    analysis = Facts(callback.run)
     finding = only(SlowTorchModule(warning=0.0, floor_ns=0.0).evaluate(analysis))
     assert finding.locations[0].module == path
     assert "n_power_iterations=50" in finding.summary

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lightning_modelprof import ModelProfCallback, ModelProfiler
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.lightning.phases import AroundClock
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.run.archive import load_run
@@ -131,7 +131,7 @@ def rows(measures, *, is_before):
 
 
 def analysis_of_run(measures):
-    return analyze(measures.run, {}, {})
+    return Facts(measures.run)
 
 
 def spent(costs, *names):

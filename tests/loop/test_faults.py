@@ -376,7 +376,7 @@ def test_samples_fn_has_another_chance_in_the_next_fit(tmp_path):
 
 def test_the_broken_parts_are_used_at_all(tmp_path):
     """The faults above are thrown into functions that a good fit calls."""
-    assert trace_work.analyze_trace is trace_facts.analyze_trace
+    assert trace_work.TraceFacts is trace_facts.TraceFacts
     assert {path.name for path in tmp_path.iterdir()} == set()
     callback = make_callback(tmp_path, steps=(3, 6))
     train(tmp_path, callback)

@@ -263,8 +263,8 @@ def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, fi
     callback, analyzed = make_callback(tmp_path, active=3, wait=2, repeat=2, files=files), []
     monkeypatch.setattr(
         trace_work,
-        "analyze_trace",
-        lambda trace, do=trace_work.analyze_trace: analyzed.append(trace.source) or do(trace),
+        "TraceFacts",
+        lambda trace, do=trace_work.TraceFacts: analyzed.append(trace.source) or do(trace),
     )
 
     def look(step):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.inspect.modules.live_tensors import storages_of
 from lightning_modelprof.loop import memory as loop_memory
 from lightning_modelprof.loop.memory import LoopMemory
@@ -179,7 +179,7 @@ def finding_of(event, host_total=None, **info):
         rank=0, steps=steps_of(1), memory=MemoryRecord(out_of_memory=event, host_total_bytes=host_total)
     )
     return only(
-        RanOutOfMemory().evaluate(analyze(Run(info=RunInfo(created="now", **info), ranks=(record,)), {}, {}))
+        RanOutOfMemory().evaluate(Facts(Run(info=RunInfo(created="now", **info), ranks=(record,))))
     )
 
 

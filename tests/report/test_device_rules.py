@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.build_trace import diagnose_traces
@@ -496,7 +496,7 @@ def hand_made_window(num_steps=4):
             event("cuda_runtime", "cudaLaunchKernel", at + 14, at + 14.1, correlation=after),
             event("kernel", "k", at + 14, at + 20, 7, 0, stream=7, device=0, correlation=after),
         ]
-    return analyze_trace(make_trace(events))
+    return TraceFacts(make_trace(events))
 
 
 def event(cat, name, begin_ms, end_ms, tid=1, pid=1, **args):

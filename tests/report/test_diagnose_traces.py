@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.device_shares import DeviceShares, WaitShares
 from lightning_modelprof.report.model import Severity, Status
@@ -22,7 +22,7 @@ def share_of_the_plugin(name):
 
 def diagnosed(*names):
     """The verdict, and the findings by kind."""
-    verdict, findings = diagnose_traces(map(analyze_trace, map(load, names)))
+    verdict, findings = diagnose_traces(map(TraceFacts, map(load, names)))
     assert len({one.kind for one in findings}) == len(findings) == 7
     return verdict, {one.kind: one for one in findings}
 
@@ -50,7 +50,7 @@ def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
         events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
         if number < num_kernels:
             events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 1))
-    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, findings = diagnose_traces([TraceFacts(make_trace(events))])
     lost = f"{10 - num_kernels} of 10 kernel launches have no kernel in the trace"
     assert verdict.summary.startswith(lost) is not is_told
     assert verdict.kind == "cannot_tell" or is_told
@@ -65,7 +65,7 @@ def test_kernels_that_are_only_not_linked_are_not_lost():
         begin = 10 + 90 * number
         events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
         events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 100))
-    verdict, _ = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, _ = diagnose_traces([TraceFacts(make_trace(events))])
     assert "have no kernel" not in verdict.summary
 
 
@@ -235,7 +235,7 @@ def of_the_host(fetch_us, step_us=100):
             name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
             events.append(event("user_annotation", name, begin, begin + fetch_us))
         events.append(event("cpu_op", "aten::addmm", begin + fetch_us, begin + step_us))
-    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, findings = diagnose_traces([TraceFacts(make_trace(events))])
     return verdict, next(one for one in findings if one.kind == "input_bound")
 
 
@@ -260,6 +260,6 @@ def test_what_else_a_host_does_is_not_told_by_a_trace():
 
 
 def test_without_steps_nothing_can_be_said():
-    verdict, findings = diagnose_traces([analyze_trace(make_trace([event("other", "nothing", 0, 1)]))])
+    verdict, findings = diagnose_traces([TraceFacts(make_trace([event("other", "nothing", 0, 1)]))])
     assert (verdict.kind, verdict.summary) == ("cannot_tell", "The traces have no steps.")
     assert all(one.status is Status.NOT_EVALUATED for one in findings)

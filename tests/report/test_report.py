@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_modelprof import MissingExtraError
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.benchmark import _REASONS
 from lightning_modelprof.errors import require
 from lightning_modelprof.report.build import build_report
@@ -33,7 +33,7 @@ def report_of(tags, **record):
         tags=np.array(tags, np.int64),
     )
     run = Run(info=RunInfo(created="today"), ranks=(RankRecord(rank=0, steps=steps, **record),))
-    return build_report(analyze(run, {}, {}))
+    return build_report(Facts(run))
 
 
 def perf_summary_of(tags):

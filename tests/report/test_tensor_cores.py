@@ -8,7 +8,7 @@ import pytest
 
 from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.trace.tensor_cores import tensor_core_use
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.precision import AmpOff
@@ -46,14 +46,14 @@ def facts_of(*work, capability=(7, 0), name="Tesla V100"):
         ]
         begin += 10 + lasts
     device = {"id": 0, "name": name, "computeMajor": capability[0], "computeMinor": capability[1]}
-    return analyze_trace(make_trace(events, deviceProperties=[device]))
+    return TraceFacts(make_trace(events, deviceProperties=[device]))
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_the_share_of_the_plugin(name):
     """68% of the kernels' time, as it said; none of it is on tensor cores, as it said."""
     expected = reference(name, "tb_plugin")
-    facts = analyze_trace(load(name))
+    facts = TraceFacts(load(name))
     use = tensor_core_use([facts.kernels])
     assert use.eligible_ns / use.kernels_ns == pytest.approx(
         expected["tc_eligible_ops_kernel_ratio"], rel=1e-12
@@ -69,8 +69,8 @@ def test_the_share_of_the_plugin(name):
 def test_what_the_plugin_does_not_know():
     """It has no ``aten::convolution_backward``, of torch 1.11 and later, and says so in its log."""
     name = "v100_ns_resolution"
-    use = tensor_core_use([analyze_trace(load(name)).kernels])
-    kernels = analyze_trace(load(name)).kernels.by_name
+    use = tensor_core_use([TraceFacts(load(name)).kernels])
+    kernels = TraceFacts(load(name)).kernels.by_name
     newer_ns = sum(one.operators.time_ns.get("aten::convolution_backward", 0) for one in kernels)
     expected = reference(name, "tb_plugin")["tc_eligible_ops_kernel_ratio"]
     # Its durations are rounded to microseconds.
@@ -95,7 +95,7 @@ def test_an_a100_that_uses_them_for_most():
             }
             sums_ns["all"] += end_ns - begin_ns
             sums_ns["eligible"] += (end_ns - begin_ns) * is_eligible
-    facts = analyze_trace(load("a100_nccl"))
+    facts = TraceFacts(load("a100_nccl"))
     use = tensor_core_use([facts.kernels])
     assert (use.kernels_ns, use.eligible_ns) == tuple(sums_ns.values())
     finding = finding_of(facts)
@@ -104,7 +104,7 @@ def test_an_a100_that_uses_them_for_most():
 
 
 def test_nothing_is_said_of_other_makers():
-    finding = finding_of(analyze_trace(load("mi250_toy")))
+    finding = finding_of(TraceFacts(load("mi250_toy")))
     assert finding.status is Status.NOT_EVALUATED
     assert "NVIDIA" in finding.summary
 

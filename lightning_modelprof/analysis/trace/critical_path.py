@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.calls import host_communication, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import different, locate
 from lightning_modelprof.analysis.timeline.names import is_place
@@ -35,8 +35,8 @@ _MOST_PARTS: Final = 50
 _MOST_NAMED: Final = 3
 """Operators and kernels that are asked about."""
 
-_NO_STEPS: Final = Absent("the trace has no complete recorded step")
-_NO_LAUNCHES: Final = Absent("the trace doesn't say what launched its GPU events")
+_NO_STEPS: Final = "the trace has no complete recorded step"
+_NO_LAUNCHES: Final = "the trace doesn't say what launched its GPU events"
 
 
 class PathPart(Record, frozen=True, kw_only=True):
@@ -251,10 +251,9 @@ class StepReplay:
         )
 
 
-def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
-    reason = why_no_path(timeline)
-    if reason is not None:
-        return reason
+def summarize_critical_path(timeline: Timeline) -> CriticalPath:
+    if reason := why_no_path(timeline):
+        raise NotMeasured(reason)
     replay = StepReplay(timeline)
     path = replay.path()
     bounds = timeline.bounds
@@ -271,12 +270,13 @@ def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
     )
 
 
-def why_no_path(timeline: Timeline) -> Absent | None:
+def why_no_path(timeline: Timeline) -> str:
+    """Why a timeline has no critical path; ``""`` if it has one."""
     if not timeline.has_device:
         return NO_DEVICE
     if timeline.span is None:
         return _NO_STEPS
-    return _NO_LAUNCHES if (timeline.launch.begin_ns < 0).all() else None
+    return _NO_LAUNCHES if (timeline.launch.begin_ns < 0).all() else ""
 
 
 def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:

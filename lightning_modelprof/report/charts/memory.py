@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.absent import Absent, Analysis
 from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MemoryLayers
 from lightning_modelprof.analysis.trace.memory import CPU_NAME, DeviceMemory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.absent import Absent, Analysis
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.memory import MemoryPoint

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.absent import Absent, Analysis
 from lightning_modelprof.analysis.steps.loader_queue import PredictedStep
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
 from lightning_modelprof.report.advice.workers import busiest_workers

@@ -9,7 +9,7 @@ import pytest
 from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.trace_checks import count_kernel_launches, pool_kernel_launches
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Status
@@ -57,7 +57,7 @@ def numbers(fact):
 
 
 def verdict_of(events):
-    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, findings = diagnose_traces([TraceFacts(make_trace(events))])
     return verdict, findings
 
 
@@ -158,14 +158,14 @@ def test_ranks_together():
     whole, capture = lost(steps_with((10, 10))), lost(steps_with((10, 0), (10, 10)))
     both = pool_kernel_launches([whole, capture])
     assert (*numbers(both), both.steps) == (30, 10, 20, (0,))
-    facts = [analyze_trace(make_trace(steps_with((100, recorded)))) for recorded in (30, 2)]
+    facts = [TraceFacts(make_trace(steps_with((100, recorded)))) for recorded in (30, 2)]
     assert diagnose_traces(facts)[0].summary.startswith("168 of 200 kernel launches")
 
 
 def test_a_run_s_window_without_its_kernels_says_nothing_of_the_device():
     """The host's clock still does: here nothing on it stands out."""
     for recorded, is_told in ((100, True), (2, False)):
-        facts = analyze_trace(make_trace(steps_with((100, recorded), (100, recorded))))
+        facts = TraceFacts(make_trace(steps_with((100, recorded), (100, recorded))))
         analysis = analysis_of(steps_of(forward=15), device_type="cuda")
         window = WindowFacts(window=Window(index=0, first_step=0, last_step=1), facts=facts)
         verdict, findings = diagnose(replace(analysis, windows=(window,)))

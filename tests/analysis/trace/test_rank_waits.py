@@ -17,7 +17,7 @@ from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace import rank_waits as reasons
 from lightning_modelprof.analysis.trace.communication_calls import list_communication_calls
 from lightning_modelprof.analysis.trace.rank_waits import chance_of_at_least, compare_ranks
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.ranks import rank_shares
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
@@ -441,7 +441,7 @@ def shares_us(chart):
 
 def side(gemm_end):
     """Communication [40, 70), a gemm from 10, a copy [60, 80) of a step of 100."""
-    return analyze_trace(
+    return TraceFacts(
         make_trace(
             [
                 step(0, 0, 100),
@@ -470,9 +470,9 @@ def test_shares_by_hand():
 
 
 def test_ranks_that_cannot_be_shown():
-    host = analyze_trace(make_trace([step(0), event("user_annotation", "gloo:all_reduce", 10, 30)]))
-    without_steps = analyze_trace(make_trace([kernel("all_reduce", 0, 5)]))
-    asking = analyze_trace(make_trace([step(0), event("user_annotation", "nccl:all_reduce", 10, 30)]))
+    host = TraceFacts(make_trace([step(0), event("user_annotation", "gloo:all_reduce", 10, 30)]))
+    without_steps = TraceFacts(make_trace([kernel("all_reduce", 0, 5)]))
+    asking = TraceFacts(make_trace([step(0), event("user_annotation", "nccl:all_reduce", 10, 30)]))
     assert rank_shares({0: side(50)}) is None
     assert rank_shares({0: side(50), 1: without_steps}) is None
     assert rank_shares({0: asking, 1: asking}) is None
@@ -502,7 +502,7 @@ def test_shares_against_the_oracle(drawn):
         cat = ("kernel", "kernel", "gpu_memcpy", "gpu_memset")[kind]
         name = KERNELS.get(kinds[kind], kinds[kind])
         events.append(event(cat, name, begin, end, tid=7, pid=0, device=0, stream=7))
-    fact = analyze_trace(make_trace(events)).distributed
+    fact = TraceFacts(make_trace(events)).distributed
     steps = set(range(60))
     compute, talk, copy = moments[0] & steps, moments[1] & steps, (moments[2] | moments[3]) & steps
     shares = fact.shares
@@ -520,7 +520,7 @@ def test_shares_against_the_oracle(drawn):
 
 @pytest.fixture(scope="module")
 def sampled():
-    return {rank: analyze_trace(load(f"sampled_2rank_rank{rank}")) for rank in (0, 1)}
+    return {rank: TraceFacts(load(f"sampled_2rank_rank{rank}")) for rank in (0, 1)}
 
 
 def kernels_of_step(rank, number):

@@ -14,7 +14,7 @@ import pytest
 
 from lightning_modelprof import analyze
 from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.all_rules import RULES
@@ -281,7 +281,7 @@ def test_random_traces(tens):
     with_steps = 0
     for number in range(10 * tens, 10 * tens + 10):
         events = random_trace(number)
-        facts = analyze_trace(make_trace(events))
+        facts = TraceFacts(make_trace(events))
         report = build_trace_report([facts])
         if not any(kind_of(one) not in ("", "runtime") for one in events):
             continue

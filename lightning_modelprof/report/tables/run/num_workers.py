@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.absent import Absent, Analysis
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit

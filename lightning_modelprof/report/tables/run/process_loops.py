@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.absent import Analysis
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec

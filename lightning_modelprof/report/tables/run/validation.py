@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.absent import Absent, Analysis
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions

@@ -68,7 +68,7 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
     build: Callable[[Mapping[int, _Fact], TableOptions], Table]
 
     def of(self, by_rank: Mapping[int, TraceFacts], options: TableOptions) -> Table:
-        return self.build({rank: self.fact(facts) for rank, facts in by_rank.items()}, options)
+        return self.build({rank: self.fact(facts.old) for rank, facts in by_rank.items()}, options)
 
 
 TRACE_TABLES: Final[tuple[TraceTable[Any], ...]] = (

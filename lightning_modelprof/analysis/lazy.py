@@ -1,0 +1,97 @@
+"""Facts that are computed when somebody asks for them, each at most once; and why one can't be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar, overload
+
+T = TypeVar("T")
+_FactsT = TypeVar("_FactsT", bound="LazyFacts")
+
+NO_DEVICE: Final = "the trace has no GPU events"
+
+
+class NotMeasured(Exception):  # noqa: N818  # it's an answer, not an error
+    """A fact that can't be derived from what was recorded.
+
+    Attributes:
+        reason: continues a sentence that begins with what was asked for; a clause without a full stop.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class fact(Generic[T]):  # noqa: N801  # used like property
+    """A property of :class:`LazyFacts` that's computed once. What it couldn't measure is remembered too."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, facts: None, _: type[LazyFacts]) -> fact[T]: ...
+
+    @overload
+    def __get__(self, facts: LazyFacts, _: type[LazyFacts]) -> T: ...
+
+    def __get__(self, facts: LazyFacts | None, _: type[LazyFacts]) -> fact[T] | T:
+        if facts is None:
+            return self
+        known = facts.__dict__.setdefault("_known", {})
+        if self.name not in known:
+            try:
+                known[self.name] = self._compute(facts)
+            except NotMeasured as why:
+                known[self.name] = NotMeasured(why.reason)
+        value = known[self.name]
+        if isinstance(value, NotMeasured):
+            raise NotMeasured(value.reason)  # a new one, since a raised one collects tracebacks
+        found: T = value
+        return found
+
+
+class LazyFacts:
+    """What is derived from one thing that was recorded: each ``fact`` when it's asked for.
+
+    Reading a fact that can't be derived raises :class:`NotMeasured`. Readers let it pass: a rule is then not
+    evaluated, a table or chart isn't made, with the reason. Whoever can go on without it uses ``get``.
+    """
+
+    @property
+    def old(self) -> Any:
+        from lightning_modelprof.analysis.absent import Analysis  # noqa: PLC0415  # transitional
+
+        return Analysis(self)
+
+    def get(self, which: fact[T]) -> T | None:
+        """A fact, such as ``facts.get(Facts.workers)``; ``None`` if it wasn't measured."""
+        try:
+            value: T = getattr(self, which.name)  # by name, as a subclass may derive it in another way
+        except NotMeasured:
+            return None
+        return value
+
+    def why_not(self, which: fact[Any]) -> str:
+        """The reason why a fact wasn't measured; ``""`` if it was."""
+        try:
+            getattr(self, which.name)
+        except NotMeasured as why:
+            return why.reason
+        return ""
+
+    def replaced(self: _FactsT, **values: Any) -> _FactsT:
+        """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one."""
+        twin, names = copy.copy(self), self.names()
+        facts = {name: value for name, value in values.items() if name in names}
+        twin.__dict__.update({name: value for name, value in values.items() if name not in names})
+        twin.__dict__["_known"] = {**self.__dict__.get("_known", {}), **facts}
+        return twin
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of all facts."""
+        return [name for kind in cls.__mro__ for name, one in vars(kind).items() if isinstance(one, fact)]
