@@ -44,7 +44,7 @@ def validation_share(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """
     setup = facts.setup
     batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
-    [found] = of_phase(
+    for one in of_phase(
         facts,
         "validation",
         "Validation",
@@ -56,8 +56,8 @@ def validation_share(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         at=hooks_named(setup, "validation_step"),
         evidence=[count("batches per validation", setup.num_val_batches)],
         is_in_every_step=False,
-    )
-    yield _of_part(found, facts, limits.part)
+    ):
+        yield _of_part(one, facts, limits.part) if isinstance(one, Found) else one
 
 
 def _of_part(found: Found, facts: Facts, least_share: float) -> Found:
