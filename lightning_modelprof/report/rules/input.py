@@ -200,10 +200,11 @@ def _of_traces(facts: JobFacts) -> Iterator[Found | Passed]:
         raise NotMeasured(f"{percent(unknown)} of the steps has no events")
     wait_ns = shares.fetch * facts.step_ns
     evidence = [duration(_WAIT, wait_ns)]
+    yield Passed(what=_waits(wait_ns), evidence=evidence)
     action = "Make batches faster, or use more DataLoader workers."
     if {by for one in loaders for by in one.loading} == {"main thread"}:
         needed = math.ceil(wait_ns / max(facts.step_ns - wait_ns, 1.0))
-        evidence.append(count("recommended num_workers", needed))
+        evidence = [*evidence, count("recommended num_workers", needed)]
         action = f"Set num_workers={needed} or more (currently 0)."
     yield Found(
         what=f"{'The GPU' if shares.computing else 'Training'} waits {COST} for data.",
@@ -211,7 +212,6 @@ def _of_traces(facts: JobFacts) -> Iterator[Found | Passed]:
         saves_ns=wait_ns,
         saving_is="up to",
         evidence=evidence,
-        passed=_waits(wait_ns),
     )
 
 
