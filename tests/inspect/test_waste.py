@@ -734,8 +734,7 @@ def test_a_thread_of_a_library_is_named_by_module_and_function():
 def test_threads_of_torch_are_not_told():
     stacks = stacks_with(600 * MS, module="torch.utils.data._utils.pin_memory", is_users=False)
     assert (
-        only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks))).status
-        is Status.CLEAN
+        only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks))).status is Status.CLEAN
     )
 
 

@@ -223,9 +223,7 @@ def test_input_bound_has_a_floor():
 
 def test_one_long_wait_among_many_is_an_accident():
     waits = [0.1] * 19 + [100]
-    assert (
-        only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
-    )
+    assert only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
 
 
 def test_first_fetches_of_epochs_are_not_the_wait():
@@ -407,9 +405,9 @@ def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
         assert "num_workers" in only(judge(rule, dear)).action
     cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=setup)
     assert only(judge(input_bound, cheap)).severity is Severity.INFO
-    assert only(
-        judge(input_bound, analysis_of(steps_of(forward=4, dataloader=2), setup=setup))
-    ).severity is (Severity.WARNING)
+    assert only(judge(input_bound, analysis_of(steps_of(forward=4, dataloader=2), setup=setup))).severity is (
+        Severity.WARNING
+    )
     whole = replace(rows, dataset=replace(PLACE, function="Reader.__getitems__"))
     cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=replace(SETUP, loaders=(whole,)))
     assert "BatchSampler" not in only(judge(input_bound, cheap)).action
@@ -853,8 +851,7 @@ def test_one_thread_of_several():
     assert "no step's CPU time" in unknown.summary
     alone = replace(one, usable_cpus=1)
     assert (
-        only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=alone))).status
-        is Status.CLEAN
+        only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=alone))).status is Status.CLEAN
     )
     # Batches that take 8 of 18 ms, all of it on a CPU, want a worker on the second one.
     for computing_ms, status in [(8, Status.CLEAN), (1, Status.FOUND)]:
