@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from lightning.pytorch import Callback
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, slow_facts, step_costs
 from lightning_modelprof.measure.resources import cpu as cpu_module
 from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
@@ -230,8 +230,8 @@ def test_words_of_causes():
 
 def test_runs_that_were_not_watched():
     costs = step_costs(steps_of(0, [9] * 50), {})
-    assert isinstance(slow_facts(None, costs), Absent)
-    assert isinstance(slow_facts(SlowSteps(factor=3.0), Absent("no steps")), Absent)
+    with pytest.raises(NotMeasured):
+        slow_facts(None, costs)
     assert slow_facts(SlowSteps(factor=3.0), costs).worst is None
 
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
@@ -30,8 +31,9 @@ from lightning_modelprof.measure.sampling.stack_probe import ThreadClocks
 from lightning_modelprof.measure.setup.model_setup import calls_by_name
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.batches import SmallBatches
-from lightning_modelprof.report.rules.cpus import CompetingThread
+from lightning_modelprof.report.rules.batches import small_batches
+from lightning_modelprof.report.rules.cpus import competing_thread
+from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.report.rules.precision import DoublePrecision
 from lightning_modelprof.report.rules.waste import (
     DenseEmbeddings,
@@ -617,7 +619,7 @@ def test_batches_of_one_size_promise_nothing():
     )
     sites = StepSites(step=2, device="cpu", sites=(), lines=(line,))
     count = StepCount(step=2, samples=8, on_fake_tensors=False, operators=())
-    finding = only(SmallBatches().evaluate(analysis_of(steps, cost=ModelCost(count=count, sites=sites))))
+    finding = only(judge(small_batches, analysis_of(steps, cost=ModelCost(count=count, sites=sites))))
     assert finding.status is Status.FOUND
     assert "(5.5 ms)" in finding.summary
     assert finding.action == ""
@@ -628,8 +630,8 @@ def test_batches_of_one_size_promise_nothing():
 def test_what_operators_cannot_take_so_long_for():
     """100 operators take 3 ms at most; 4.5 ms are somebody else's."""
     steps = one_size(forward=2, backward=3, optimizer=1)
-    found = fixed_by_work(steps, operators=100, flops=4_000_000, num_bytes=1_000_000)
-    assert "longer than calling its operators" in found.reason
+    with pytest.raises(NotMeasured, match="longer than calling its operators"):
+        fixed_by_work(steps, operators=100, flops=4_000_000, num_bytes=1_000_000)
 
 
 # Threads beside the training
@@ -716,7 +718,7 @@ def stacks_with(thread_ns, *, module="app", is_users=True):
 def test_a_thread_that_computes(thread_ms, severity):
     """That share of steps of 10 ms."""
     analysis = analysis_of(steps_of(forward=10), stacks=stacks_with(thread_ms * MS))
-    finding = only(CompetingThread().evaluate(analysis))
+    finding = only(judge(competing_thread, analysis))
     assert finding.severity is severity
     if severity is not None:
         assert finding.saving_ns_per_step == pytest.approx(thread_ms / 100 * MS)
@@ -725,15 +727,14 @@ def test_a_thread_that_computes(thread_ms, severity):
 
 def test_a_thread_of_a_library_is_named_by_module_and_function():
     stacks = stacks_with(600 * MS, module="tracker.sync", is_users=False)
-    finding = only(CompetingThread().evaluate(analysis_of(steps_of(forward=10), stacks=stacks)))
+    finding = only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks)))
     assert [one.function for one in finding.locations] == ["tracker.sync.walk"]
 
 
 def test_threads_of_torch_are_not_told():
     stacks = stacks_with(600 * MS, module="torch.utils.data._utils.pin_memory", is_users=False)
     assert (
-        only(CompetingThread().evaluate(analysis_of(steps_of(forward=10), stacks=stacks))).status
-        is Status.CLEAN
+        only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks))).status is Status.CLEAN
     )
 
 

@@ -21,7 +21,7 @@ from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
-from lightning_modelprof.report.rules.input import SlowTransfer
+from lightning_modelprof.report.rules.input import slow_transfer
 from lightning_modelprof.report.rules.ranks import CommunicationExposed
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window
@@ -259,7 +259,7 @@ def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
     batch = wait(3, TO, phase="transfer", kind="host_to_device", memory="pageable", wait_ms=wait_ms)
     analysis = analysis_of(steps_of(forward=85, transfer=15), device_type="cuda")
     window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=trace(batch))
-    rules = [SlowTransfer(), HostToDeviceCopy()]
+    rules = [slow_transfer, HostToDeviceCopy()]
     _, findings = diagnose(replace(analysis, windows=(window,)), rules)
     found = {one.kind: one for one in findings}
     copies, transfer = found["host_to_device_copy"], found["slow_transfer"]

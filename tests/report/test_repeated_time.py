@@ -12,7 +12,7 @@ from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.rules.callbacks import SlowCallback, SlowLoggingCalls
 from lightning_modelprof.report.rules.host_waits import HostDeviceSync
 from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowLineInModule
-from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.report.rules.validation import validation_share
 from tests.analysis.test_hot_lines import hot_of
 from tests.support.diagnosed import MS, analysis_of, steps_of
 
@@ -22,7 +22,7 @@ RULES = [
     SlowCustomModule(),
     SlowLineInModule(),
     SlowLoggingCalls(),
-    ValidationShare(),
+    validation_share,
 ]
 
 

@@ -21,9 +21,10 @@ from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.callbacks import SlowCallback
-from lightning_modelprof.report.rules.cpus import BusyCpus, CpuThreadsOversubscribed, SingleCpuThread
+from lightning_modelprof.report.rules.cpus import busy_cpus, cpu_threads_oversubscribed, single_cpu_thread
 from lightning_modelprof.report.rules.device import CompileRecompiles
-from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.input import input_bound, synchronous_loader, worker_startup
 from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.memory import MemoryNearCapacity
 from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
@@ -35,8 +36,8 @@ from lightning_modelprof.report.rules.phases import (
     ZeroGradCost,
 )
 from lightning_modelprof.report.rules.precision import AmpOff, MatmulTile, TensorCoresUnused
-from lightning_modelprof.report.rules.steps import GrowingSteps
-from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.report.rules.steps import growing_steps
+from lightning_modelprof.report.rules.validation import validation_share
 from lightning_modelprof.report.rules.waste import (
     ConvolutionBiasBeforeBatchNorm,
     FrozenForward,
@@ -130,11 +131,11 @@ def test_what_is_no_mapping_is_refused_with_the_configuration(given):
 
 
 def test_a_rule_that_fails_costs_its_own_finding_alone():
-    class Broken(InputBound):
-        def evaluate(self, analysis):
-            raise RuntimeError("oops")
+    def broken(facts, limits):
+        raise RuntimeError("oops")
 
-    _, findings = diagnose(analysis_of(steps_of(forward=5)), [Broken(), SlowLogger()])
+    rules = [replace(input_bound, ask=broken), synchronous_loader]
+    _, findings = diagnose(analysis_of(steps_of(forward=5)), rules)
     assert [finding.status for finding in findings] == [Status.CLEAN, Status.NOT_EVALUATED]
     assert "RuntimeError: oops" in findings[1].summary
 
@@ -155,7 +156,7 @@ def test_found_ones_come_first_by_time_saving():
 
 def test_thresholds_are_replaced():
     [rule] = [one for one in configure_rules({"input_bound": {"warning": 0.15}}) if one.kind == "input_bound"]
-    assert (rule.warning, rule.critical) == (0.15, InputBound().critical)
+    assert rule.limits == {**input_bound.limits, "warning": 0.15}
     assert configure_rules(None) == RULES
     assert "slow_logger" not in {rule.kind for rule in configure_rules({"slow_logger": False})}
     assert configure_rules({"slow_logger": True}) == RULES
@@ -205,7 +206,7 @@ def test_the_run_s_own_thresholds_are_used():
     ],
 )
 def test_input_bound_by_share(wait_ms, status, severity):
-    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=100 - wait_ms, dataloader=wait_ms))))
+    finding = only(judge(input_bound, analysis_of(steps_of(forward=100 - wait_ms, dataloader=wait_ms))))
     assert (finding.status, finding.severity) == (status, severity)
     if status is Status.FOUND:
         assert finding.saving_ns_per_step == wait_ms * MS
@@ -214,19 +215,15 @@ def test_input_bound_by_share(wait_ms, status, severity):
 
 def test_input_bound_has_a_floor():
     """A third of a step, and yet too little."""
-    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=0.5, dataloader=0.25))))
+    finding = only(judge(input_bound, analysis_of(steps_of(forward=0.5, dataloader=0.25))))
     assert finding.status is Status.CLEAN
-    assert (
-        only(InputBound(floor_ns=0).evaluate(analysis_of(steps_of(forward=0.5, dataloader=0.25)))).status
-        is Status.FOUND
-    )
+    found = judge(input_bound, analysis_of(steps_of(forward=0.5, dataloader=0.25)), {"floor_ns": 0})
+    assert only(found).status is Status.FOUND
 
 
 def test_one_long_wait_among_many_is_an_accident():
     waits = [0.1] * 19 + [100]
-    assert (
-        only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
-    )
+    assert only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
 
 
 def test_first_fetches_of_epochs_are_not_the_wait():
@@ -234,7 +231,7 @@ def test_first_fetches_of_epochs_are_not_the_wait():
     tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
     waits = [80 if tag else 0 for tag in tags]
     assert (
-        only(InputBound().evaluate(analysis_of(steps_of(tags=tags, forward=5, dataloader=waits)))).status
+        only(judge(input_bound, analysis_of(steps_of(tags=tags, forward=5, dataloader=waits)))).status
         is Status.CLEAN
     )
 
@@ -252,8 +249,8 @@ def test_first_fetches_of_epochs_are_not_the_wait():
 def test_waiting_for_a_cpu(share, status, severity):
     record = SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="no counts" if share is None else "")
     slow = SlowFacts(record=record, causes=(), medians_ns={}, worst=None)
-    analysis = replace(analysis_of(steps_of(forward=8)), slow=slow)
-    finding = only(BusyCpus().evaluate(analysis))
+    analysis = analysis_of(steps_of(forward=8)).replaced(slow=slow)
+    finding = only(judge(busy_cpus, analysis))
     assert (finding.status, finding.severity) == (status, severity)
     assert finding.saving_ns_per_step is None, "it is nobody's fault"
     assert share is not None or finding.summary == "no counts"
@@ -323,7 +320,7 @@ STOPPED = np.where(np.arange(100) % 7 == 3, 9.2, 0.3)
 )
 def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, status):
     analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
-    finding = only(InputBound().evaluate(analysis))
+    finding = only(judge(input_bound, analysis))
     assert finding.status is status
     assert evidence(finding)["data wait per step"] == pytest.approx(
         STOPPED.mean() * MS
@@ -336,7 +333,7 @@ def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
     fetches = np.where(np.arange(100) % 4 == 0, 40, 0)
     setup = with_loader(num_workers=4)
     analysis = analysis_of(steps_of(100, forward=10, dataloader=fetches), setup=setup, slow=waited(share))
-    finding = only(InputBound().evaluate(analysis))
+    finding = only(judge(input_bound, analysis))
     assert finding.severity is Severity.CRITICAL
     assert evidence(finding)["data wait per step"] == pytest.approx(10 * MS)
     assert finding.saving_ns_per_step == pytest.approx(10 * MS)
@@ -346,7 +343,7 @@ def test_one_long_step_is_not_sure():
     """Its share of the mean is 8%, but the mean less two standard errors is nothing."""
     fetches = np.where(np.arange(50) == 20, 45, 0.1)
     analysis = analysis_of(steps_of(50, forward=10, dataloader=fetches), slow=waited(0.0))
-    assert only(InputBound().evaluate(analysis)).status is Status.CLEAN
+    assert only(judge(input_bound, analysis)).status is Status.CLEAN
 
 
 def cpu_of(thread_ms):
@@ -399,49 +396,49 @@ def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
     """64 rows at 31 us: a hint, as a worker takes longer to hand a batch over. At 63 us they are work."""
     rows = replace(SETUP.loaders[0], batch_size=64)
     setup = replace(SETUP, loaders=(rows,))
-    for rule, loop_ms in ((InputBound(), 20), (SynchronousLoader(), 100)):
+    for rule, loop_ms in ((input_bound, 20), (synchronous_loader, 100)):
         cheap = analysis_of(steps_of(forward=loop_ms, dataloader=2), setup=setup)
         dear = analysis_of(steps_of(forward=loop_ms, dataloader=4), setup=setup)
-        advice = only(rule.evaluate(cheap)).action
+        advice = only(judge(rule, cheap)).action
         assert "num_workers" not in advice
         assert ("BatchSampler(RandomSampler(dataset), 64" in advice) == (rule.kind == "input_bound")
-        assert "num_workers" in only(rule.evaluate(dear)).action
+        assert "num_workers" in only(judge(rule, dear)).action
     cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=setup)
-    assert only(InputBound().evaluate(cheap)).severity is Severity.INFO
-    assert only(
-        InputBound().evaluate(analysis_of(steps_of(forward=4, dataloader=2), setup=setup))
-    ).severity is (Severity.WARNING)
+    assert only(judge(input_bound, cheap)).severity is Severity.INFO
+    assert only(judge(input_bound, analysis_of(steps_of(forward=4, dataloader=2), setup=setup))).severity is (
+        Severity.WARNING
+    )
     whole = replace(rows, dataset=replace(PLACE, function="Reader.__getitems__"))
     cheap = analysis_of(steps_of(forward=20, dataloader=2), setup=replace(SETUP, loaders=(whole,)))
-    assert "BatchSampler" not in only(InputBound().evaluate(cheap)).action
+    assert "BatchSampler" not in only(judge(input_bound, cheap)).action
 
 
 def test_somebody_else_s_loader():
     setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], kind="Stream", num_workers=None),))
-    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))
+    finding = only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))
     assert finding.action == "Make Stream faster, or load batches in the background."
 
 
 def test_on_a_device_the_wait_is_what_no_work_hides():
     """The host fetches for 10 ms, and the device has work for 8 of them."""
     steps = steps_of(forward=20, dataloader=10, device_ms={"dataloader": 2})
-    finding = only(InputBound().evaluate(analysis_of(steps, device_type="cuda")))
+    finding = only(judge(input_bound, analysis_of(steps, device_type="cuda")))
     assert finding.saving_ns_per_step == 2 * MS
 
 
 def test_unseen_fetches_are_not_evaluated():
-    finding = only(InputBound().evaluate(analysis_of(steps_of(forward=5, dataloader=None))))
+    finding = only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=None))))
     assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "fetches weren't recorded")
 
 
 def test_synchronous_loader_counts_nothing_twice():
     """A hint below the shares that input_bound speaks of, and nothing where that does."""
-    finding = only(SynchronousLoader().evaluate(analysis_of(steps_of(forward=100, dataloader=3))))
+    finding = only(judge(synchronous_loader, analysis_of(steps_of(forward=100, dataloader=3))))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, None)
     steps = steps_of(forward=8, dataloader=30)
-    assert only(SynchronousLoader().evaluate(analysis_of(steps))).status is Status.CLEAN
+    assert only(judge(synchronous_loader, analysis_of(steps))).status is Status.CLEAN
     assert (
-        only(SynchronousLoader().evaluate(analysis_of(steps, setup=with_loader(num_workers=1)))).status
+        only(judge(synchronous_loader, analysis_of(steps, setup=with_loader(num_workers=1)))).status
         is Status.CLEAN
     )
 
@@ -461,7 +458,7 @@ def boundaries(persistent=False):
 
 def test_worker_startup_spread_over_the_steps():
     """3 x (40 + 62 - 2) ms in 20 steps: 15 ms each."""
-    finding = only(WorkerStartup().evaluate(boundaries()))
+    finding = only(judge(worker_startup, boundaries()))
     assert finding.saving_ns_per_step == pytest.approx(15 * MS)
     assert evidence(finding)["restarts"] == 3
     assert "persistent_workers=True" in finding.action
@@ -486,18 +483,18 @@ def test_worker_startup_that_takes_the_training_s_cpu(share, longer_ms, slowed_m
     )
     slow = None if share is None else SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="")
     setup = with_loader(num_workers=2, persistent_workers=False)
-    finding = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, slow=slow)))
+    finding = only(judge(worker_startup, analysis_of(steps, setup=setup, slow=slow)))
     assert evidence(finding)["restart time per epoch"] == pytest.approx((100 + slowed_ms) * MS)
     assert f"at least {100 + slowed_ms} ms" in finding.summary
-    waited = WorkerStartup().saves_ns(finding) / finding.saving_ns_per_step
+    waited = finding.verdict_ns / finding.saving_ns_per_step
     assert waited == pytest.approx(100 / (100 + slowed_ms)), "the rest is no wait for data"
 
 
 def test_worker_startup_of_persistent_workers_or_without_epochs():
-    assert only(WorkerStartup().evaluate(boundaries(persistent=True))).status is Status.CLEAN
+    assert only(judge(worker_startup, boundaries(persistent=True))).status is Status.CLEAN
     one_epoch = analysis_of(steps_of(forward=5), setup=with_loader(num_workers=2))
-    assert only(WorkerStartup().evaluate(one_epoch)).status is Status.NOT_EVALUATED
-    assert only(WorkerStartup().evaluate(analysis_of(steps_of(forward=5)))).status is Status.CLEAN
+    assert only(judge(worker_startup, one_epoch)).status is Status.NOT_EVALUATED
+    assert only(judge(worker_startup, analysis_of(steps_of(forward=5)))).status is Status.CLEAN
 
 
 # What surrounds the model
@@ -561,7 +558,7 @@ def test_validation_in_few_steps_is_spread_over_all():
     tags[10] = tags[19] = StepTag.VALIDATION
     validation = [100 if tag & StepTag.VALIDATION else 0 for tag in tags]
     finding = only(
-        ValidationShare().evaluate(analysis_of(steps_of(tags=tags, forward=10, validation=validation)))
+        judge(validation_share, analysis_of(steps_of(tags=tags, forward=10, validation=validation)))
     )
     assert finding.saving_ns_per_step == 10 * MS
     assert finding.severity is Severity.CRITICAL
@@ -788,13 +785,13 @@ def test_recompilations_with_their_time_and_guard():
 )
 def test_oversubscribed_threads_on_8_cpus(threads, workers, severity):
     setup = replace(with_loader(num_workers=workers), num_threads=threads)
-    finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    finding = only(judge(cpu_threads_oversubscribed, analysis_of(steps_of(forward=1), setup=setup)))
     assert finding.severity == severity
 
 
 def test_threads_of_all_processes_count():
     setup = replace(SETUP, num_threads=4, local_world_size=4)
-    finding = only(CpuThreadsOversubscribed().evaluate(analysis_of(steps_of(forward=1), setup=setup)))
+    finding = only(judge(cpu_threads_oversubscribed, analysis_of(steps_of(forward=1), setup=setup)))
     assert evidence(finding)["PyTorch threads"] == 16
     assert "torch.set_num_threads(2)" in finding.action
 
@@ -805,7 +802,7 @@ def test_threads_of_all_processes_count():
 def test_threads_help_a_step_that_computes_and_not_one_that_waits(thread_ms, status):
     one = replace(SETUP, num_threads=1)
     analysis = analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(thread_ms))
-    assert only(SingleCpuThread().evaluate(analysis)).status is status
+    assert only(judge(single_cpu_thread, analysis)).status is status
 
 
 @pytest.mark.parametrize(
@@ -837,7 +834,7 @@ def test_what_threads_may_save_where_operators_are_large(took_ms, workers, savin
     setup = replace(with_loader(num_workers=workers), num_threads=1, usable_cpus=4)
     cost = replace(cost_of(("", 1, 10, 0)), sites=sites)
     analysis = analysis_of(steps_of(forward=10), setup=setup, cpu=cpu_of(9), cost=cost)
-    finding = only(SingleCpuThread().evaluate(analysis))
+    finding = only(judge(single_cpu_thread, analysis))
     assert finding.saving_ns_per_step == (None if saving_ms is None else saving_ms * MS)
     assert (finding.severity is Severity.WARNING) == (saving_ms is not None)
     assert ("saves up to 7.5 ms per step" in finding.action) == (saving_ms is not None)
@@ -846,16 +843,15 @@ def test_what_threads_may_save_where_operators_are_large(took_ms, workers, savin
 
 def test_one_thread_of_several():
     one = replace(SETUP, num_threads=1)
-    finding = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(9))))
+    finding = only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(9))))
     assert finding.severity is Severity.INFO
     assert evidence(finding)["share of step on training thread's CPU"] == 0.9
-    unknown = only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=one)))
+    unknown = only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=one)))
     assert unknown.status is Status.NOT_EVALUATED
     assert "no step's CPU time" in unknown.summary
     alone = replace(one, usable_cpus=1)
     assert (
-        only(SingleCpuThread().evaluate(analysis_of(steps_of(forward=10), setup=alone))).status
-        is Status.CLEAN
+        only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=alone))).status is Status.CLEAN
     )
     # Batches that take 8 of 18 ms, all of it on a CPU, want a worker on the second one.
     for computing_ms, status in [(8, Status.CLEAN), (1, Status.FOUND)]:
@@ -865,8 +861,8 @@ def test_one_thread_of_several():
         analysis = analysis_of(
             steps_of(forward=10, dataloader=8), setup=replace(one, usable_cpus=2), cpu=used
         )
-        assert only(SingleCpuThread().evaluate(analysis)).status is status
-        assert "num_workers=1" in only(InputBound().evaluate(analysis)).action
+        assert only(judge(single_cpu_thread, analysis)).status is status
+        assert "num_workers=1" in only(judge(input_bound, analysis)).action
 
 
 @pytest.mark.parametrize(("taken_ms", "status"), [(0, Status.FOUND), (90, Status.CLEAN)])
@@ -884,15 +880,15 @@ def test_a_cpu_that_others_take_is_free_for_neither_workers_nor_threads(taken_ms
         cpus_ns=280 * MS,
     )
     analysis = analysis_of(steps_of(forward=10, dataloader=4), setup=one, cpu=used)
-    assert only(SingleCpuThread().evaluate(analysis)).status is (
-        Status.CLEAN if "num_workers=" in only(InputBound().evaluate(analysis)).action else status
+    assert only(judge(single_cpu_thread, analysis)).status is (
+        Status.CLEAN if "num_workers=" in only(judge(input_bound, analysis)).action else status
     )
     analysis = analysis_of(
         steps_of(forward=10), setup=one, cpu=replace(used, fetches_ns=0, fetches_thread_ns=0)
     )
-    assert only(SingleCpuThread().evaluate(analysis)).status is status
+    assert only(judge(single_cpu_thread, analysis)).status is status
     cuda = analysis_of(steps_of(forward=10), setup=one, device_type="cuda")
-    assert only(SingleCpuThread().evaluate(cuda)).status is Status.NOT_EVALUATED
+    assert only(judge(single_cpu_thread, cuda)).status is Status.NOT_EVALUATED
 
 
 # CUDA
@@ -963,7 +959,7 @@ RAMP = np.arange(200) / 20
 )
 def test_steps_that_get_slower_and_slower(phases_ms, status):
     """Forward grows by 10 ms over the loop: from 5.25 ms in the first quarter to 9 ms in the mean."""
-    found = only(GrowingSteps().evaluate(analysis_of(steps_of(200, **phases_ms))))
+    found = only(judge(growing_steps, analysis_of(steps_of(200, **phases_ms))))
     assert found.status is status
     if status is Status.FOUND:
         assert found.saving_ns_per_step == pytest.approx(3.75 * MS, rel=0.02)
@@ -972,7 +968,7 @@ def test_steps_that_get_slower_and_slower(phases_ms, status):
 
 
 def test_a_short_loop_says_nothing_of_slower_steps():
-    found = only(GrowingSteps().evaluate(analysis_of(steps_of(40, forward=4 + RAMP[:40]))))
+    found = only(judge(growing_steps, analysis_of(steps_of(40, forward=4 + RAMP[:40]))))
     assert found.status is Status.NOT_EVALUATED
 
 

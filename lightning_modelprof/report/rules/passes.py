@@ -56,17 +56,14 @@ def _at_its_lines(rule: Rule, finding: Finding, facts: Facts) -> Finding:
         phases=rule.sampled_phases,
         libraries=libraries,
     )
-    return placed if samples is None else _with_top_line(placed, samples)
+    return placed if samples is None else _with_top_line(placed, samples, rule.limits["least_samples"])
 
 
-_LEAST_SAMPLES: Final = 10
-
-
-def _with_top_line(placed: Finding, hot: HotLines) -> Finding:
+def _with_top_line(placed: Finding, hot: HotLines, least_samples: float) -> Finding:
     """Of workers: where no function below the first place takes half of its time, as of a list of transforms,
     the line of the user's that most time is spent at comes first."""
     top = next(iter(hot.lines), None)
-    if placed.status is not Status.FOUND or top is None or top.samples < _LEAST_SAMPLES:
+    if placed.status is not Status.FOUND or top is None or top.samples < least_samples:
         return placed
     first = top.exact()
     known = [part for one in placed.locations[:1] for part in (one, one.inner) if part is not None]
@@ -138,6 +135,9 @@ def _costs(said: Said, facts: JobFacts) -> Said:
 
 _MOSTLY: Final = 0.8
 """Share of a finding's samples in another one's time, from which on it says the same time again."""
+
+_LEAST_SAMPLES: Final = 10
+"""Of a finding, in its time; with fewer nobody knows whose time it is."""
 
 _OF_HOOKS: Final = frozenset(("callbacks", "module_hooks"))
 """Phases that consist of whole hooks."""

@@ -41,7 +41,7 @@ def of_phase(
     at: Iterable[Place] = (),
     evidence: Iterable[Evidence] = (),
     is_in_every_step: bool = True,
-) -> Iterator[Found]:
+) -> Iterator[Found | Passed]:
     """The time of one phase, as a share of the steps that it is in.
 
     Args:
@@ -61,6 +61,8 @@ def of_phase(
         least_ns = costs.least_of(usual_ns, means, phase)
     if cost_ns is None or usual_ns is None or not wall_ns:
         raise NotMeasured(f"{what.lower()} wasn't timed")
+    time = duration("time per step", cost_ns)
+    yield Passed(what=f"{what} takes {time_per_step(cost_ns)}.", evidence=[time])
     yield Found(
         what=f"{what} takes {COST}.",
         do=_less(facts, phase, less, setup) or do,
@@ -69,8 +71,7 @@ def of_phase(
         least_ns=least_ns,
         whole_ns=wall_ns,
         at=at,
-        evidence=[duration("time per step", cost_ns), *evidence],
-        passed=f"{what} takes {time_per_step(cost_ns)}.",
+        evidence=[time, *evidence],
     )
 
 

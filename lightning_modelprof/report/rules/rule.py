@@ -158,7 +158,8 @@ class Rule(Record, frozen=True, kw_only=True):
         is_between_steps: whether the time lies between or around the steps: then it is a share of the loop.
         is_of_device: whether it is about the device's side, which sees the same time as the host's.
         on_traces: whether it also judges traces alone.
-        samples: in which its lines are looked for; ``None`` for the training thread's.
+        samples: in which its lines are looked for; ``None`` for the training thread's. Such a rule has a
+            limit ``least_samples``: at a line that comes before the others.
     """
 
     kind: str
