@@ -272,7 +272,7 @@ def waited(share):
 def test_time_in_no_phase_counts_as_longer_where_the_thread_had_no_cpu(share, is_enough):
     """1.5 of 10 ms are in Loop; with half a CPU Lightning's own loop may take 2 ms."""
     analysis = analysis_of(steps_of(forward=8.5, other=1.5), slow=waited(share))
-    assert account(analysis.step_costs).is_enough is is_enough
+    assert account(analysis).is_enough is is_enough
 
 
 def test_what_never_ran_takes_no_0_ms():
