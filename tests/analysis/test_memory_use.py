@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.memory import grown, memory_use
 from lightning_modelprof.measure.resources import memory as measured
@@ -35,7 +35,8 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.model import memory_curve
 from lightning_modelprof.report.model import Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules.memory import MemoryCreep, MemoryFragmentation, MemoryNearCapacity
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.memory import memory_creep, memory_fragmentation, memory_near_capacity
 from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import (
@@ -315,7 +316,7 @@ def test_growth_is_that_of_the_second_half():
 
 
 def evaluate(sizes, kind="anonymous_bytes", **record):
-    return MemoryCreep().evaluate(analysis_with(MemoryRecord(curve=curve_of(sizes, kind), **record)))
+    return judge(memory_creep, analysis_with(MemoryRecord(curve=curve_of(sizes, kind), **record)))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -366,9 +367,7 @@ def test_a_sawtooth_is_no_leak_and_a_rising_one_is():
 def in_epochs(sizes, length, kind="anonymous_bytes"):
     """What the rule says of a curve with a point a step, in epochs of so many steps."""
     steps = steps_of(len(sizes), [0, *(int(n % length == 0) for n in range(1, len(sizes)))], forward=100)
-    return MemoryCreep().evaluate(
-        Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps))
-    )
+    return judge(memory_creep, Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps)))
 
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 5, 12])
@@ -493,15 +492,16 @@ def test_rss_is_asked_where_the_process_own_memory_is_not_known():
     files = tuple(
         replace(point, rss_bytes=int(500 * MIB + point.step * MIB)) for point in curve_of(sizes(noise=0))
     )
-    assert only(MemoryCreep().evaluate(analysis_with(MemoryRecord(curve=files)))).status is Status.CLEAN
+    assert only(judge(memory_creep, analysis_with(MemoryRecord(curve=files)))).status is Status.CLEAN
 
 
 def test_not_evaluated():
-    assert only(MemoryCreep().evaluate(analysis_with(None))).status is Status.NOT_EVALUATED
+    assert only(judge(memory_creep, analysis_with(None))).status is Status.NOT_EVALUATED
     short = only(evaluate(sizes(MIB, num=39)))
     assert short.status is Status.NOT_EVALUATED
     assert "fewer than 40 times" in short.summary
-    assert isinstance(memory_use(None), Absent)
+    with pytest.raises(NotMeasured, match="memory wasn't recorded"):
+        memory_use(None)
 
 
 # Fragmentation and capacity
@@ -524,7 +524,7 @@ def test_fragmentation(allocated, reserved, retries, status):
         peak_reserved_bytes=None if reserved is None else int(reserved),
         num_retries=retries,
     )
-    finding = only(MemoryFragmentation().evaluate(analysis_with(record)))
+    finding = only(judge(memory_fragmentation, analysis_with(record)))
     assert finding.status is status
     if status is Status.FOUND:
         assert finding.severity is Severity.WARNING
@@ -532,8 +532,8 @@ def test_fragmentation(allocated, reserved, retries, status):
 
 def test_capacity_from_the_record():
     record = MemoryRecord(peak_reserved_bytes=97, total_bytes=100)
-    assert only(MemoryNearCapacity().evaluate(analysis_with(record))).severity is Severity.CRITICAL
-    assert only(MemoryNearCapacity().evaluate(analysis_with(None))).status is Status.NOT_EVALUATED
+    assert only(judge(memory_near_capacity, analysis_with(record))).severity is Severity.CRITICAL
+    assert only(judge(memory_near_capacity, analysis_with(None))).status is Status.NOT_EVALUATED
 
 
 def test_sizes_in_words():

@@ -21,7 +21,7 @@ from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_o
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.report.rules.input import input_bound
-from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
+from lightning_modelprof.report.rules.optimizer import optimizer_not_fused
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.setup import Library, LoaderSetup, OptimizerSetup
 from lightning_modelprof.show.findings import found_texts
@@ -336,7 +336,7 @@ def test_the_argument_that_a_library_has():
     said = action(input_bound, setup_of("darts"), **WAITS)
     assert said.startswith("Call model.fit(..., dataloader_kwargs={'num_workers': ")
     assert "'persistent_workers': True}) (darts makes the DataLoader in Data.train_dataloader" in said
-    said = action(OptimizerNotFused(), setup_of("neuralforecast"), optimizer=10, forward=10, backward=10)
+    said = action(optimizer_not_fused, setup_of("neuralforecast"), optimizer=10, forward=10, backward=10)
     assert said.startswith("Pass optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} to the model")
 
 
@@ -370,7 +370,7 @@ def test_a_library_without_an_entry_is_named_with_its_function():
     said = action(input_bound, setup_of("fakelib"), **WAITS)
     assert not said.startswith("DataLoader(")
     assert "through fakelib, which makes the DataLoader in Data.train_dataloader (fakelib/data.py:33)" in said
-    said = action(OptimizerNotFused(), setup_of("fakelib"), optimizer=10, forward=10, backward=10)
+    said = action(optimizer_not_fused, setup_of("fakelib"), optimizer=10, forward=10, backward=10)
     assert said.startswith("Set fused=True through fakelib, which makes the Adam in Lit.configure_optimizers")
     assert "override configure_optimizers in a subclass" in said
 

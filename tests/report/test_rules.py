@@ -20,14 +20,14 @@ from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
 from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.callbacks import SlowCallback
+from lightning_modelprof.report.rules.callbacks import slow_callback
 from lightning_modelprof.report.rules.cpus import busy_cpus, cpu_threads_oversubscribed, single_cpu_thread
 from lightning_modelprof.report.rules.device import CompileRecompiles
 from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.report.rules.input import input_bound, synchronous_loader, worker_startup
-from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel
-from lightning_modelprof.report.rules.memory import MemoryNearCapacity
-from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
+from lightning_modelprof.report.rules.lines import slow_forward_outside_model
+from lightning_modelprof.report.rules.memory import memory_near_capacity
+from lightning_modelprof.report.rules.optimizer import optimizer_not_fused
 from lightning_modelprof.report.rules.phases import (
     CheckpointShare,
     SlowLogger,
@@ -268,14 +268,14 @@ def waited(share):
 def test_time_in_no_phase_counts_as_longer_where_the_thread_had_no_cpu(share, is_enough):
     """1.5 of 10 ms are in Loop; with half a CPU Lightning's own loop may take 2 ms."""
     analysis = analysis_of(steps_of(forward=8.5, other=1.5), slow=waited(share))
-    assert account(analysis.step_costs).is_enough is is_enough
+    assert account(analysis).is_enough is is_enough
 
 
 def test_what_never_ran_takes_no_0_ms():
     idle = CallbackTime(callback="Mine", hook="on_train_batch_end", calls=20, total_ns=0)
     told = {
         times: only(
-            SlowCallback().evaluate(analysis_of(steps_of(forward=1, callbacks=0.1), callbacks=times))
+            judge(slow_callback, analysis_of(steps_of(forward=1, callbacks=0.1), callbacks=times))
         ).summary
         for times in ((), (idle,))
     }
@@ -290,7 +290,7 @@ def test_the_least_time_of_a_finding_is_longer_where_the_thread_had_no_cpu(share
     """A callback of 0.5 ms per step is worth 0.25 ms with half a CPU, less than the 0.3 ms of a finding."""
     steps = steps_of(forward=1, callbacks=0.5)
     callback = CallbackTime(callback="Mine", hook="on_train_batch_end", calls=20, total_ns=10 * MS)
-    _, findings = diagnose(analysis_of(steps, callbacks=(callback,), slow=waited(share)), [SlowCallback()])
+    _, findings = diagnose(analysis_of(steps, callbacks=(callback,), slow=waited(share)), [slow_callback])
     assert only(findings).status is status
 
 
@@ -517,7 +517,7 @@ def test_slow_callbacks_by_name_and_hook():
         checkpoints=(CheckpointSetup(callback="Saver"),),
     )
     steps = steps_of(forward=6, callbacks=4)
-    findings = SlowCallback().evaluate(analysis_of(steps, setup=setup, callbacks=callbacks))
+    findings = judge(slow_callback, analysis_of(steps, setup=setup, callbacks=callbacks))
     assert [one.title for one in findings] == [
         "Slow callback Slow",
         "Slow callback Other",
@@ -584,7 +584,7 @@ def test_forward_outside_the_modules():
     """Forward takes 10 ms, the modules 3 ms, a step 12 ms."""
     cost = cost_of(("", 10, 1, 0), ("layer", 10, 2, 0))
     finding = only(
-        SlowForwardOutsideModel().evaluate(analysis_of(steps_of(forward=10, backward=2), cost=cost))
+        judge(slow_forward_outside_model, analysis_of(steps_of(forward=10, backward=2), cost=cost))
     )
     assert finding.saving_ns_per_step == 7 * MS
     assert finding.severity is Severity.CRITICAL
@@ -593,12 +593,12 @@ def test_forward_outside_the_modules():
 
 def test_forward_in_the_modules_or_in_few_steps():
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 9.5, 0))
-    rule = SlowForwardOutsideModel()
-    assert only(rule.evaluate(analysis_of(steps_of(forward=10), cost=cost))).status is Status.CLEAN
+    rule = slow_forward_outside_model
+    assert only(judge(rule, analysis_of(steps_of(forward=10), cost=cost))).status is Status.CLEAN
     # Half of the steps took long, perhaps as the machine was busy.
     forward = [10] * 10 + [20] * 10
-    assert only(rule.evaluate(analysis_of(steps_of(forward=forward), cost=cost))).status is Status.CLEAN
-    assert only(rule.evaluate(analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
+    assert only(judge(rule, analysis_of(steps_of(forward=forward), cost=cost))).status is Status.CLEAN
+    assert only(judge(rule, analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
 
 
 @pytest.mark.parametrize(
@@ -608,7 +608,7 @@ def test_on_short_steps_the_forward_s_rest_must_be_more_than_lightning_s_own_loo
     """One line of a model: 0.5 ms of Forward are in no module; the loop tells how slow that is here."""
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 0.4, 0))
     steps = steps_of(forward=0.9, backward=0.3, other=loop_ms)
-    finding = only(SlowForwardOutsideModel().evaluate(analysis_of(steps, cost=cost)))
+    finding = only(judge(slow_forward_outside_model, analysis_of(steps, cost=cost)))
     assert finding.status is status
 
 
@@ -636,7 +636,7 @@ def optimizer(**changes):
 def test_optimizer_not_fused(device, changes, severity):
     steps = steps_of(forward=10, optimizer=5)
     finding = only(
-        OptimizerNotFused().evaluate(analysis_of(steps, setup=optimizer(**changes), device_type=device))
+        judge(optimizer_not_fused, analysis_of(steps, setup=optimizer(**changes), device_type=device))
     )
     assert finding.severity is severity
     is_known = device == "cpu" and finding.status is Status.FOUND
@@ -655,10 +655,9 @@ def test_optimizer_not_fused(device, changes, severity):
 def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severity, verdict):
     """3.75 of 15, 20, 35 and 45 ms: 25, 18.75, 10.7 and 8.3%."""
     analysis = analysis_of(steps_of(forward=forward_ms, optimizer=5), setup=optimizer())
-    found = [OptimizerNotFused()]
-    finding = only(found[0].evaluate(analysis))
+    finding = only(judge(optimizer_not_fused, analysis))
     assert finding.severity is severity
-    said = give_verdict(analysis, [finding], found, account(analysis.step_costs))
+    said = give_verdict(analysis, [finding], [optimizer_not_fused], account(analysis))
     assert said.kind == verdict
     if verdict == "optimizer_bound":
         assert said.summary == "25% of each step is spent in an optimizer step that could be faster."
@@ -666,7 +665,7 @@ def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severi
 
 def test_an_optimizer_that_does_not_matter():
     steps = steps_of(forward=1000, optimizer=5)
-    assert only(OptimizerNotFused().evaluate(analysis_of(steps, setup=optimizer()))).status is Status.CLEAN
+    assert only(judge(optimizer_not_fused, analysis_of(steps, setup=optimizer()))).status is Status.CLEAN
 
 
 def test_backward_in_frozen_layers_at_the_start():
@@ -895,10 +894,10 @@ def test_a_cpu_that_others_take_is_free_for_neither_workers_nor_threads(taken_ms
 
 
 @pytest.mark.parametrize(
-    "rule", [TensorCoresUnused(), AmpOff(), MatmulTile(), MemoryNearCapacity()], ids=lambda rule: rule.kind
+    "rule", [TensorCoresUnused(), AmpOff(), MatmulTile(), memory_near_capacity], ids=lambda rule: rule.kind
 )
 def test_no_gpu_no_gpu_findings(rule):
-    finding = only(rule.evaluate(analysis_of(steps_of(forward=10))))
+    finding = only(judge(rule, analysis_of(steps_of(forward=10))))
     assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the run didn't use a CUDA device")
 
 
@@ -937,8 +936,7 @@ def test_matmul_tile():
 def test_memory_near_capacity(reserved, severity):
     setup = replace(SETUP, cuda=replace(CUDA, reserved_bytes=reserved))
     assert (
-        only(MemoryNearCapacity().evaluate(analysis_of(steps_of(forward=1), setup=setup))).severity
-        == severity
+        only(judge(memory_near_capacity, analysis_of(steps_of(forward=1), setup=setup))).severity == severity
     )
 
 

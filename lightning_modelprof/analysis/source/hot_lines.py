@@ -51,8 +51,6 @@ _TRANSFORMS: Final = "torch._functorch"
 """What the Python modules begin with that are behind ``torch.func``."""
 
 
-
-
 class HotLine(Place, frozen=True, kw_only=True):
     """The line of a function that most of its time is spent at, with all that the line calls.
 
@@ -149,6 +147,10 @@ class HotLines(Record, frozen=True, kw_only=True):
     def num_samples(self) -> int:
         """Samples whose stack is known."""
         return sum(stack.samples for stack in self.samples.stacks)
+
+    def least_of(self, share: float) -> float:
+        """The lower end of the interval around a share of all time: two standard errors below."""
+        return share - 2 * math.sqrt(max(0.0, share * (1 - share)) / max(self.num_samples, 1))
 
     def logging_begins(self, frames: Sequence[StackFrame]) -> tuple[int, int] | None:
         """As of ``run.stacks``; ``None`` also for a metric whose result the training takes, as for a loss."""
