@@ -22,7 +22,7 @@ from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.callbacks import SlowCallback
 from lightning_modelprof.report.rules.cpus import BusyCpus, CpuThreadsOversubscribed, SingleCpuThread
-from lightning_modelprof.report.rules.device import CompileRecompiles
+from lightning_modelprof.report.rules.device import compile_recompiles
 from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader, WorkerStartup
 from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel
 from lightning_modelprof.report.rules.memory import MemoryNearCapacity
@@ -767,7 +767,7 @@ def test_recompilations_with_their_time_and_guard():
         failed_guards={"forward": ("tensor 'x' size mismatch at index 0. expected 2, actual 3",)},
     )
     setup = replace(SETUP, compiled=compiled)
-    finding = only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=setup)))
+    finding = only(judge(compile_recompiles, analysis_of(steps_of(forward=50), setup=setup)))
     assert finding.saving_ns_per_step == pytest.approx(10 * MS)
     assert finding.severity is Severity.CRITICAL  # 10 of 50
     assert "size mismatch at index 0" in finding.summary
@@ -775,7 +775,7 @@ def test_recompilations_with_their_time_and_guard():
     assert [one.line for one in finding.locations] == [4]
     once = replace(setup, compiled=CompileSetup(compilations=compiled.compilations[:1]))
     assert (
-        only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=once))).status
+        only(judge(compile_recompiles, analysis_of(steps_of(forward=50), setup=once))).status
         is Status.CLEAN
     )
 
