@@ -91,7 +91,7 @@ def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[in
     notes: dict[int, str] = {}
     for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
         if trace is not None:
-            facts[window.index] = TraceFacts(trace)
+            facts[window.index] = TraceFacts(trace).complete()  # several traces are not kept
         elif note:
             notes[window.index] = note
     return facts, notes
@@ -136,9 +136,7 @@ def list_runs(folder: Path) -> Iterator[str]:
         place = os.path.relpath(file.parent, folder)
         try:
             with refuse_damaged(file):
-                line = list_line(
-                    build_report(Facts(load_run_with_ranks(file)), DEFAULT_OPTIONS), place
-                )
+                line = list_line(build_report(Facts(load_run_with_ranks(file)), DEFAULT_OPTIONS), place)
             yield line
         except ArchiveError as error:
             yield f"{place}: {error}"

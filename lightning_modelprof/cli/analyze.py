@@ -54,7 +54,11 @@ def run(options: argparse.Namespace) -> int:
 
     with _with_standard_input(options.paths) as paths:
         report = analyze_files(
-            paths, table_options(options), int(options.max_gib * 2**30), options.step_range
+            paths,
+            table_options(options),
+            int(options.max_gib * 2**30),
+            options.step_range,
+            is_brief=options.brief and options.json is None and options.html is None,
         )
     put_out(report, options)
     return int(any(trace["is_damaged"] for trace in report.sections["traces"]))

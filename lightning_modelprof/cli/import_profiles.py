@@ -99,13 +99,13 @@ def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
         if trace is None:
             notes |= {window.index: note} if note else {}
             continue
-        traces = [(trace, TraceFacts(trace))]
+        traces = [(trace, TraceFacts(trace).complete())]
         newest[window.index] = traces[0][1]
         if len(newest) > MAX_SHOWN:  # no more are shown in a run's report
             del newest[next(iter(newest))]
         same = [other for other in others if other.index == window.index]
         found = (other for _, other, _ in window_traces(same, folder) if other is not None)
-        traces += [(other, TraceFacts(other)) for other in found]
+        traces += [(other, TraceFacts(other).complete()) for other in found]
         yield window_profile(traces, window=window.index, loop=run.info.loop, options=options)
     with refuse_damaged(path):
         profile = run_profile(run, build_report(Facts(run, newest, notes), options))
@@ -140,13 +140,13 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Dashb
     """Traces of several ranks of one job are one window; the others are windows in order of their steps."""
     if len(files) == 1:
         trace = _read(files[0], max_bytes)
-        yield window_profile([(one, TraceFacts(one)) for one in split_processes(trace)], window=0)
+        yield window_profile([(one, TraceFacts(one).complete()) for one in split_processes(trace)], window=0)
         return
     facts: list[TraceFacts] = []
     skipped: list[str] = []
     for file in files:
         try:
-            facts.append(TraceFacts(_read(file, max_bytes)))
+            facts.append(TraceFacts(_read(file, max_bytes)).complete())
         except TraceError as error:  # noqa: PERF203 - a file that is no trace is noted, and the others are read
             skipped.append(str(error))
     if not facts:

@@ -225,7 +225,7 @@ class TraceWork:
     def _analyze(self, task: TraceTask, trace: Trace) -> _Wanted:
         """Keep what the trace says; returns what was asked for besides."""
         options, window = self._setting.options, task.window
-        facts = TraceFacts(trace)
+        facts = TraceFacts(trace).complete()
         self.facts[window.index] = facts
         while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
             del self.facts[next(iter(self.facts))]

@@ -24,17 +24,20 @@ def build_trace_report(
     traces: Sequence[TraceFacts],
     options: TableOptions = DEFAULT_OPTIONS,
     skipped: Sequence[str] = (),
+    *,
+    is_brief: bool = False,
 ) -> Report:
     """The report of one or several trace files.
 
     Args:
         traces: at least one. Those of several ranks of one job make one set of tables.
         skipped: sentences on files that were asked for and are no traces.
+        is_brief: without tables and charts.
     """
     groups = group_ranks(traces)
     tables: list[Table] = []
     charts: list[Chart] = []
-    for number, by_rank in enumerate(groups):
+    for number, by_rank in enumerate([] if is_brief else groups):
         id_suffix = f"_{number}" if number else ""
         title_suffix = f" of {_group_name(number, by_rank)}" if len(groups) > 1 else ""
         tables += trace_tables(by_rank, options, id_suffix=id_suffix, title_suffix=title_suffix)

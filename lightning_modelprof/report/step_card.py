@@ -8,12 +8,12 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.trace.device_shares import gpu_idle
 from lightning_modelprof.analysis.trace.host_waits import HostWaits
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
-from lightning_modelprof.analysis.trace.device_shares import gpu_idle
-from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.report.model import Finding, Status, StepCard, StepPart, Unit
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.run.loops import loop_of
@@ -38,7 +38,9 @@ _FIGURES: Final = (
 """Label, and the field of the Device Summary."""
 
 
-_OF_DEVICE: Final = frozenset(rule.kind for rule in RULES if rule.is_of_device or rule.kind == "straggler_rank")
+_OF_DEVICE: Final = frozenset(
+    rule.kind for rule in RULES if rule.is_of_device or rule.kind == "straggler_rank"
+)
 _OF_WAITS: Final = frozenset(rule.kind for rule in RULES if rule.bound == "sync_bound")
 
 
@@ -66,9 +68,7 @@ def step_card_of_traces(facts: JobFacts, findings: Sequence[Finding]) -> StepCar
     return _card(f"mean of {num_steps} recorded steps", host, facts, findings)
 
 
-def _card(
-    step: str, host: tuple[StepPart, ...], facts: JobFacts, findings: Sequence[Finding]
-) -> StepCard:
+def _card(step: str, host: tuple[StepPart, ...], facts: JobFacts, findings: Sequence[Finding]) -> StepCard:
     found = [
         one
         for one in findings

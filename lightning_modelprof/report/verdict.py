@@ -15,10 +15,10 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.record import Record
 from lightning_modelprof.analysis.trace.device_shares import DeviceShares, WaitShares, unaccounted
 from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Finding, Status, Verdict
 from lightning_modelprof.report.rules.rule import (
     HOST_LATE,

@@ -106,7 +106,7 @@ def harmless(tmp_path, weights, monkeypatch):
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),
         pytest.param(Capture, "_close", 6, id="window closes"),
-        pytest.param(trace_work, "analyze", 6, id="run is analyzed"),
+        pytest.param(trace_work, "Facts", 6, id="run is analyzed"),
         pytest.param(trace_work, "build_report", 6, id="report is built"),
     ],
 )

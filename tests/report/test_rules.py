@@ -22,7 +22,7 @@ from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.base import Rule
 from lightning_modelprof.report.rules.callbacks import slow_callback
 from lightning_modelprof.report.rules.cpus import busy_cpus, cpu_threads_oversubscribed, single_cpu_thread
-from lightning_modelprof.report.rules.device import CompileRecompiles
+from lightning_modelprof.report.rules.device import compile_recompiles
 from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.report.rules.input import input_bound, synchronous_loader, worker_startup
 from lightning_modelprof.report.rules.lines import slow_forward_outside_model
@@ -763,7 +763,7 @@ def test_recompilations_with_their_time_and_guard():
         failed_guards={"forward": ("tensor 'x' size mismatch at index 0. expected 2, actual 3",)},
     )
     setup = replace(SETUP, compiled=compiled)
-    finding = only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=setup)))
+    finding = only(judge(compile_recompiles, analysis_of(steps_of(forward=50), setup=setup)))
     assert finding.saving_ns_per_step == pytest.approx(10 * MS)
     assert finding.severity is Severity.CRITICAL  # 10 of 50
     assert "size mismatch at index 0" in finding.summary
@@ -771,7 +771,7 @@ def test_recompilations_with_their_time_and_guard():
     assert [one.line for one in finding.locations] == [4]
     once = replace(setup, compiled=CompileSetup(compilations=compiled.compilations[:1]))
     assert (
-        only(CompileRecompiles().evaluate(analysis_of(steps_of(forward=50), setup=once))).status
+        only(judge(compile_recompiles, analysis_of(steps_of(forward=50), setup=once))).status
         is Status.CLEAN
     )
 

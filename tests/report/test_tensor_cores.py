@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from lightning_modelprof.report.rules.precision import amp_off
 
-from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.tensor_cores import tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.precision import AmpOff
-from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
+from lightning_modelprof.report.rules.engine import diagnose_traces, judge
+from lightning_modelprof.report.rules.tensor_cores import tensor_cores_eligible
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.setup import DeviceSetup
 from tests.support.diagnosed import SETUP, analysis_of, only, steps_of
@@ -23,7 +23,7 @@ FAST, SLOW, OWN = "volta_fp16_s884gemm_128x64", "volta_sgemm_128x64_nn", "my_ker
 
 
 def finding_of(facts):
-    _, findings = diagnose_traces([facts])
+    _, findings = diagnose_traces(JobFacts([facts]))
     return next(one for one in findings if one.kind == "tensor_cores_eligible")
 
 
@@ -177,17 +177,17 @@ def test_of_a_run(capability, precision, matmul, amp, eligible):
     """Where the settings rule tensor cores out, their hints have the share that windows saw; no third one."""
     facts = facts_of(("aten::mm", SLOW, 75), ("aten::add", SLOW, 25))
     cuda = DeviceSetup(capability=capability, total_bytes=100, reserved_bytes=50)
-    analysis = analysis_of(
+    facts = analysis_of(
         steps_of(forward=100),
         setup=replace(SETUP, cuda=cuda, matmul_precision=matmul),
         precision=precision,
         device_type="cuda",
+        windows=(Window(index=0, first_step=0, last_step=0),),
+        facts={0: facts},
     )
-    window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=facts)
-    analysis = replace(analysis, windows=(window,))
-    of_amp = only(AmpOff().evaluate(analysis))
+    of_amp = only(judge(amp_off, facts))
     assert of_amp.status is amp
     if amp is Status.FOUND:
         assert "75% of kernel time" in of_amp.summary
         assert evidence(of_amp)["eligible share of kernel time"] == 0.75
-    assert only(TensorCoresEligible().evaluate(analysis)).status is eligible
+    assert only(judge(tensor_cores_eligible, facts)).status is eligible

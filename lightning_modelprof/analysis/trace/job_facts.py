@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from lightning_modelprof.analysis.lazy import LazyFacts, NotMeasured, fact
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
@@ -16,13 +16,22 @@ from lightning_modelprof.analysis.trace.device_shares import (
     recorded_step_ns,
     wait_shares,
 )
+from lightning_modelprof.analysis.trace.device_usage import OneDevice
 from lightning_modelprof.analysis.trace.host_waits import HostWaits, pool_host_waits
+from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks, compare_ranks
+from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse, tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.sites import StepSites
 
+T = TypeVar("T")
+
 NO_WINDOW: Final = "no profiler window was recorded (set active to its number of steps)"
 _ONLY_IN_RUNS: Final = "traces alone don't say"
+_NOT_COMPARED: Final = "the traces have no communication calls that can be compared between ranks"
+_NO_TENSOR_CORES: Final = (
+    "only checked on NVIDIA GPUs with tensor cores (Volta and newer, except the GTX 16 series)"
+)
 
 
 class JobFacts(LazyFacts):
@@ -64,12 +73,7 @@ class JobFacts(LazyFacts):
     @fact
     def waits(self) -> HostWaits:
         """Waits of the host for the device, in all traces that have a device and steps."""
-        if not self.traces:
-            raise NotMeasured(NO_WINDOW)
-        known = [one for trace in self.traces if (one := trace.get(TraceFacts.host_waits)) is not None]
-        if not known:
-            raise NotMeasured(self.traces[0].why_not(TraceFacts.host_waits))
-        return pool_host_waits(known)
+        return pool_host_waits(self.of_traces(TraceFacts.host_waits))
 
     @fact
     def wait_shares(self) -> WaitShares:
@@ -98,6 +102,44 @@ class JobFacts(LazyFacts):
     def lost_work(self) -> str:
         """Why the traces don't show what the GPU does; ``""`` where they do."""
         return lost_work(trace.launch_count for trace in self.traces)
+
+    @fact
+    def tensor_core_use(self) -> TensorCoreUse:
+        """How the kernels of all traces use tensor cores."""
+        kernels = self.of_traces(TraceFacts.kernels)
+        # Kernels of a device without tensor cores are never classified.
+        if all(one.tensor_unknown is None for one in self.devices):
+            raise NotMeasured(_NO_TENSOR_CORES)
+        return tensor_core_use(kernels)
+
+    @fact
+    def rank_waits(self) -> WaitsOfRanks:
+        """What the ranks of one job wait for each other in their steps."""
+        by_rank = {trace.rank: trace for trace in self.traces if trace.rank is not None}
+        is_of_ranks = not self.is_run and len(by_rank) == len(self.traces)
+        calls = {rank: trace.get(TraceFacts.communication_calls) for rank, trace in by_rank.items()}
+        try:
+            waits = compare_ranks({rank: one for rank, one in calls.items() if one and is_of_ranks})
+        except NotMeasured:
+            raise NotMeasured(_NOT_COMPARED) from None
+        if waits.num_steps is None:
+            raise NotMeasured(_NOT_COMPARED)
+        return waits
+
+    @property
+    def devices(self) -> list[OneDevice]:
+        """Of all traces."""
+        known = [trace.get(TraceFacts.device_usage) for trace in self.traces]
+        return [device for usage in known if usage is not None for device in usage.devices]
+
+    def of_traces(self, which: fact[T]) -> list[T]:
+        """A fact of those traces that have it, at least one."""
+        if not self.traces:
+            raise NotMeasured(NO_WINDOW)
+        known = [one for trace in self.traces if (one := trace.get(which)) is not None]
+        if not known:
+            raise NotMeasured(self.traces[0].why_not(which))
+        return known
 
     def per_step(self, time_ns: float) -> float:
         """A time of all recorded steps as a time per step.

@@ -74,11 +74,12 @@ class TraceFacts(LazyFacts):
         assert self._timeline is not None, "all facts were computed when this was pickled"
         return self._timeline
 
-    def complete(self) -> None:
-        """Compute all facts and let go of the trace, which takes far more memory."""
+    def complete(self) -> TraceFacts:
+        """Compute all facts and let go of the trace, which takes far more memory; returns itself."""
         for name in self.names():
             self.why_not(getattr(type(self), name))
         self._timeline = None
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         self.complete()

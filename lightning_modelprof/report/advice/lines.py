@@ -132,9 +132,7 @@ def _growing_at(facts: Facts, file: str | None, line: int | None) -> str:
     return ""
 
 
-def _line_of(
-    facts: Facts, file: str | None, line: int | None, outside_modules: bool
-) -> SourceLine | None:
+def _line_of(facts: Facts, file: str | None, line: int | None, outside_modules: bool) -> SourceLine | None:
     """The innermost line of the user's that takes the time of a function."""
     hot, lines = facts.get(Facts.hot_lines), facts.get(Facts.source_lines)
     if lines is None or file is None or line is None:
@@ -181,18 +179,31 @@ def at_exact_lines(
             they are the places, in whatever function they are.
         libraries: packages whose lines are the places where the user's do not hold most of it.
     """
-    into_libraries = points_at is PointsAt.TIME_IN_LIBRARIES
     if hot is None or finding.status is not Status.FOUND:
         return finding
-    names = {(one.file, one.line): one.function for one in finding.locations}
+    places = exact_places(finding.locations, hot, points_at=points_at, phases=phases, libraries=libraries)
+    return replace(finding, locations=places)
+
+
+def exact_places(
+    places: Sequence[Place],
+    hot: HotLines,
+    *,
+    points_at: PointsAt = PointsAt.TIME,
+    phases: Collection[str] = (),
+    libraries: Collection[str] = (),
+) -> tuple[Place, ...]:
+    """The same of places; see :func:`at_exact_lines`."""
+    into_libraries = points_at is PointsAt.TIME_IN_LIBRARIES
+    names = {(one.file, one.line): one.function for one in places}
     lines = hot.statements_in(phases, libraries) if phases else ()
     if lines:
         if into_libraries:
             lines = tuple(with_costly_call(hot, phases, line) for line in lines)
-        return replace(finding, locations=tuple(_location(line, names) for line in lines))
+        return tuple(_location(line, names) for line in lines)
     exact: list[tuple[float, Place]] = []
     others: list[Place] = []
-    for location in finding.locations:
+    for location in places:
         lines = _lines_of(location, hot, points_at)
         if into_libraries and (called := _called(location, hot, phases)) is not None:
             exact.append((called.time_ns, replace(location, inner=location_at(called))))
@@ -203,7 +214,7 @@ def at_exact_lines(
         elif not lines:
             others.append(location)
     exact.sort(key=lambda one: -one[0])
-    return replace(finding, locations=(*dict.fromkeys(one for _, one in exact), *others))
+    return (*dict.fromkeys(one for _, one in exact), *others)
 
 
 def _called(location: Place, hot: HotLines, phases: Collection[str]) -> HotLine | None:
