@@ -26,7 +26,7 @@ from lightning_modelprof.report.rules.rule import (
     rule,
     text,
 )
-from lightning_modelprof.report.rules.tensor_cores import eligible_evidence, eligible_words, is_half, use_of
+from lightning_modelprof.report.rules.tensor_cores import eligible_evidence, eligible_words, is_half
 from lightning_modelprof.run.setup import DeviceSetup
 from lightning_modelprof.run.sites import LineCount
 from lightning_modelprof.units import milliseconds, percent
@@ -46,11 +46,10 @@ def _tensor_cores(
 
 def _eligible(facts: Facts) -> tuple[str, list[Evidence]]:
     """How much of the kernels' time tensor cores could do; nothing where windows don't say it."""
-    try:
-        use = use_of(facts.traces)
-    except NotMeasured:
+    use = facts.get(Facts.tensor_core_use)
+    if use is None or not use.eligible_ns:
         return "", []
-    return (f" {eligible_words(use)}", eligible_evidence(use)) if use.eligible_ns else ("", [])
+    return f" {eligible_words(use)}", eligible_evidence(use)
 
 
 @rule(
