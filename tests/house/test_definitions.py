@@ -184,7 +184,7 @@ def test_phases_rules_and_key_figures():
         assert definition_of("verdict", kind), kind
 
 
-def test_levels_of_a_rule_are_its_fields():
+def test_levels_of_a_rule_are_its_limits():
     by_kind = {rule.kind: rule for rule in RULES}
     assert by_kind["input_bound"].levels == "5%, 20%"
     assert by_kind["slow_callback"].levels == "3%, 15% of the loop"

@@ -34,13 +34,10 @@ from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.batches import small_batches
 from lightning_modelprof.report.rules.cpus import competing_thread
 from lightning_modelprof.report.rules.engine import judge
-from lightning_modelprof.report.rules.precision import DoublePrecision
-from lightning_modelprof.report.rules.waste import (
-    DenseEmbeddings,
-    RepeatedForward,
-    SlowTorchModule,
-    UnusedGradientsRule,
-)
+from lightning_modelprof.report.rules.precision import double_precision
+from lightning_modelprof.report.rules.repeats import repeated_forward
+from lightning_modelprof.report.rules.torch_modules import dense_embeddings, slow_torch_module
+from lightning_modelprof.report.rules.unused import unused_gradients
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import (
     DenseTable,
@@ -177,7 +174,7 @@ def test_a_batch_norm_only_writes_its_statistics():
 )
 def test_what_to_do_with_a_repeated_call(call, action):
     cost = replace(cost_of(("", 0, 0, 0), (call.path, 10, 4, 4)), waste=StepWaste(repeated=(call,)))
-    finding = only(RepeatedForward().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    finding = only(judge(repeated_forward, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert action in finding.action
 
 
@@ -227,7 +224,7 @@ def test_what_is_called_again_costs_its_part():
             )
         ),
     )
-    finding = only(RepeatedForward().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    finding = only(judge(repeated_forward, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert finding.saving_ns_per_step == 4 * MS
     assert finding.severity is Severity.CRITICAL
     assert [one.line for one in finding.locations] == [40, 39]
@@ -257,8 +254,7 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
     callback = make_callback(tmp_path, active=0, flops=True)
     loader = DataLoader(torch.ones(160, 8), batch_size=8)
     fit_quietly(make_trainer(tmp_path, callback), Normed(wrap), loader)
-    analysis = Facts(callback.run)
-    finding = only(SlowTorchModule(warning=0.0, floor_ns=0.0).evaluate(analysis))
+    finding = only(judge(slow_torch_module, Facts(callback.run), {"warning": 0.0, "floor_ns": 0.0}))
     assert finding.locations[0].module == path
     assert "n_power_iterations=50" in finding.summary
     assert "n_power_iterations=1, " in finding.action
@@ -286,7 +282,7 @@ def test_torch_modules_that_dominate_the_step(arguments, parameters, forward_ms,
         for one in cost.modules
     )
     analysis = analysis_of(steps_of(forward=18, backward=2), cost=replace(cost, modules=modules))
-    assert only(SlowTorchModule().evaluate(analysis)).severity is severity
+    assert only(judge(slow_torch_module, analysis)).severity is severity
 
 
 ATTENTION = """
@@ -338,9 +334,9 @@ def test_attention_weights_that_nothing_uses(tmp_path, line, attention_ms, is_fo
         num_bytes=1,
     )
     cost = replace(cost, modules=modules, sites=StepSites(step=3, device="cpu", sites=(), lines=(counted,)))
-    analysis = analysis_of(steps_of(forward=10, backward=10), cost=cost)
-    analysis = replace(analysis, info=replace(analysis.info, created="2999-01-01T00:00:00+00:00"))
-    found = only(SlowTorchModule().evaluate(analysis))
+    facts = analysis_of(steps_of(forward=10, backward=10), cost=cost)
+    facts = facts.replaced(info=replace(facts.info, created="2999-01-01T00:00:00+00:00"))
+    found = only(judge(slow_torch_module, facts))
     assert (found.title == "Unused attention weights") == is_found
     if is_found:
         assert found.saving_ns_per_step == attention_ms / 2 * MS
@@ -471,9 +467,9 @@ class SleepsInBackward(torch.autograd.Function):
 def test_gradients_that_were_not_followed_are_not_said_to_be_used():
     cost = replace(cost_of(("", 0, 0, 0), ("layer", 10, 4, 8)), waste=StepWaste())
     steps = steps_of(forward=8, backward=12)
-    assert only(UnusedGradientsRule().evaluate(analysis_of(steps, cost=cost))).status is Status.NOT_EVALUATED
+    assert only(judge(unused_gradients, analysis_of(steps, cost=cost))).status is Status.NOT_EVALUATED
     cost = replace(cost, waste=StepWaste(follows_gradients=True))
-    assert only(UnusedGradientsRule().evaluate(analysis_of(steps, cost=cost))).status is Status.CLEAN
+    assert only(judge(unused_gradients, analysis_of(steps, cost=cost))).status is Status.CLEAN
 
 
 def test_accumulated_gradients_are_used_later():
@@ -511,7 +507,7 @@ def test_what_unused_gradients_cost():
             )
         ),
     )
-    finding = only(UnusedGradientsRule().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    finding = only(judge(unused_gradients, analysis_of(steps_of(forward=4, backward=16), cost=cost)))
     assert finding.saving_ns_per_step == pytest.approx(5.5 * MS)
     assert "Detach the output of generator" in finding.action
     assert "generator" in finding.action
@@ -541,7 +537,7 @@ def test_what_unused_rows_cost(used, severity):
     )
     cost = replace(cost, modules=tuple(replace(one, trainable=2000) for one in cost.modules))
     steps = steps_of(forward=10, optimizer=8, zero_grad=2)
-    finding = only(DenseEmbeddings().evaluate(analysis_of(steps, cost=cost, device_type="cpu")))
+    finding = only(judge(dense_embeddings, analysis_of(steps, cost=cost, device_type="cpu")))
     assert finding.severity is severity
     if severity is not None:
         assert finding.saving_ns_per_step == pytest.approx((1000 - used) * 2 / 4000 * 10 * MS)
@@ -550,7 +546,7 @@ def test_what_unused_rows_cost(used, severity):
 def test_a_device_does_the_optimizers_work():
     cost = replace(cost_of(("", 0, 0, 0)), waste=StepWaste())
     analysis = analysis_of(steps_of(forward=10), cost=cost, device_type="cuda")
-    assert only(DenseEmbeddings().evaluate(analysis)).status is Status.NOT_EVALUATED
+    assert only(judge(dense_embeddings, analysis)).status is Status.NOT_EVALUATED
 
 
 # float64
@@ -578,7 +574,7 @@ def test_float64(elements, precision, severity):
     """Half of 4 + 8 + 4 of 20 ms."""
     steps = steps_of(dataloader=4, forward=4, backward=8, optimizer=4)
     analysis = analysis_of(steps, cost=sized(**elements), precision=precision)
-    finding = only(DoublePrecision().evaluate(analysis))
+    finding = only(judge(double_precision, analysis))
     assert finding.severity is severity
     if severity is not None:
         assert finding.saving_ns_per_step == 8 * MS

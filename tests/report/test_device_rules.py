@@ -19,7 +19,6 @@ from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.device import launch_bound
 from lightning_modelprof.report.rules.engine import diagnose, diagnose_traces, judge
 from lightning_modelprof.report.rules.host_waits import host_device_sync, host_to_device_copy
-from lightning_modelprof.report.rules.input import slow_transfer
 from lightning_modelprof.report.rules.ranks import communication_exposed
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window
@@ -248,7 +247,8 @@ def test_copies_to_the_device_are_the_other_rule_s():
 def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
     """Transfer takes 15 ms, 10 or 14 of them waiting for copies, without which a step is 3 ms shorter."""
     batch = wait(3, TO, phase="transfer", kind="host_to_device", memory="pageable", wait_ms=wait_ms)
-
+    steps, rules = steps_of(forward=85, transfer=15), [slow_transfer, host_to_device_copy]
+    _, findings = diagnose(windows_of(steps, trace(batch)), rules)
     found = {one.kind: one for one in findings}
     copies, transfer = found["host_to_device_copy"], found["slow_transfer"]
     assert copies.saving_ns_per_step == pytest.approx(3 * MS)
