@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.change import (
     FEW_STEPS,
     SAMPLES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
@@ -14,7 +13,7 @@ from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.report.changes.all_changes import with_change
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
-from lightning_modelprof.report.model import NOT_DONE, Finding, Report, Severity, Status, Verdict
+from lightning_modelprof.report.model import NOT_DONE, Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.engine import diagnose
 from lightning_modelprof.report.specs import ChartSpec
@@ -23,8 +22,6 @@ from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, WindowStatus
-from lightning_modelprof.units import milliseconds
-
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import count as count_from
 
 import pytest
-from lightning_modelprof.report.rules.input import slow_transfer
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
@@ -19,6 +18,7 @@ from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.device import launch_bound
 from lightning_modelprof.report.rules.engine import diagnose, diagnose_traces, judge
 from lightning_modelprof.report.rules.host_waits import host_device_sync, host_to_device_copy
+from lightning_modelprof.report.rules.input import slow_transfer
 from lightning_modelprof.report.rules.ranks import communication_exposed
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window

@@ -757,8 +757,7 @@ def test_recompilations_with_their_time_and_guard():
     assert [one.line for one in finding.locations] == [4]
     once = replace(setup, compiled=CompileSetup(compilations=compiled.compilations[:1]))
     assert (
-        only(judge(compile_recompiles, analysis_of(steps_of(forward=50), setup=once))).status
-        is Status.CLEAN
+        only(judge(compile_recompiles, analysis_of(steps_of(forward=50), setup=once))).status is Status.CLEAN
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lightning_modelprof.report.rules.precision import amp_off
 
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.tensor_cores import tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.engine import diagnose_traces, judge
+from lightning_modelprof.report.rules.precision import amp_off
 from lightning_modelprof.report.rules.tensor_cores import tensor_cores_eligible
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.setup import DeviceSetup

@@ -112,9 +112,7 @@ class ModelFlops(Record, frozen=True, kw_only=True):
     note: str
 
 
-def model_flops(
-    cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0
-) -> ModelFlops:
+def model_flops(cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0) -> ModelFlops:
     """FLOPs of the counted step, and FLOP/s of the clean steps.
 
     Args:
@@ -198,9 +196,7 @@ class ModelRates:
         return _utilization(_by_dtype(in_model), self._peaks, step_ns)
 
 
-def _mean_of_varying(
-    cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None
-) -> MeanStep | None:
+def _mean_of_varying(cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None) -> MeanStep | None:
     """The mean clean step; ``None`` where all of them are like the counted one.
 
     Raises:

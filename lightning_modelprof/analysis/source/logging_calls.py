@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.hot_lines import COLLECTIVES, HotLines
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record

@@ -188,9 +188,7 @@ class AroundTimes(Record, frozen=True, kw_only=True):
         return ns / max(self.before_ns + self.loop_ns + (self.after_ns or 0), 1)
 
 
-def around_times(
-    around: AroundLoop | None, setup: TrainingSetup | None, loop_ns: int
-) -> AroundTimes:
+def around_times(around: AroundLoop | None, setup: TrainingSetup | None, loop_ns: int) -> AroundTimes:
     if around is None:
         raise NotMeasured("not measured for your own loops and runs saved by an older version")
     sides = {True: around.before, False: around.after or ()}

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.fetch_queue import queue_of_steps
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.steps import StepTimings

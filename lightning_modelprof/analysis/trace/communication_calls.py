@@ -17,9 +17,7 @@ from lightning_modelprof.analysis.trace.distributed import Source, find_collecti
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
-_ONLY_ASKED: Final = (
-    "the trace only has NCCL's CPU ranges, which launch communication; record the GPU"
-)
+_ONLY_ASKED: Final = "the trace only has NCCL's CPU ranges, which launch communication; record the GPU"
 
 
 class CallKind(Record, frozen=True):
@@ -73,7 +71,8 @@ def list_communication_calls(timeline: Timeline) -> CommunicationCalls:
     """Every kernel that communicates, or every range of a backend on the host where no kernel does.
 
     Raises:
-        NotMeasured: when the Distributed Summary isn't either, and when only the host's requests to NCCL were recorded.
+        NotMeasured: when the Distributed Summary isn't either, and when only the host's requests to NCCL
+            were recorded.
     """
     found = find_communication_rows(timeline)
     if found.is_asynchronous:

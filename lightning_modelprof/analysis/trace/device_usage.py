@@ -29,9 +29,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 
-_NO_DEVICES: Final = (
-    "the trace has neither GPU events nor CPU times (ModelProfCallback records CPU times)"
-)
+_NO_DEVICES: Final = "the trace has neither GPU events nor CPU times (ModelProfCallback records CPU times)"
 
 _FULL: Final = 1 << 40
 """All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""

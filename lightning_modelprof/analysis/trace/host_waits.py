@@ -58,9 +58,7 @@ NO_STEP_RANGES: Final = (
 )
 
 
-ONE_STEP: Final = (
-    "the trace has one step, so one-time waits at the start look like waits in every step"
-)
+ONE_STEP: Final = "the trace has one step, so one-time waits at the start look like waits in every step"
 
 
 NO_WHOLE_STEP: Final = "the file is cut off and has no complete step"

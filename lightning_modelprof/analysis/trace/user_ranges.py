@@ -23,9 +23,7 @@ from lightning_modelprof.analysis.timeline.tally import (
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 
-_NO_RANGES: Final = (
-    'the trace has no user ranges (add one with torch.profiler.record_function("name"))'
-)
+_NO_RANGES: Final = 'the trace has no user ranges (add one with torch.profiler.record_function("name"))'
 
 
 class UserRange(Record, frozen=True, kw_only=True):

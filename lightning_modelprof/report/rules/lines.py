@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleTree
+from lightning_modelprof.analysis.modules.module_tree import ModuleCost
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
 from lightning_modelprof.analysis.source.line_times import LEAST_OPERATOR_NS, operator_time
 from lightning_modelprof.analysis.source.source_lines import SourceLine
@@ -25,6 +25,7 @@ from lightning_modelprof.report.advice.lines import (
 )
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.rule import Found, Limits, Passed, count, duration, ratio, rule
+from lightning_modelprof.report.rules.unused import timed_modules
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.sites import LineCount
@@ -305,7 +306,7 @@ def slow_custom_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
     gradients and in modules that aren't their children. Part of the work remains.
     """
     # The latency is the sum of medians of the timed steps, scaled by Forward in these and in the others.
-    costs, modules = facts.step_costs, _modules(facts)
+    costs, modules = facts.step_costs, timed_modules(facts)
     if modules.root.forward_ns is None or modules.root.forward_flops is None:
         raise NotMeasured("modules weren't timed, or their operators weren't counted")
     written = {record.path: record.forward for record in facts.cost.modules if record.forward is not None}
@@ -336,13 +337,6 @@ def slow_custom_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
         if slowest_ns
         else "None of your own module classes is parameter-free."
     )
-
-
-def _modules(facts: Facts) -> ModuleTree:
-    modules = facts.get(Facts.modules)
-    if modules is None:
-        raise NotMeasured(f"modules: {facts.why_not(Facts.modules)}")
-    return modules
 
 
 def _share_of_others(hot: HotLines | None, place: Place, *, is_leaf: bool) -> float:
@@ -388,7 +382,7 @@ def slow_forward_outside_model(facts: Facts) -> Iterator[Found | Passed]:
     one, such as a penalty on their norm, are a finding of their own, by samples (at least 10) and their part
     of Backward.
     """
-    costs, setup, modules = facts.step_costs, facts.setup, _modules(facts)
+    costs, setup, modules = facts.step_costs, facts.setup, timed_modules(facts)
     means, on_device = costs.typical, modules.clock == "device"
     if modules.root.forward_ns is None:
         raise NotMeasured("modules weren't timed" + (f": {modules.notes[0]}" if modules.notes else ""))

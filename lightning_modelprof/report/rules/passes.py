@@ -1,4 +1,4 @@
-"""What happens to a finding after its rule: one list of passes, each noted on the findings that it changes."""
+"""What happens to a finding after its rule: a list of passes, each noted on what it changes."""
 
 from __future__ import annotations
 

@@ -298,7 +298,8 @@ def slow_setup(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     is_gap = most.after_ns > most.total_ns
     yield Found(
         what=f"Startup takes {took} ({percent(share)} of the total time), of which"
-        f" {milliseconds(max(most.after_ns, most.total_ns))} {'follow' if is_gap else 'are in'} {most.label}.",
+        f" {milliseconds(max(most.after_ns, most.total_ns))}"
+        f" {'follow' if is_gap else 'are in'} {most.label}.",
         do="Check checkpoint loading, moving the model to the GPU and worker startup."
         if is_gap
         else f"Cache the result of {most.label} on disk, or skip it.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -239,8 +238,8 @@ def _many_gradients(facts: Facts, limits: Limits) -> Iterator[Found]:
     often = {place: number for place, number in times.items() if number >= limits.least_calls}
     calls = hot.found_by(lambda path: _gradient_call(path, often), _FORWARD_AND_BACKWARD)
     taken_ns, wall_ns = calls.share * costs.loop.wall_ns, costs.loop.wall_ns
-    least = calls.share - 2 * math.sqrt(calls.share * (1 - calls.share) / max(hot.num_samples, 1))
-    if calls.samples < _LEAST_SAMPLES or not limits.is_found(calls.share, taken_ns, least * wall_ns):
+    least_ns = hot.least_of(calls.share) * wall_ns
+    if calls.samples < _LEAST_SAMPLES or not limits.is_found(calls.share, taken_ns, least_ns):
         return
     number = sum(often.values())
     saving_ns = taken_ns * (1 - 1 / number)

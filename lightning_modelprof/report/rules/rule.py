@@ -1,10 +1,11 @@
 """What a rule is: a function of facts that yields what it found; and the words that all of them use.
 
-    @rule("slow_layers", title="Slow layers", healthy="Layers are fast", of="step", warning=0.05, critical=0.2)
+    @rule("slow_layers", title="Slow layers", healthy="Layers are fast", warning=0.05, critical=0.2)
     def slow_layers(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         \"\"\"Forward time of layers that could be faster.\"\"\"
         saves_ns = facts.modules.root.forward_ns / 2
-        yield Found(saves_ns=saves_ns, what=f"Layers take {COST}.", do="Use faster ones.", passed="Fast layers.")
+        yield Found(saves_ns=saves_ns, what=f"Layers take {COST}.", do="Use faster ones.")
+        yield Passed(what="Layers take little time.")
 
 ``engine.py`` does the rest: it applies the thresholds, decides how severe a finding is, and places it. A fact
 that wasn't measured raises, and the rule is then not evaluated. The docstring is the help text.

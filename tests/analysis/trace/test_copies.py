@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.copies import memory_of, pool_copies, summarize_copies
 from lightning_modelprof.report.model import Unit

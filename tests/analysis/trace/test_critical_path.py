@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace import critical_path as module
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, StepReplay, summarize_critical_path

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.launches import (
     NO_KERNELS,
