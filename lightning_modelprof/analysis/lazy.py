@@ -61,12 +61,6 @@ class LazyFacts:
     evaluated, a table or chart isn't made, with the reason. Whoever can go on without it uses ``get``.
     """
 
-    @property
-    def old(self) -> Any:
-        from lightning_modelprof.analysis.absent import Analysis  # noqa: PLC0415  # transitional
-
-        return Analysis(self)
-
     def get(self, which: fact[T]) -> T | None:
         """A fact, such as ``facts.get(Facts.workers)``; ``None`` if it wasn't measured."""
         try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from lightning_modelprof.analysis.compare import run_settings
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.model_flops import ModelFlops
 from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
@@ -16,26 +15,23 @@ from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
 from lightning_modelprof.report.model import NOT_DONE, Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.engine import diagnose
-from lightning_modelprof.report.specs import ChartSpec
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, WindowStatus
 
-T = TypeVar("T")
-
 
 def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Report:
-    """Tables, notes and machine-readable sections of an facts."""
+    """Tables, notes and machine-readable sections of a run's facts."""
     verdict, findings = diagnose(facts)
     findings = tuple(with_change(one, facts) for one in findings)
     return Report(
         title=_title(facts),
         facts=_facts(facts),
-        charts=tuple(chart for one in CHARTS if (chart := one.draw(facts.old)) is not None),
-        flames=tuple(flame for one in FLAMES if (flame := _drawn(one, facts)) is not None),
-        tables=tuple(table for entry in TABLES for table in entry.build(facts.old, options)),
+        charts=tuple(chart for one in CHARTS if (chart := one.of(facts)) is not None),
+        flames=tuple(flame for one in FLAMES if (flame := one.of(facts)) is not None),
+        tables=tuple(table for entry in TABLES for table in entry.of(facts, options)),
         notes=_notes(facts),
         sections={
             "run": _run_section(facts),
@@ -56,14 +52,6 @@ def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Repor
         findings=findings,
         step_card=step_card(facts, findings),
     )
-
-
-def _drawn(spec: ChartSpec[Facts, T], facts: Facts) -> T | None:
-    """What a spec draws; ``None`` where it isn't measured."""
-    try:
-        return spec.draw(facts)
-    except NotMeasured:
-        return None
 
 
 def with_loops(report: Report, run: Run) -> Report:

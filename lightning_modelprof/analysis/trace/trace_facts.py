@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from lightning_modelprof.analysis.lazy import LazyFacts, fact
+from lightning_modelprof.analysis.lazy import LazyFacts, NotMeasured, fact
 from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
 from lightning_modelprof.analysis.trace.communication_calls import (
     CommunicationCalls,
@@ -117,6 +117,12 @@ class TraceFacts(LazyFacts):
     @fact
     def operators(self) -> Operators:
         return summarize_operators(self.timeline)
+
+    @fact
+    def operators_by_shape(self) -> Operators:
+        if not self.operators.has_shapes:
+            raise NotMeasured("no operator input shapes were recorded; set record_shapes=True")
+        return self.operators
 
     @fact
     def kernels(self) -> Kernels:

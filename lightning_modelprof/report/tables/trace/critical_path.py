@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import Ranks, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.units import format_duration
 
 _LABELS: Final[Mapping[Cause, str]] = {
@@ -137,14 +136,11 @@ WHAT_IF: Final = TableSpec(
 
 
 def critical_path_table(
-    by_rank: Mapping[int, CriticalPath | Absent],
+    ranks: Ranks[CriticalPath],
     options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """What the steps waited for, by cause."""
-    ranks = split_ranks(by_rank)
     path = _slowest(ranks)
-    if path is None:
-        return PATH.table(absent_reason=ranks.absent_reason)
     count = len(path.steps)
     causes = [(cause, path.cause_ns(cause)) for cause in CAUSES]
     return PATH.table(
@@ -165,14 +161,11 @@ def critical_path_table(
 
 
 def critical_path_parts_table(
-    by_rank: Mapping[int, CriticalPath | Absent],
+    ranks: Ranks[CriticalPath],
     options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """The same by operator, kernel and line."""
-    ranks = split_ranks(by_rank)
     path = _slowest(ranks)
-    if path is None:
-        return PARTS.table(absent_reason=ranks.absent_reason)
     rows: list[tuple[Cell, ...]] = [
         (
             part.operator or None,
@@ -188,14 +181,11 @@ def critical_path_parts_table(
 
 
 def what_if_table(
-    by_rank: Mapping[int, CriticalPath | Absent],
+    ranks: Ranks[CriticalPath],
     options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """How long a step would be if something were faster, most gain first."""
-    ranks = split_ranks(by_rank)
     path = _slowest(ranks)
-    if path is None:
-        return WHAT_IF.table(absent_reason=ranks.absent_reason)
     count, recorded_ns = len(path.steps), path.recorded_ns
     rows: list[tuple[Cell, ...]] = [
         (
@@ -227,9 +217,9 @@ _ALL: Final[Mapping[str, str]] = {
 }
 
 
-def _slowest(ranks: Ranks[CriticalPath]) -> CriticalPath | None:
+def _slowest(ranks: Ranks[CriticalPath]) -> CriticalPath:
     """That of the rank with the longest steps."""
-    return max(ranks.found.values(), key=lambda path: path.recorded_ns / len(path.steps), default=None)
+    return max(ranks.found.values(), key=lambda path: path.recorded_ns / len(path.steps))
 
 
 def _notes(ranks: Ranks[CriticalPath], path: CriticalPath) -> tuple[str, ...]:
@@ -246,7 +236,6 @@ def _notes(ranks: Ranks[CriticalPath], path: CriticalPath) -> tuple[str, ...]:
             if path.num_left_out
             else ()
         ),
-        *ranks.notes,
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
+from lightning_modelprof.analysis.lazy import NotMeasured, fact
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions, View
 from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.rows import Ranks, split_ranks
 from lightning_modelprof.report.tables.trace.copies import COPIES, copies_table
 from lightning_modelprof.report.tables.trace.critical_path import (
     PARTS,
@@ -58,41 +60,49 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
 
     Attributes:
         view: the name by which a reader asks for it.
-        fact: what of a trace's facts it shows.
-        build: makes it of that fact of every rank.
+        which: what of a trace it shows.
+        build: makes it of the ranks that have the fact.
     """
 
     kind: TableSpec
     view: View
-    fact: Callable[[TraceFacts], _Fact]
-    build: Callable[[Mapping[int, _Fact], TableOptions], Table]
+    which: fact[_Fact]
+    build: Callable[[Ranks[_Fact], TableOptions], Table]
 
     def of(self, by_rank: Mapping[int, TraceFacts], options: TableOptions) -> Table:
-        return self.build({rank: self.fact(facts.old) for rank, facts in by_rank.items()}, options)
+        """The table, or its reason to be absent."""
+        notes: tuple[str, ...] = ()
+        try:
+            ranks = split_ranks(by_rank, self.which)  # type: ignore[call-overload]  # no property here
+            notes = ranks.notes
+            table = self.build(ranks, options)
+        except NotMeasured as why:
+            table = self.kind.table(absent_reason=why.reason)
+        return replace(table, notes=(*table.notes, *notes))
 
 
 TRACE_TABLES: Final[tuple[TraceTable[Any], ...]] = (
-    TraceTable(DEVICE_USAGE, "device", lambda facts: facts.device_usage, device_usage_table),
-    TraceTable(OVERVIEW, "overview", lambda facts: facts.overview, overview_table),
-    TraceTable(MODEL_SUMMARY, "model", lambda facts: facts.model_summary, model_summary_table),
-    TraceTable(DISTRIBUTED, "distributed", lambda facts: facts.distributed, distributed_table),
-    TraceTable(COLLECTIVES, "distributed", lambda facts: facts.distributed, collectives_table),
-    TraceTable(RANK_WAITS, "distributed", lambda facts: facts.communication_calls, rank_waits_table),
-    TraceTable(OPERATORS, "operator", lambda facts: facts.operators, operators_table),
-    TraceTable(OPERATORS_BY_SHAPE, "operator", lambda facts: facts.operators, operator_by_shape_table),
-    TraceTable(KERNELS, "kernel", lambda facts: facts.kernels, kernels_table),
-    TraceTable(COPIES, "memory_manipulation", lambda facts: facts.copies, copies_table),
-    TraceTable(USER_RANGES, "userdefined", lambda facts: facts.user_ranges, user_ranges_table),
-    TraceTable(MEMORY, "memory", lambda facts: facts.memory, memory_table),
-    TraceTable(STEP_BREAKDOWN, "step_breakdown", lambda facts: facts.step_breakdown, step_breakdown_table),
-    TraceTable(IDLE, "idle", lambda facts: facts.idle, idle_table),
-    TraceTable(HOST_WAITS, "launch", lambda facts: facts.host_waits, host_waits_table),
-    TraceTable(LAUNCHES, "launch", lambda facts: facts.kernel_launches, launches_table),
-    TraceTable(RUNTIME_CALLS, "launch", lambda facts: facts.runtime_calls, runtime_calls_table),
-    TraceTable(DATALOADER, "dataloader", lambda facts: facts.dataloader, dataloader_table),
-    TraceTable(PATH, "critical_path", lambda facts: facts.critical_path, critical_path_table),
-    TraceTable(PARTS, "critical_path", lambda facts: facts.critical_path, critical_path_parts_table),
-    TraceTable(WHAT_IF, "critical_path", lambda facts: facts.critical_path, what_if_table),
+    TraceTable(DEVICE_USAGE, "device", TraceFacts.device_usage, device_usage_table),
+    TraceTable(OVERVIEW, "overview", TraceFacts.overview, overview_table),
+    TraceTable(MODEL_SUMMARY, "model", TraceFacts.model_summary, model_summary_table),
+    TraceTable(DISTRIBUTED, "distributed", TraceFacts.distributed, distributed_table),
+    TraceTable(COLLECTIVES, "distributed", TraceFacts.distributed, collectives_table),
+    TraceTable(RANK_WAITS, "distributed", TraceFacts.communication_calls, rank_waits_table),
+    TraceTable(OPERATORS, "operator", TraceFacts.operators, operators_table),
+    TraceTable(OPERATORS_BY_SHAPE, "operator", TraceFacts.operators_by_shape, operator_by_shape_table),
+    TraceTable(KERNELS, "kernel", TraceFacts.kernels, kernels_table),
+    TraceTable(COPIES, "memory_manipulation", TraceFacts.copies, copies_table),
+    TraceTable(USER_RANGES, "userdefined", TraceFacts.user_ranges, user_ranges_table),
+    TraceTable(MEMORY, "memory", TraceFacts.memory, memory_table),
+    TraceTable(STEP_BREAKDOWN, "step_breakdown", TraceFacts.step_breakdown, step_breakdown_table),
+    TraceTable(IDLE, "idle", TraceFacts.idle, idle_table),
+    TraceTable(HOST_WAITS, "launch", TraceFacts.host_waits, host_waits_table),
+    TraceTable(LAUNCHES, "launch", TraceFacts.kernel_launches, launches_table),
+    TraceTable(RUNTIME_CALLS, "launch", TraceFacts.runtime_calls, runtime_calls_table),
+    TraceTable(DATALOADER, "dataloader", TraceFacts.dataloader, dataloader_table),
+    TraceTable(PATH, "critical_path", TraceFacts.critical_path, critical_path_table),
+    TraceTable(PARTS, "critical_path", TraceFacts.critical_path, critical_path_parts_table),
+    TraceTable(WHAT_IF, "critical_path", TraceFacts.critical_path, what_if_table),
 )
 
 
