@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, FEW_STEPS, Change
 from lightning_modelprof.analysis.compare import (
     DEFAULT_TOLERANCE,
@@ -23,6 +22,7 @@ from lightning_modelprof.analysis.compare import (
     decide,
     detectable_change,
 )
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.statistics import (
     automatic_block_length,
     block_lengths,

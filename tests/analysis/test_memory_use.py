@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lightning_modelprof.report.rules.memory import MemoryCreep, MemoryFragmentation, MemoryNearCapacity
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.memory import grown, memory_use
@@ -34,9 +34,7 @@ from lightning_modelprof.measure.resources.memory import (
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.model import memory_curve
 from lightning_modelprof.report.model import Severity, Status, Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules.memory import MemoryCreep, MemoryFragmentation, MemoryNearCapacity
-from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
+from lightning_modelprof.report.tables.run.memory_by_phase import MEMORY_BY_PHASE, MEMORY_PEAKS
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import (
     CATEGORIES,
@@ -49,6 +47,7 @@ from lightning_modelprof.run.memory import (
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.units import size
 from tests.support.diagnosed import SETUP, only, steps_of
+from tests.support.facts import tables_of, why_not
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 
 pytestmark = pytest.mark.slow
@@ -366,9 +365,7 @@ def test_a_sawtooth_is_no_leak_and_a_rising_one_is():
 def in_epochs(sizes, length, kind="anonymous_bytes"):
     """What the rule says of a curve with a point a step, in epochs of so many steps."""
     steps = steps_of(len(sizes), [0, *(int(n % length == 0) for n in range(1, len(sizes)))], forward=100)
-    return MemoryCreep().evaluate(
-        Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps))
-    )
+    return MemoryCreep().evaluate(Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps)))
 
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 5, 12])
@@ -501,7 +498,7 @@ def test_not_evaluated():
     short = only(evaluate(sizes(MIB, num=39)))
     assert short.status is Status.NOT_EVALUATED
     assert "fewer than 40 times" in short.summary
-    assert isinstance(memory_use(None), Absent)
+    assert why_not(memory_use, None)
 
 
 # Fragmentation and capacity
@@ -571,7 +568,7 @@ def whole_record():
 
 
 def test_tables():
-    peaks, phases = memory_tables(analysis_with(whole_record()), DEFAULT_OPTIONS)
+    peaks, phases = tables_of(analysis_with(whole_record()), MEMORY_PEAKS, MEMORY_BY_PHASE)
     assert peaks.rows == (("Peak resident memory", 8), ("Allocator out-of-memory errors", 0))
     assert peaks.row_units == (Unit.BYTES, Unit.COUNT)
     assert phases.id == "memory_by_phase"
@@ -580,8 +577,8 @@ def test_tables():
         ("Forward", 70, 30, 0, 0, 0, 0, 40, 0, "aten::relu", "1"),
     )
     assert "torch.sparse_coo" in phases.notes[-1]
-    assert memory_tables(analysis_with(None), DEFAULT_OPTIONS) == ()
-    _, without = memory_tables(analysis_with(MemoryRecord(notes=("Because.",))), DEFAULT_OPTIONS)
+    assert tables_of(analysis_with(None), MEMORY_PEAKS, MEMORY_BY_PHASE) == []
+    [without] = tables_of(analysis_with(MemoryRecord(notes=("Because.",))), MEMORY_BY_PHASE)
     assert (without.rows, without.notes) == ((), ("Because.",))
     assert without.absent_reason
 
@@ -590,7 +587,7 @@ def test_chart_has_what_was_measured():
     chart = memory_curve(analysis_with(whole_record()))
     assert (chart.kind, chart.unit, chart.x) == ("line", Unit.BYTES, (0.0, 1.0))
     assert [(one.key, one.values) for one in chart.series] == [("rss", (5, 6))]
-    assert memory_curve(analysis_with(None)) is None
+    assert why_not(memory_curve, analysis_with(None))
     assert memory_curve(analysis_with(MemoryRecord(curve=curve_of([1])))) is None
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lightning.pytorch import Callback
+from lightning_modelprof.report.rules.steps import _period
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, slow_facts, step_costs
 from lightning_modelprof.measure.resources import cpu as cpu_module
@@ -23,7 +23,6 @@ from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
 from lightning_modelprof.measure.steps.slow_steps import MAX_KEPT, CollectorWatch, Counts, SlowStepWatch
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.steps import _period
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.locate import RUN_FILE
@@ -31,6 +30,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import NOT_MEASURED, SlowStep, SlowSteps, StepTag, StepTimings
 from tests.support.bench import FakeClock
+from tests.support.facts import why_not
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer
 
 MS = 1_000_000
@@ -230,8 +230,7 @@ def test_words_of_causes():
 
 def test_runs_that_were_not_watched():
     costs = step_costs(steps_of(0, [9] * 50), {})
-    assert isinstance(slow_facts(None, costs), Absent)
-    assert isinstance(slow_facts(SlowSteps(factor=3.0), Absent("no steps")), Absent)
+    assert why_not(slow_facts, None, costs)
     assert slow_facts(SlowSteps(factor=3.0), costs).worst is None
 
 

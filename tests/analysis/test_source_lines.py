@@ -6,28 +6,27 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.source.hot_lines import hot_lines
-from lightning_modelprof.analysis.source.source_lines import source_lines
-from lightning_modelprof.place import Place
-from lightning_modelprof.report.advice.lines import PointsAt, module_pace
-from lightning_modelprof.report.build import diagnose
-from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.lines import (
     SlowCustomModule,
     SlowForwardOutsideModel,
     SlowLineInModule,
     _forwards,
 )
-from lightning_modelprof.report.tables.run.source_lines import source_lines_table
+
+from lightning_modelprof.analysis.source.hot_lines import hot_lines
+from lightning_modelprof.analysis.source.source_lines import source_lines
+from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.lines import PointsAt, module_pace
+from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.report.model import Severity, Status
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.tables.run.source_lines import SOURCE_LINES
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
 from tests.support.diagnosed import SETUP, analysis_of, cost_of, only, steps_of
+from tests.support.facts import tables_of, why_not
 
 MS = 1_000_000
 NET = "/home/me/net.py"
@@ -153,7 +152,7 @@ def test_what_was_not_measured_is_none():
     ]
     only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), hot_lines(None))
     assert [(one.operators, one.share, one.samples) for one in only_counted] == [(2, None, None)]
-    assert isinstance(source_lines(None, hot_lines(None)), Absent)
+    assert why_not(source_lines, None, hot_lines(None))
 
 
 def test_bytes_that_are_not_known_make_no_sum():
@@ -168,7 +167,7 @@ def test_the_table():
     sites = sites_of([line_of(NET, 33, "training_step", 30)])
     stacks = samples_of(("forward", (STEP_35,), 4))
     analysis = analysis_of(steps_of(forward=10), cost=replace(cost_of(), sites=sites), stacks=stacks)
-    [table] = source_lines_table(analysis, DEFAULT_OPTIONS)
+    [table] = tables_of(analysis, SOURCE_LINES)
     rows = [dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows]
     assert [(row["place"], row["share"], row["operators"]) for row in rows] == [
         ("net.py:35", 1.0, 0),
@@ -179,11 +178,11 @@ def test_the_table():
 
 
 def test_without_either_there_is_no_table():
-    assert source_lines_table(analysis_of(steps_of(forward=10)), DEFAULT_OPTIONS) == ()
+    assert tables_of(analysis_of(steps_of(forward=10)), SOURCE_LINES) == []
 
 
 def test_the_table_says_why_it_is_empty():
-    [table] = source_lines_table(analysis_of(steps_of(forward=10), cost=cost_of()), DEFAULT_OPTIONS)
+    [table] = tables_of(analysis_of(steps_of(forward=10), cost=cost_of()), SOURCE_LINES)
     assert table.rows == ()
     assert "inspect={'sampling': True}" in table.absent_reason
 

@@ -9,12 +9,13 @@ import pytest
 from lightning_modelprof import analyze
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.host_waits import ONE_STEP
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ConfigError, TraceError
-from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.options import parse_step_range
+from lightning_modelprof.report.rules.engine import diagnose_traces
 from tests.support.traces import event, make_trace
 
 US = 1000
@@ -103,13 +104,14 @@ def test_one_step_says_nothing_of_all():
     """What happens once, when the recording begins, is in it."""
     events = served(VLLM[0], busy=10)
     facts = TraceFacts(make_trace(events))
-    assert facts.host_waits == ONE_STEP
-    verdict, findings = diagnose_traces([facts])
+    assert facts.why_not(TraceFacts.host_waits) == ONE_STEP
+    verdict, findings = diagnose_traces(JobFacts([facts]))
     assert verdict.kind == "cannot_tell"
     assert verdict.summary.startswith("The trace has one step")
     timed = [one for one in findings if one.kind != "tensor_cores_eligible"]  # what that is of are kernels
     assert {one.status for one in timed} == {Status.NOT_EVALUATED}
-    assert "one step" not in diagnose_traces([TraceFacts(make_trace(served(*VLLM)))])[0].summary
+    several = JobFacts([TraceFacts(make_trace(served(*VLLM)))])
+    assert "one step" not in diagnose_traces(several)[0].summary
 
 
 def test_a_short_range_on_the_host_covers_what_it_launched():
