@@ -29,7 +29,10 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.callbacks import slow_logging_calls
 from lightning_modelprof.report.rules.engine import diagnose, judge
-from lightning_modelprof.report.rules.lines import slow_forward_outside_model, slow_line_in_module
+from lightning_modelprof.report.rules.lines import (
+    slow_forward_outside_model,
+    slow_line_in_module,
+)
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.setup import CallbackSetup
 from lightning_modelprof.run.sites import LOG, LOGGER, logging_kind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -262,7 +261,7 @@ def test_of_a_run_the_model_s_own_tensors_are_apart():
     )
     window = WindowFacts(window=Window(index=0, first_step=0, last_step=1), facts=facts)
     cost = ModelCost(size=ModelSize(sizes=sizes))
-    analysis = replace(analysis_of(steps_of(forward=10), cost=cost), windows=(window,))
+    analysis = analysis_of(steps_of(forward=10), cost=cost).replaced(windows=(window,))
     chart = window_memory_of_run(analysis)
     last = {one.key: one.values[-1] for one in chart.series}
     assert last == {"parameters": 40, "buffers": 5, "before": 55, "optimizer_state": 30, "activations": 8}

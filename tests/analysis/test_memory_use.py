@@ -34,10 +34,13 @@ from lightning_modelprof.measure.resources.memory import (
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.model import memory_curve
 from lightning_modelprof.report.model import Severity, Status, Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.engine import judge
-from lightning_modelprof.report.rules.memory import memory_creep, memory_fragmentation, memory_near_capacity
-from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
+from lightning_modelprof.report.rules.memory import (
+    memory_creep,
+    memory_fragmentation,
+    memory_near_capacity,
+)
+from lightning_modelprof.report.tables.run.memory_by_phase import MEMORY_BY_PHASE, MEMORY_PEAKS
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import (
     CATEGORIES,
@@ -50,6 +53,7 @@ from lightning_modelprof.run.memory import (
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.units import size
 from tests.support.diagnosed import SETUP, only, steps_of
+from tests.support.facts import tables_of, why_not
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 
 pytestmark = pytest.mark.slow
@@ -571,7 +575,7 @@ def whole_record():
 
 
 def test_tables():
-    peaks, phases = memory_tables(analysis_with(whole_record()), DEFAULT_OPTIONS)
+    peaks, phases = tables_of(analysis_with(whole_record()), MEMORY_PEAKS, MEMORY_BY_PHASE)
     assert peaks.rows == (("Peak resident memory", 8), ("Allocator out-of-memory errors", 0))
     assert peaks.row_units == (Unit.BYTES, Unit.COUNT)
     assert phases.id == "memory_by_phase"
@@ -580,8 +584,8 @@ def test_tables():
         ("Forward", 70, 30, 0, 0, 0, 0, 40, 0, "aten::relu", "1"),
     )
     assert "torch.sparse_coo" in phases.notes[-1]
-    assert memory_tables(analysis_with(None), DEFAULT_OPTIONS) == ()
-    _, without = memory_tables(analysis_with(MemoryRecord(notes=("Because.",))), DEFAULT_OPTIONS)
+    assert tables_of(analysis_with(None), MEMORY_PEAKS, MEMORY_BY_PHASE) == []
+    [without] = tables_of(analysis_with(MemoryRecord(notes=("Because.",))), MEMORY_BY_PHASE)
     assert (without.rows, without.notes) == ((), ("Because.",))
     assert without.absent_reason
 
@@ -590,7 +594,7 @@ def test_chart_has_what_was_measured():
     chart = memory_curve(analysis_with(whole_record()))
     assert (chart.kind, chart.unit, chart.x) == ("line", Unit.BYTES, (0.0, 1.0))
     assert [(one.key, one.values) for one in chart.series] == [("rss", (5, 6))]
-    assert memory_curve(analysis_with(None)) is None
+    assert why_not(memory_curve, analysis_with(None))
     assert memory_curve(analysis_with(MemoryRecord(curve=curve_of([1])))) is None
 
 

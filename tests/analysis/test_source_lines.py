@@ -12,7 +12,6 @@ from lightning_modelprof.analysis.source.source_lines import source_lines
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt, module_pace
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.engine import diagnose, judge
 from lightning_modelprof.report.rules.lines import (
@@ -20,12 +19,13 @@ from lightning_modelprof.report.rules.lines import (
     slow_forward_outside_model,
     slow_line_in_module,
 )
-from lightning_modelprof.report.tables.run.source_lines import source_lines_table
+from lightning_modelprof.report.tables.run.source_lines import SOURCE_LINES
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
 from tests.support.diagnosed import SETUP, analysis_of, cost_of, only, steps_of
+from tests.support.facts import tables_of
 
 MS = 1_000_000
 NET = "/home/me/net.py"
@@ -167,7 +167,7 @@ def test_the_table():
     sites = sites_of([line_of(NET, 33, "training_step", 30)])
     stacks = samples_of(("forward", (STEP_35,), 4))
     analysis = analysis_of(steps_of(forward=10), cost=replace(cost_of(), sites=sites), stacks=stacks)
-    [table] = source_lines_table(analysis, DEFAULT_OPTIONS)
+    [table] = tables_of(analysis, SOURCE_LINES)
     rows = [dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows]
     assert [(row["place"], row["share"], row["operators"]) for row in rows] == [
         ("net.py:35", 1.0, 0),
@@ -178,11 +178,11 @@ def test_the_table():
 
 
 def test_without_either_there_is_no_table():
-    assert source_lines_table(analysis_of(steps_of(forward=10)), DEFAULT_OPTIONS) == ()
+    assert tables_of(analysis_of(steps_of(forward=10)), SOURCE_LINES) == []
 
 
 def test_the_table_says_why_it_is_empty():
-    [table] = source_lines_table(analysis_of(steps_of(forward=10), cost=cost_of()), DEFAULT_OPTIONS)
+    [table] = tables_of(analysis_of(steps_of(forward=10), cost=cost_of()), SOURCE_LINES)
     assert table.rows == ()
     assert "inspect={'sampling': True}" in table.absent_reason
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.bins import MAX_BINS
 from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
 from lightning_modelprof.show.html.chart import chart_view
 from tests.analysis.trace.test_step_breakdown import NCCL, make, step
+from tests.support.facts import why_not
 from tests.support.traces import load
 
 US = 1000
@@ -103,9 +102,9 @@ def test_ranks_far_apart_take_no_more_room():
 
 def test_a_rank_without_steps_has_no_point():
     facts = two_steps()
-    lacking = replace(facts, step_breakdown=Absent("none"))
+    lacking = facts.replaced(step_breakdown=NotMeasured("none"))
     assert trace_steps({0: facts, 1: lacking}).x == (0.0,)
-    assert trace_steps({0: lacking}) is None
+    assert why_not(trace_steps, {0: lacking}) == "none"
 
 
 def kernels(*named):
