@@ -104,13 +104,14 @@ def test_one_step_says_nothing_of_all():
     """What happens once, when the recording begins, is in it."""
     events = served(VLLM[0], busy=10)
     facts = TraceFacts(make_trace(events))
-    assert facts.host_waits == ONE_STEP
+    assert facts.why_not(TraceFacts.host_waits) == ONE_STEP
     verdict, findings = diagnose_traces(JobFacts([facts]))
     assert verdict.kind == "cannot_tell"
     assert verdict.summary.startswith("The trace has one step")
     timed = [one for one in findings if one.kind != "tensor_cores_eligible"]  # what that is of are kernels
     assert {one.status for one in timed} == {Status.NOT_EVALUATED}
-    assert "one step" not in diagnose_traces(JobFacts([TraceFacts(make_trace(served(*VLLM)))]))[0].summary
+    several = JobFacts([TraceFacts(make_trace(served(*VLLM)))])
+    assert "one step" not in diagnose_traces(several)[0].summary
 
 
 def test_a_short_range_on_the_host_covers_what_it_launched():
