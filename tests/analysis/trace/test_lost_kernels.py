@@ -154,17 +154,17 @@ def test_ranks_together():
     whole, capture = lost(steps_with((10, 10))), lost(steps_with((10, 0), (10, 10)))
     both = pool_kernel_launches([whole, capture])
     assert (*numbers(both), both.steps) == (30, 10, 20, (0,))
-    facts = [TraceFacts(make_trace(steps_with((100, recorded)))) for recorded in (30, 2)]
-    assert diagnose_traces(JobFacts(facts))[0].summary.startswith("168 of 200 kernel launches")
+    facts = JobFacts(TraceFacts(make_trace(steps_with((100, recorded)))) for recorded in (30, 2))
+    assert diagnose_traces(facts)[0].summary.startswith("168 of 200 kernel launches")
 
 
 def test_a_run_s_window_without_its_kernels_says_nothing_of_the_device():
     """The host's clock still does: here nothing on it stands out."""
     for recorded, is_told in ((100, True), (2, False)):
-        facts = TraceFacts(make_trace(steps_with((100, recorded), (100, recorded))))
-        windows = (Window(index=0, first_step=0, last_step=1),)
-        run = analysis_of(steps_of(forward=15), device_type="cuda", windows=windows, facts={0: facts})
-        verdict, findings = diagnose(run)
+        trace = TraceFacts(make_trace(steps_with((100, recorded), (100, recorded))))
+        window = Window(index=0, first_step=0, last_step=1)
+        run = {"windows": (window,), "facts": {0: trace}, "device_type": "cuda"}
+        verdict, findings = diagnose(analysis_of(steps_of(forward=15), **run))
         late = next(one for one in findings if one.kind == "launch_bound")
         assert (late.status is not Status.NOT_EVALUATED) == is_told
         assert (verdict.kind != "cannot_tell") == is_told
