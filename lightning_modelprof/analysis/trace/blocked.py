@@ -287,7 +287,7 @@ def _add_hand_overs(found: _Found, timeline: Timeline, queues: Queues, main: int
     trace = timeline.trace
     on_host = trace.is_category(*HOST)
     rows = np.flatnonzero(on_host & (trace.track == main))
-    changes = np.sort(np.concatenate((trace.begin_ns[rows], trace.end_ns[rows])))
+    changes = np.sort(np.concatenate((trace.begin_ns[rows], trace.end_ns[rows])), kind="stable")
     autograd = _autograd_tracks(timeline)
     launching = different(trace.track[queues.caller[queues.caller >= 0]]).tolist()
     is_work = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME)
