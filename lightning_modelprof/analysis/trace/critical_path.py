@@ -30,6 +30,9 @@ _DATA, _HOST, _LAUNCH, _COPY, _KERNEL, _COMMUNICATION, _UNEXPLAINED = range(len(
 MOST_EVENTS: Final = 20_000
 """Device events of the steps that are looked at: of more the first steps."""
 
+_SHORT: Final = 4
+"""Nodes of a section: where they have fewer on average, each node by itself is faster."""
+
 _MOST_PARTS: Final = 50
 """Parts of the path that are kept one by one."""
 
@@ -344,6 +347,10 @@ class _Order:
             duration_ns: of the nodes section by section, shape (k,), or of some replays, shape (r, k).
         """
         ends = duration_ns
+        if len(self.nodes) < _SHORT * len(self._begins):
+            for replayed in np.atleast_2d(ends):
+                replayed[:] = self._one_by_one(replayed)
+            return ends
         for first, last in pairwise(self._begins.tolist()):
             done = np.cumsum(ends[..., first:last], axis=-1)
             # A node ends when all work of the section since one of its nodes could begin is done.
@@ -351,6 +358,14 @@ class _Order:
             ready[..., 0] = np.maximum(ready[..., 0], ends[..., self._before[first]])
             ready[..., 1:] -= done[..., :-1]
             np.add(done, np.maximum.accumulate(ready, axis=-1), out=ends[..., first:last])
+        return ends
+
+    def _one_by_one(self, duration_ns: NDArray[np.int64]) -> list[int]:
+        columns = (self._before, self._awaited, self._latency_ns, duration_ns)
+        ends = [0]
+        for before, awaited, latency, duration in zip(*(one[1:].tolist() for one in columns), strict=True):
+            one, other = ends[before], ends[awaited] + latency
+            ends.append((one if one > other else other) + duration)  # faster than max()
         return ends
 
 
