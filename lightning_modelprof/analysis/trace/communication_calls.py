@@ -173,7 +173,8 @@ def _kinds(
     for numbers in origins:
         width = int(numbers.max()) + 2
         _, alike = distinct(alike * width + numbers + 1, (int(alike.max()) + 1) * width)
-    _, firsts = np.unique(alike, return_index=True)
+    firsts = np.zeros(int(alike.max()) + 1, np.int64)
+    firsts[alike[::-1]] = np.arange(len(alike))[::-1]
     kinds = []
     for first in rows[firsts].tolist():
         (one,) = find_collectives(timeline, np.array([first]), source)

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.analysis.timeline.calls import covered_time, host_communication, nearest_around
-from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, partition, union
+from lightning_modelprof.analysis.timeline.intervals import (
+    Intervals,
+    different,
+    intersect,
+    is_among,
+    length,
+    partition,
+    union,
+)
 from lightning_modelprof.analysis.timeline.names import (
     SYMMETRIC_MEMORY_PREFIX,
     asks_device_to_communicate,
@@ -182,7 +190,7 @@ def find_communication_rows(timeline: Timeline) -> CommunicationRows:
     is_asynchronous = len(asking) > 0 and not is_kernel.any()
     rows = communicating if is_asynchronous else host_communication(timeline)
     if not is_asynchronous and not _has_several_processes(trace):
-        rows = np.setdiff1d(rows, asking, assume_unique=True)
+        rows = rows[~is_among(rows, asking)]
     if not len(rows):
         raise NotMeasured(_why_none(trace, was_asked=len(asking) > 0))
     return CommunicationRows(rows=rows, source="host", is_asynchronous=is_asynchronous)
@@ -194,7 +202,7 @@ def _why_none(trace: Trace, *, was_asked: bool) -> str:
     if trace.is_named(is_collective_call).any():
         return _ONLY_CALLS
     is_host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
-    unknown = np.unique(trace.name[is_host & trace.is_named(looks_like_communication)]).tolist()
+    unknown = different(trace.name[is_host & trace.is_named(looks_like_communication)]).tolist()
     return _of_unknown_backend([trace.names[one] for one in unknown]) if unknown else _NO_COMMUNICATION
 
 

@@ -28,6 +28,7 @@ from lightning_modelprof.analysis.timeline.intervals import (
     is_among,
     length,
     locate,
+    numbered,
     subtract,
     union,
 )
@@ -315,8 +316,8 @@ def _late_work(
     kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
     names = ("", *(_ADDRESS.sub("", name) for name in trace.names))
     key = np.where(row < 0, _PYTHON, (trace.name[row].astype(np.int64) + 1) * len(_KINDS) + kind)
-    found, place = np.unique(key * len(names) + _callers(timeline, row), return_inverse=True)
-    total_ns = sum_by(place.ravel(), time_ns, len(found))
+    found, place = numbered(key * len(names) + _callers(timeline, row))
+    total_ns = sum_by(place, time_ns, len(found))
     work: Counter[tuple[WorkKind, str, str]] = Counter()
     functions: dict[str, Counter[str]] = {}
     for one, total in zip(found.tolist(), total_ns.tolist(), strict=True):
