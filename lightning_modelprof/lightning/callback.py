@@ -213,11 +213,11 @@ class ModelProfCallback(SessionKeeper, Callback):
         """Leave nothing behind."""
         if not self._is_running(trainer):
             return
-        session, loop = self._session, self._loop
-        has_no_report = session is not None and not session.is_armed and not loop.is_fit
+        session, loop_kind = self._session, self._loop_kind
+        has_no_report = session is not None and not session.is_armed and not loop_kind.is_fit
         # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.
-        if has_no_report and getattr(getattr(trainer, loop.trainer_attribute, None), "skip", False):
-            warn(f"{loop.subject} had no batches, so it has no report")
+        if has_no_report and getattr(getattr(trainer, loop_kind.trainer_attribute, None), "skip", False):
+            warn(f"{loop_kind.subject} had no batches, so it has no report")
         self._leave()
         self._forget_module()
 
@@ -287,7 +287,7 @@ class ModelProfCallback(SessionKeeper, Callback):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to measure; the trial runs of Lightning's BatchSizeFinder are in ``on_validation_start``."""
-        if not self._loop.is_fit:
+        if not self._loop_kind.is_fit:
             self._dataloader_idx = 0
             self._evaluation = self._arm(trainer, pl_module)
 
@@ -322,7 +322,7 @@ class ModelProfCallback(SessionKeeper, Callback):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
-        if not self._loop.is_fit:
+        if not self._loop_kind.is_fit:
             self._end(trainer)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
@@ -374,8 +374,8 @@ class ModelProfCallback(SessionKeeper, Callback):
         except Exception:  # an invalid value was never used, and must not keep a model from being saved
             return {}
 
-    def _enter(self, trainer: Any, loop: LoopKind) -> None:
-        super()._enter(trainer, loop)
+    def _enter(self, trainer: Any, loop_kind: LoopKind) -> None:
+        super()._enter(trainer, loop_kind)
         roots = [kind.__module__.partition(".")[0] for kind in type(trainer).__mro__]
         self._package = next((root for root in roots if root in _PACKAGES), "")
 

@@ -33,7 +33,7 @@ from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
-from lightning_modelprof.run.records import AroundLoop, RankRecord, Run, Window
+from lightning_modelprof.run.records import OutsideLoop, RankRecord, Run, Window
 from lightning_modelprof.run.steps import NOT_MEASURED
 from lightning_modelprof.show.progress import show_waiting
 
@@ -49,9 +49,9 @@ class LoopSession:
     """Measures one fit, or one evaluation loop.
 
     Args:
-        host: who runs the loop; its phase source is in place until :meth:`close`.
+        loop: who runs the loop; its phase source is in place until :meth:`close`.
         guard: runs a function of ours so that an error in it cannot reach the loop.
-        end_untold: called when the loop has ended and our callback will not be told.
+        end_untold: called when the loop has ended and Lightning won't call our callback.
 
     Attributes:
         thread: number of the thread in which the loop runs.
@@ -70,7 +70,7 @@ class LoopSession:
     def __init__(
         self,
         config: ProfileConfig,
-        host: Loop,
+        loop: Loop,
         *,
         clock: HostClock,
         warn: Callable[[str], None],
@@ -79,14 +79,14 @@ class LoopSession:
         samples_note: Callable[[], str],
     ) -> None:
         self._config = config
-        self._host, self._loop = host, host.loop
+        self._loop = loop
         self.thread = threading.get_ident()
         self._clock = clock
         self._warn = warn
         self._samples_note = samples_note
         self._timing = StepTiming(
             config,
-            host,
+            loop,
             clock=clock,
             on_boundary=lambda: guard(self._on_boundary),
             on_failure=lambda: guard(self._stop_early),
@@ -112,12 +112,12 @@ class LoopSession:
         self._cleanup.callback(self._uninstall)
         if config.inspect.workers:
             workers = self.workers = WorkerProbes(
-                UserCode((type(host.module),)).roots, sampling=config.inspect.sampling
+                UserCode((type(loop.module),)).roots, sampling=config.inspect.sampling
             )
             self._cleanup.callback(workers.end)
-            host.watch_loaders(workers, self._cleanup)
+            loop.watch_loaders(workers, self._cleanup)
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
-        self.is_first = host.is_first
+        self.is_first = loop.is_first
         self.announcements: Announcements | None = None
         self.message: bytes | None = None
         self.on_trace_ready: Callable[[Path | None, Report], None] | None = None
@@ -134,15 +134,15 @@ class LoopSession:
             why_there: why it is not beside the run; ``""`` where it is.
             check: called when the first step has ended.
         """
-        host, config, timing = self._host, self._config, self._timing
+        loop, config, timing = self._loop, self._config, self._timing
         if self.workers is not None:
             with suppress(Exception):  # the loop's loaders are not known
-                self.workers.begin(host.loaders())
+                self.workers.begin(loop.loaders())
         self._began_s, self._armed_ns = time.time(), self._clock()
-        timing.skip(steps_to_skip(config, host.num_steps))
+        timing.skip(steps_to_skip(config, loop.num_steps))
         parts = self._parts = make_parts(
             config,
-            host,
+            loop,
             timing,
             directory=directory,
             is_first=self.is_first,
@@ -155,14 +155,14 @@ class LoopSession:
         )
         if why_there and directory is not None:
             self._say(f"{why_there}. Files go to {directory}")
-        no_window = why_no_window(config, host.rank, host.world_size, self.phase_source.inner)
+        no_window = why_no_window(config, loop.rank, loop.world_size, self.phase_source.inner)
         if no_window and parts.capture is None:
             self._say(no_window)
         elif no_window:
             self._notes.append(f"{no_window}.")
         self._boundaries = StepBoundaries(
             config,
-            host,
+            loop,
             timing,
             parts,
             check=check,
@@ -171,7 +171,7 @@ class LoopSession:
             clock=self._clock,
             announcements=self.announcements,
         )
-        host.begin(self.phase_source, self.ledger, self._cleanup)
+        loop.begin(self.phase_source, self.ledger, self._cleanup)
         timing.slow.start()
         timing.ledger.cpu.start()
         self._cleanup.callback(timing.slow.stop)
@@ -181,7 +181,7 @@ class LoopSession:
         if self.on_trace_ready is not None:
             parts.results.on_trace = self._tell_of_trace
         if config.inspect.sampling:
-            parts.sampling = Sampling(self.ledger, host.module, parts.memory, self._clock)
+            parts.sampling = Sampling(self.ledger, loop.module, parts.memory, self._clock)
             parts.sampling.resume()
 
     def note(self, sentence: str) -> None:
@@ -208,10 +208,10 @@ class LoopSession:
         if parts is not None:
             if parts.sampling is not None:
                 parts.sampling.pause()
-            parts.setup = finish_setup(parts.setup, self._host, self._began_s)
+            parts.setup = finish_setup(parts.setup, self._loop, self._began_s)
             if self.is_armed and parts.capture is not None:
                 ways = {"finished": "ended", "interrupted": "was interrupted"}
-                parts.capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
+                parts.capture.finish(f"{self._loop.kind.subject} {ways.get(status, 'failed')} first")
                 self.ledger.ranges = None
         self.close()
         if self._timing.device is not None:
@@ -223,7 +223,7 @@ class LoopSession:
         self._timing.slow.look(self.ledger.step_end_ns)
         if parts is not None:
             self.ledger.cpu.stop(has_workers=any(one.num_workers for one in parts.setup.loaders))
-        if self.is_armed and status == "finished" and self._host.world_size > 1:
+        if self.is_armed and status == "finished" and self._loop.world_size > 1:
             self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
     def finish(
@@ -266,7 +266,7 @@ class LoopSession:
         run = self._make_run(status)
         if any(others):
             run = side_by_side(run, *others)
-        report, step = self._report(run), self._host.logger_step
+        report, step = self._report(run), self._loop.logger_step
         self._waited_ns = self._report_wait_ns()
         self._waiting.close()
         has_nothing = not self.ledger.steps_ended and not any(
@@ -283,17 +283,17 @@ class LoopSession:
         if self._boundaries is not None:
             self._boundaries.log_last()  # last: the user's loggers may take long
 
-    def add_around(self) -> None:
+    def add_outside_times(self) -> None:
         """What comes after the loop is over, too: save the run and its report with it."""
         run = self.run
         if run is not None and self._is_reported:
-            record = replace(run.ranks[0], around=self._host.around(), report_wait_ns=self._waited_ns)
+            record = replace(run.ranks[0], around=self._loop.outside_times(), report_wait_ns=self._waited_ns)
             self._report(replace(run, ranks=(record,)))
 
     def print_report(self) -> None:
         """Print what was reported, if that was not done yet."""
         if self._parts is not None:
-            self._parts.outputs.print_report(self._host.progress_bar)
+            self._parts.outputs.print_report(self._loop.progress_bar)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
@@ -313,7 +313,7 @@ class LoopSession:
         if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
             self.phase_source.disarm()
         else:
-            self._host.take_out(self.phase_source)
+            self._loop.take_out(self.phase_source)
 
     def _stop_early(self) -> None:
         """An exception ended the loop, and another callback hears of it first: it may end the process."""
@@ -338,7 +338,9 @@ class LoopSession:
         self.is_finished = True
         self.close()
         if self.is_armed and self._parts is not None:
-            self._notes.append(f"An internal error stopped the profiler before {self._loop.subject} ended.")
+            self._notes.append(
+                f"An internal error stopped the profiler before {self._loop.kind.subject} ended."
+            )
             self._is_unsaved = True
             self.save_aborted()
         if self._parts is not None:
@@ -404,12 +406,12 @@ class LoopSession:
     def _make_run(self, status: str) -> Run:
         assert self._parts is not None
         record = make_rank_record(
-            self._host.rank,
+            self._loop.rank,
             self._timing,
             self._parts,
             samples_note=self._samples_note(),
             notes=self._notes,
-            around=self._host.around(),
+            around=self._loop.outside_times(),
             workers=self.workers,
         )
         if self._is_reported:
@@ -454,7 +456,7 @@ def make_rank_record(
     *,
     samples_note: str,
     notes: Iterable[str],
-    around: AroundLoop | None = None,
+    around: OutsideLoop | None = None,
     workers: WorkerProbes | None = None,
 ) -> RankRecord:
     """The record of a loop that runs or has ended."""

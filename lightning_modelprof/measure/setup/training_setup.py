@@ -39,18 +39,18 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period of the container's CPU time in microseconds, or ``max``."""
 
 
-def read_setup(host: AnyLoop) -> TrainingSetup:
+def read_setup(loop: AnyLoop) -> TrainingSetup:
     """What is known when the loop begins. Never raises."""
-    return _take(TrainingSetup(), host.live().at_begin())
+    return _take(TrainingSetup(), loop.live().at_begin())
 
 
-def finish_setup(setup: TrainingSetup, host: AnyLoop, began_s: float) -> TrainingSetup:
+def finish_setup(setup: TrainingSetup, loop: AnyLoop, began_s: float) -> TrainingSetup:
     """The same with what is only known later: validation, memory, compilations. Never raises.
 
     Args:
         began_s: ``time.time()`` when the loop began.
     """
-    return _take(setup, (*host.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
+    return _take(setup, (*loop.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
 
 
 def _take(setup: TrainingSetup, parts: Sequence[Callable[[], dict[str, Any]]]) -> TrainingSetup:
@@ -88,12 +88,12 @@ class Live:
 
     num_nodes = 1
 
-    def __init__(self, host: AnyLoop) -> None:
-        self._host = host
+    def __init__(self, loop: AnyLoop) -> None:
+        self._loop = loop
 
     @property
     def _module(self) -> Any:
-        return self._host.module
+        return self._loop.module
 
     def at_begin(self) -> tuple[Part, ...]:
         of_module = () if self._module is None else (self.module, self.libraries, self.layers)
@@ -108,7 +108,7 @@ class Live:
         return {
             "usable_cpus": usable_cpus(),
             "num_threads": torch.get_num_threads(),
-            "local_world_size": max(1, self._host.world_size // self.num_nodes),
+            "local_world_size": max(1, self._loop.world_size // self.num_nodes),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "detects_anomaly": torch.is_anomaly_enabled(),
         }
@@ -124,11 +124,11 @@ class Live:
         return {"calls": calls_by_name(class_files(self._module))}
 
     def loaders(self) -> dict[str, Any]:
-        return {"loaders": tuple(map(loader_setup, self._host.loaders()))}
+        return {"loaders": tuple(map(loader_setup, self._loop.loaders()))}
 
     def optimizers(self) -> dict[str, Any]:
         setups = []
-        for optimizer in self._host.optimizers if self._host.loop.is_fit else ():
+        for optimizer in self._loop.optimizers if self._loop.kind.is_fit else ():
             inner = getattr(optimizer, "optimizer", optimizer)
             defaults = inner.defaults
             setups.append(
@@ -145,7 +145,7 @@ class Live:
 
     def layers(self) -> dict[str, Any]:
         found: dict[str, Any] = {"convolution_biases": convolution_biases(self._module)}
-        if self._host.device.type == "cuda":
+        if self._loop.device.type == "cuda":
             found["layers"] = tuple(
                 LayerShape(path=path, in_features=layer.in_features, out_features=layer.out_features)
                 for path, layer in named_modules(self._module)
@@ -154,7 +154,7 @@ class Live:
         return found
 
     def device(self) -> dict[str, Any]:
-        device = self._host.device
+        device = self._loop.device
         if device.type != "cuda":
             return {}
         return {
