@@ -27,7 +27,7 @@ from lightning_modelprof.errors import ConfigError, warn
 from lightning_modelprof.lightning.checks import check_ignored, ignore_repeats, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
-from lightning_modelprof.loop.loop import check_machine, say_off
+from lightning_modelprof.loop.loop import check_machine, print_switched_off
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import LoopSession, end_status
 from lightning_modelprof.run.loops import FIT, LOOPS, LoopKind
@@ -172,7 +172,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             return
         if is_switched_off():
             if trainer.is_global_zero:
-                say_off()
+                print_switched_off()
             return
         measuring = measuring_callback(self, trainer, ModelProfCallback)
         if measuring is not self:
@@ -192,7 +192,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             self._step_aside()
         if has_others and self._session is not None:
             self._session.note(IGNORED_CALLBACK)
-        self._come(trainer)
+        self._join_ranks(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
@@ -252,7 +252,7 @@ class ModelProfCallback(SessionKeeper, Callback):
                 ledger.repeated = None
         inspection = ledger.inspection
         if inspection is not None:
-            self._hear_again()
+            self._restore_hooks()
             self._guard(lambda: inspection.begin_batch(batch, batch_idx))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:

@@ -120,7 +120,7 @@ class SessionKeeper:
         """
         outer, thread = self._trainer, threading.get_ident()
         if outer is None or outer is trainer or outer.state.status != "running":
-            self._end_untold()
+            self._end_missed_loop()
         elif self._thread != thread:
             raise ConfigError(
                 f"ModelProfCallback: can't profile {loop_kind.subject}: this callback is profiling"
@@ -136,7 +136,7 @@ class SessionKeeper:
     def _is_running(self, trainer: Any) -> bool:
         """Whether it runs the loop we are in; ends loops inside that one of whose end nobody has told us."""
         while self._trainer is not trainer and any(one["_trainer"] is trainer for one in self._outer_loops):
-            self._end_untold()
+            self._end_missed_loop()
         return self._trainer is trainer
 
     def _begin(self, trainer: Any) -> None:
@@ -153,7 +153,7 @@ class SessionKeeper:
             clock=self._clock,
             warn=warn,
             guard=self._guard,
-            end_untold=self._end_untold,
+            on_missed_end=self._end_missed_loop,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
@@ -162,7 +162,7 @@ class SessionKeeper:
         session.phase_source.on_error = self._step_aside
         end_with_process(self)
 
-    def _come(self, trainer: Any) -> None:
+    def _join_ranks(self, trainer: Any) -> None:
         """Other ranks count on us from now on."""
         store = self._rank_store = RankStore(trainer)
         self._among_ranks(store.join)
@@ -215,7 +215,7 @@ class SessionKeeper:
             if getattr(type(self), hook).__module__.partition(".")[0] in _MAKERS_OF_HOOKS:
                 vars(self).setdefault(hook, None)
 
-    def _hear_again(self) -> None:
+    def _restore_hooks(self) -> None:
         """Have Lightning call all hooks."""
         for hook in [name for name, value in vars(self).items() if _is_passed_over(name, value)]:
             del vars(self)[hook]
@@ -309,13 +309,13 @@ class SessionKeeper:
             return
         self._stop_session("finished")
         session = self._session
-        heard: dict[int, bytes] = {}
+        messages: dict[int, bytes] = {}
         if trainer.world_size > 1:
             message = None if session is None else session.message
             self._among_ranks(lambda: store.send(message, _FAILED))
             if session is not None and session.is_first:
-                heard = self._among_ranks(store.receive) or {}
-        self._finish("finished", heard, store.absent)
+                messages = self._among_ranks(store.receive) or {}
+        self._finish("finished", messages, store.absent)
         if session is not None:
             phase_source: Any = session.phase_source
             phase_source.outside_clock.on_end = lambda: self._add_outside_times(session)
@@ -341,23 +341,23 @@ class SessionKeeper:
         if session is not None:
             self._guard(lambda: session.stop(status))
 
-    def _finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def _finish(self, status: str, messages: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         session = self._session
         if session is not None:
             try:
-                self._guard(lambda: self._report(session, status, heard, absent))
+                self._guard(lambda: self._report(session, status, messages, absent))
             finally:  # Ctrl-C while the report is printed does not cost the report
                 self._take_results(session)
 
     def _report(
-        self, session: LoopSession, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]
+        self, session: LoopSession, status: str, messages: Mapping[int, bytes], absent: Mapping[int, str]
     ) -> None:
         def is_brief() -> bool:
             return PROCESS_LOOPS.has_printed(self._loop_kind) or is_worker(
                 TrainerLoop(self._trainer, self._loop_kind)
             )
 
-        session.finish(status, heard, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
+        session.finish(status, messages, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 
     def _add_outside_times(self, session: LoopSession) -> None:
         """The trainer has done all that it does after the loop."""
@@ -384,7 +384,7 @@ class SessionKeeper:
         aborted, self._aborted = self._aborted, None
         self._ledger = self._evaluation = self._stop_at = None
         self._end_short(failed=True)
-        self._hear_again()
+        self._restore_hooks()
         if aborted is not None:
             with suppress(Exception):  # it has failed before, and that was said
                 aborted.save_aborted()
@@ -447,7 +447,7 @@ class SessionKeeper:
         self._count = NothingCounted(reason)
         self._guard(lambda: warn(f"{reason}. The report won't have {self.config.unit}/s"))
 
-    def _end_untold(self, *, is_exit: bool = False) -> None:
+    def _end_missed_loop(self, *, is_exit: bool = False) -> None:
         """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.
 
         One that is not finished has no report, unless the program ends.
@@ -464,7 +464,7 @@ class SessionKeeper:
         """The program ends: nobody will tell of the end of a loop that is over."""
         # A loop in another thread may still be running.
         while self._session is not None and self._session.thread == threading.get_ident():
-            self._end_untold(is_exit=True)
+            self._end_missed_loop(is_exit=True)
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""

@@ -212,14 +212,14 @@ def _made(iterator: Any) -> tuple[bool, int]:
     return is_ready, early + max(waiting, not is_empty)
 
 
-_HAS_SAID_OFF = False
+_HAS_PRINTED_OFF = False
 
 
-def say_off(who: str = "ModelProfCallback") -> None:
+def print_switched_off(who: str = "ModelProfCallback") -> None:
     """Say once in this process that the environment switches the callback off."""
-    global _HAS_SAID_OFF  # noqa: PLW0603  # of the process, as the environment is
-    if not _HAS_SAID_OFF:
-        _HAS_SAID_OFF = True
+    global _HAS_PRINTED_OFF  # noqa: PLW0603  # of the process, as the environment is
+    if not _HAS_PRINTED_OFF:
+        _HAS_PRINTED_OFF = True
         with contextlib.suppress(Exception):
             print(f"{who} is off because {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
 

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_modelprof.config.checks import make_config
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError, describe_error, did_you_mean, quoted, traceback_text, warn
-from lightning_modelprof.loop.loop import Loop, check_machine, say_off
+from lightning_modelprof.loop.loop import Loop, check_machine, print_switched_off
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, end_with_process, is_worker
 from lightning_modelprof.loop.run_folder import check_writeable
 from lightning_modelprof.loop.session import LoopSession, end_status
@@ -249,7 +249,7 @@ class LoopProfiler:
             raise ConfigError(f"{_WHO}.start: already running. Call stop() first.")
         config = self.config
         if is_switched_off():
-            say_off(_WHO)
+            print_switched_off(_WHO)
             return
         check_machine(config, _WHO)
         folder = None
@@ -269,7 +269,7 @@ class LoopProfiler:
             clock=self._clock,
             warn=_warn,
             guard=self._guard,
-            end_untold=_nothing,
+            on_missed_end=_nothing,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         claimed = None

@@ -51,7 +51,7 @@ class LoopSession:
     Args:
         loop: who runs the loop; its phase source is in place until :meth:`close`.
         guard: runs a function of ours so that an error in it cannot reach the loop.
-        end_untold: called when the loop has ended and Lightning won't call our callback.
+        on_missed_end: called when the loop has ended and Lightning won't call our callback.
 
     Attributes:
         thread: number of the thread in which the loop runs.
@@ -75,7 +75,7 @@ class LoopSession:
         clock: HostClock,
         warn: Callable[[str], None],
         guard: Callable[[Callable[[], None]], None],
-        end_untold: Callable[[], None],
+        on_missed_end: Callable[[], None],
         samples_note: Callable[[], str],
     ) -> None:
         self._config = config
@@ -90,7 +90,7 @@ class LoopSession:
             clock=clock,
             on_boundary=lambda: guard(self._on_boundary),
             on_failure=lambda: guard(self._stop_early),
-            on_untold=end_untold,
+            on_missed_end=on_missed_end,
         )
         self.ledger, self.phase_source, self.live = (
             self._timing.ledger,
@@ -154,10 +154,10 @@ class LoopSession:
             cleanup=self._cleanup,
         )
         if why_there and directory is not None:
-            self._say(f"{why_there}. Files go to {directory}")
+            self._warn_and_note(f"{why_there}. Files go to {directory}")
         no_window = why_no_window(config, loop.rank, loop.world_size, self.phase_source.inner)
         if no_window and parts.capture is None:
-            self._say(no_window)
+            self._warn_and_note(no_window)
         elif no_window:
             self._notes.append(f"{no_window}.")
         self._boundaries = StepBoundaries(
@@ -179,7 +179,7 @@ class LoopSession:
         self.is_armed = True
         self._saves.save(self._save)
         if self.on_trace_ready is not None:
-            parts.results.on_trace = self._tell_of_trace
+            parts.results.on_trace = self._call_on_trace_ready
         if config.inspect.sampling:
             parts.sampling = Sampling(self.ledger, loop.module, parts.memory, self._clock)
             parts.sampling.resume()
@@ -229,7 +229,7 @@ class LoopSession:
     def finish(
         self,
         status: str,
-        heard: Mapping[int, bytes],
+        messages: Mapping[int, bytes],
         absent: Mapping[int, str],
         *,
         is_brief: Callable[[], bool] = bool,
@@ -250,7 +250,7 @@ class LoopSession:
         with ExitStack() as stack:
             stack.callback(parts.results.close)
             stack.callback(self._waiting.close)
-            stack.callback(self._conclude, parts, status, (heard, absent), is_brief, on_report)
+            stack.callback(self._conclude, parts, status, (messages, absent), is_brief, on_report)
             if parts.outputs.has_terminal:
                 self._waiting.enter_context(show_waiting("lightning-modelprof: making the report"))
             parts.results.wait()  # Ctrl-C costs what the traces say, and no more
@@ -386,7 +386,7 @@ class LoopSession:
             self._save()
             CLAIM.rest()
 
-    def _tell_of_trace(self, window: Window, report: Report) -> None:
+    def _call_on_trace_ready(self, window: Window, report: Report) -> None:
         assert self._parts is not None
         assert self.on_trace_ready is not None
         folder = self._parts.outputs.directory
@@ -398,7 +398,7 @@ class LoopSession:
 
     # Results
 
-    def _say(self, message: str) -> None:
+    def _warn_and_note(self, message: str) -> None:
         """Warn, and say the same in the report."""
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")

@@ -36,7 +36,7 @@ class StepTiming:
     Args:
         on_boundary: called where a step begins at which there is something to do.
         on_failure: called when an exception ends the loop.
-        on_untold: called when Lightning won't call our callback at the end.
+        on_missed_end: called when Lightning won't call our callback at the end.
 
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
@@ -53,7 +53,7 @@ class StepTiming:
         clock: HostClock,
         on_boundary: Callable[[], None],
         on_failure: Callable[[], None],
-        on_untold: Callable[[], None],
+        on_missed_end: Callable[[], None],
     ) -> None:
         self.sizes = BatchShapes() if config.wants_flops else None
         self.recorder = Recorder(config.skip_first, sizes=self.sizes)
@@ -70,7 +70,7 @@ class StepTiming:
             validation=ValidationParts(marks),
             cpu=CpuOfSteps(config.skip_first, partial(batches_made, loop)),
         )
-        self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
+        self.ledger.on_failure, self.ledger.on_missed_end = on_failure, on_missed_end
         self.ledger.sizes = self.sizes
         self.repeated = RepeatedSampleWatch(loop) if loop.kind.is_fit else None
         self.ledger.repeated = self.repeated

@@ -228,7 +228,7 @@ class ComparedSide(Record, frozen=True, kw_only=True):
     read_steps: Callable[[], StepTimings]
 
 
-_TELLING: Final = (
+_COMPARED: Final = (
     ("model", lambda run, _: run.get("model")),
     ("device", lambda run, _: run.get("device_name") or run.get("device_type")),
     ("ranks", lambda run, _: run.get("world_size")),
@@ -246,7 +246,7 @@ def _differs(before: ComparedSide, after: ComparedSide) -> str:
     sections = [report.sections for report in reports if report is not None]
     values = [
         (name, *(find(one.get("run") or {}, one.get("benchmark") or {}) for one in sections))
-        for name, find in _TELLING
+        for name, find in _COMPARED
     ]
     known = [(name, old, new) for name, old, new in values if old and new and old != new]
     if not known:

@@ -221,7 +221,7 @@ class Rank:
         loop.make_phase_source = lambda ledger: SimpleNamespace(choose_table=int)
         self.free_ns = FREE_NS if world_size == 1 else 0
         timing = self.timing = StepTiming(
-            config, loop, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_untold=int
+            config, loop, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_missed_end=int
         )
         self.ledger = timing.ledger
         scheduled = ScheduledSteps(config.schedule) if world_size > 1 else None
