@@ -31,7 +31,7 @@ _NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\))::")
 
 _TEMPLATE = re.compile(r"\w<")
 
-_WHOLE_PART = re.compile(r"[-+]?[0-9,]+")
+_INTEGER_PART = re.compile(r"[-+]?[0-9,]+")
 
 
 class LayoutColumn(Record, frozen=True):
@@ -67,14 +67,14 @@ class LayoutColumn(Record, frozen=True):
         if self.unit is Unit.BY_ROW:
             # Seconds above samples: their decimal points have nothing to do with each other.
             return align_right(self.cells)
-        matches = [_WHOLE_PART.match(cell) for cell in self.cells]
+        matches = [_INTEGER_PART.match(cell) for cell in self.cells]
         ends = [
             len(cell) if match is None else match.end()
             for cell, match in zip(self.cells, matches, strict=True)
         ]
-        whole = align_right([cell[:end] for cell, end in zip(self.cells, ends, strict=True)])
+        integers = align_right([cell[:end] for cell, end in zip(self.cells, ends, strict=True)])
         rest = align_left([cell[end:] for cell, end in zip(self.cells, ends, strict=True)])
-        return tuple(left + right for left, right in zip(whole, rest, strict=True))
+        return tuple(left + right for left, right in zip(integers, rest, strict=True))
 
 
 class LayoutGroup(Record, frozen=True):

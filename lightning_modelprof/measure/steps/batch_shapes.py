@@ -226,9 +226,9 @@ def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[i
     for place in range(max(map(len, inner), default=0)):
         shapes = [one[place] for one in inner if len(one) > place]
         rank = max(map(len, shapes))
-        whole = [(*shape, *(1,) * (rank - len(shape))) for shape in shapes]
+        padded = [(*shape, *(1,) * (rank - len(shape))) for shape in shapes]
         elements = sum(int(np.prod(shape, dtype=object)) for shape in shapes)
-        yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*whole, strict=True)))
+        yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*padded, strict=True)))
 
 
 def _is_sequence(part: Any) -> bool:
