@@ -363,10 +363,10 @@ class ModelProfCallback(SessionKeeper, Callback):
 
     def _bare_class(self) -> type:
         """Lightning's own class, of the package whose Trainer ran it."""
-        kinds = [kind for kind in type(self).__mro__ if kind.__name__ == "Callback"]
+        classes = [kind for kind in type(self).__mro__ if kind.__name__ == "Callback"]
         if self._package == "pytorch_lightning":
-            kinds.insert(0, sys.modules[self._package].Callback)
-        return kinds[0]
+            classes.insert(0, sys.modules[self._package].Callback)
+        return classes[0]
 
     def _plain_arguments(self) -> dict[str, Any]:
         try:

@@ -385,11 +385,11 @@ class WindowResults:
         num_left_out = self._left_out.total()
         if not num_left_out:
             return ()
-        kinds = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
+        counts = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
         num_newest = len(self.windows) - FIRST_LISTED
         return (
             f"The list shows the first {FIRST_LISTED} and the newest {num_newest} of"
-            f" {num_left_out + len(self.windows):,} profiler windows. The rest: {kinds}.",
+            f" {num_left_out + len(self.windows):,} profiler windows. The rest: {counts}.",
         )
 
     def _remove_old_traces(self) -> None:

@@ -285,14 +285,14 @@ def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
     ]
     if chosen[0] == chosen[1]:
         return "Both sides are the same. Select another run or window for Before."
-    kinds = [
+    reasons = [
         f"{side.run_name} is only a trace"
         if side.selection.run is None
         else f"{side.run_name} has no torch.profiler window"
         for side in (before, after)
         if side.selection.run is None or side.selection.window is None
     ]
-    why = f": {', and '.join(kinds)}" if len(kinds) == len(chosen) else ""
+    why = f": {', and '.join(reasons)}" if len(reasons) == len(chosen) else ""
     return f"These can't be compared{why}. Select another run or window for Before."
 
 

@@ -189,8 +189,8 @@ def _configurator(module: str) -> str:
 
 def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Library, ...]:
     """The libraries of a loop: of the module, of the DataModule, and of who called the Trainer."""
-    kinds = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
-    packages = [library_of(kind.__module__, _file_of(kind)) for kind in kinds]
+    classes = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
+    packages = [library_of(kind.__module__, _file_of(kind)) for kind in classes]
     packages.append("" if call.from_library is None else call.from_library.package)
     return tuple(
         Library(package=package, version=_version(package), folders=folders_of(package))

@@ -60,8 +60,8 @@ class Statements:
         self._layers = dict(named_modules(module))
         self._user_code = UserCode()  # a class in an installed package is a library's, whoever's model it is
         self._read: dict[str, SourceFile | None] = {}
-        kinds = [kind for one in holders if one is not None for kind in written_class(one).__mro__]
-        self._files = [*call.files, *filter(None, map(self._file_of, kinds))]
+        classes = [kind for one in holders if one is not None for kind in written_class(one).__mro__]
+        self._files = [*call.files, *filter(None, map(self._file_of, classes))]
 
     def _source(self, file: str | None) -> SourceFile | None:
         """A file of the user's; ``None`` where it is a library's, no file, or one too many."""
@@ -135,15 +135,15 @@ class Statements:
         switches = [(one, call) for one, call in self._calls_anywhere(ANOMALY) if _turns_on(call)]
         yield from _only(ANOMALY, switches)
 
-    def optimizer(self, hook: Place | None, kinds: Sequence[str]) -> Iterator[Statement]:
+    def optimizer(self, hook: Place | None, class_names: Sequence[str]) -> Iterator[Statement]:
         """The statement in ``configure_optimizers`` that makes the only optimizer."""
         source = None if hook is None else self._source(hook.file)
-        if source is None or hook is None or len(kinds) != 1:
+        if source is None or hook is None or len(class_names) != 1:
             return
         function = source.function_at(hook)
         if function is None:
             return
-        calls = source.calls(function, kinds[0]) or source.made_by(None, function, kinds[0])
+        calls = source.calls(function, class_names[0]) or source.made_by(None, function, class_names[0])
         yield from _only("optimizer", [(source, call) for call in calls])
 
     def logs(self) -> Iterator[Statement]:

@@ -317,9 +317,9 @@ def own_tensors(owner: type) -> type | None:
     packages = {_package(kind) for kind in mro_of(owner)} - _FOREIGN
     waiting: list[type] = [_TENSOR]
     while waiting:
-        kinds: list[type] = type.__subclasses__(waiting.pop())
-        waiting += kinds
-        for kind in kinds:
+        classes: list[type] = type.__subclasses__(waiting.pop())
+        waiting += classes
+        for kind in classes:
             if _package(kind) in packages and _calls_torchs(kind):
                 return kind
     return None
