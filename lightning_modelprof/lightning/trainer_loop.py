@@ -30,7 +30,7 @@ from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
 from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files, convolution_biases
 from lightning_modelprof.measure.setup.statements import Statements, outside_optimizers
-from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_setup
+from lightning_modelprof.measure.setup.training_setup import Live, Reader, loader_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import own_methods, place_of
@@ -252,7 +252,7 @@ class LiveTrainer(Live):
         self._trainer = loop.trainer
         self.num_nodes = max(1, int(getattr(loop.trainer, "num_nodes", 1)))
 
-    def at_begin(self) -> tuple[Part, ...]:
+    def at_begin(self) -> tuple[Reader, ...]:
         return (
             self.threads,
             self.trainer,
@@ -266,7 +266,7 @@ class LiveTrainer(Live):
             self.statements,
         )
 
-    def at_end(self) -> tuple[Part, ...]:
+    def at_end(self) -> tuple[Reader, ...]:
         return (self.loaders, self.val_loaders, self.trainer, self.device, self.untrained)
 
     def trainer(self) -> dict[str, Any]:

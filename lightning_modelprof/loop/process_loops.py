@@ -272,12 +272,12 @@ def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
 
 
 def _last_line(short: Sequence[ShortLoops]) -> str:
-    parts = [
+    texts = [
         f"{one.calls:,} {loop_of(one.loop).name} loop{'' if one.calls == 1 else 's'} of {one.model}"
         f" took {milliseconds(one.total_ns)}"
         for one in short
     ]
-    return f"lightning-modelprof: {', '.join(parts)}; too short for a report."
+    return f"lightning-modelprof: {', '.join(texts)}; too short for a report."
 
 
 def _cell() -> object:

@@ -10,8 +10,8 @@ from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.loop.budget import Budget
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_later
+from lightning_modelprof.loop.instruments import Instruments
 from lightning_modelprof.loop.loop import Loop, num_prefetched
-from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.stored import modules_of
@@ -99,7 +99,7 @@ class StepBoundaries:
         config: ProfileConfig,
         loop: Loop,
         timing: StepTiming,
-        parts: LoopParts,
+        instruments: Instruments,
         *,
         check: Callable[[], None],
         saves: SaveTimer,
@@ -111,7 +111,7 @@ class StepBoundaries:
         self._loop = loop
         self._announcements = announcements
         self._timing = timing
-        self._parts = parts
+        self._instruments = instruments
         self._check = check
         self._saves = saves
         self._save = save
@@ -133,8 +133,8 @@ class StepBoundaries:
         log_every = int(loop.log_every_n_steps if log_every is None else log_every)
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
         # The batches of an evaluation have no step number that loggers could show them at.
-        self._logs_scalars = loop.kind.is_fit and log_every > 0 and parts.outputs.has_loggers
-        self._is_watched = parts.has_bar or self._logs_scalars
+        self._logs_scalars = loop.kind.is_fit and log_every > 0 and instruments.outputs.has_loggers
+        self._is_watched = instruments.has_bar or self._logs_scalars
         # Without the sampling thread memory is looked at between steps.
         is_often = self._is_watched or not config.inspect.sampling
         self._log_every = (log_every or _DEFAULT_CUT) if is_often else _LOOK_EVERY
@@ -144,23 +144,23 @@ class StepBoundaries:
 
     def begin_step(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
-        timing, parts = self._timing, self._parts
-        ledger, capture = timing.ledger, parts.capture
+        timing, instruments = self._timing, self._instruments
+        ledger, capture = timing.ledger, instruments.capture
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
         self._end_slowed_step(self._budget.begin())
         if step == 1:
             self._warm_ns = self._clock()
             self._check()
-        parts.memory.growth.look(step)
-        if parts.sampling is None and ledger.ranges is None:
-            parts.memory.look(step)  # not in a window: torch's Python tracer would record it
+        instruments.memory.growth.look(step)
+        if instruments.sampling is None and ledger.ranges is None:
+            instruments.memory.look(step)  # not in a window: torch's Python tracer would record it
         if capture is not None and step == capture.next_step:
             with self._budget.asked_for(by_name=self._config.asks_for_window):
                 self._step_window(capture, step)
-        if parts.inspection is not None:
+        if instruments.inspection is not None:
             with self._budget.asked_for(by_name=self._config.asks_for_inspection):
-                self._inspect(parts.inspection, step)
-            if step == parts.inspection.again_at and timing.sizes is not None:
+                self._inspect(instruments.inspection, step)
+            if step == instruments.inspection.again_at and timing.sizes is not None:
                 timing.sizes.last = -1  # its size may be counted again, though it is that of the step before
         if self._is_watched and step >= self._next_cut:
             self._cut_if_affordable(step)
@@ -192,7 +192,7 @@ class StepBoundaries:
 
     def _step_window(self, capture: Capture, step: int) -> None:
         """Open or close a window, which the sampling thread is not to be seen in."""
-        timing, sampling = self._timing, self._parts.sampling
+        timing, sampling = self._timing, self._instruments.sampling
         if self._must_wait(capture, step):
             return
         if not capture.is_open:
@@ -245,7 +245,7 @@ class StepBoundaries:
 
     def _must_wait(self, capture: Capture, step: int) -> bool:
         """Whether the window that is to begin comes later, as nobody has asked for it."""
-        config, inspection = self._config, self._parts.inspection
+        config, inspection = self._config, self._instruments.inspection
         if not capture.may_wait or config.asks_for_window:
             return False
         sites = None if inspection is None else inspection.cost.sites
@@ -373,7 +373,7 @@ class StepBoundaries:
 
     def meet_size(self, size: int) -> None:
         """The running step has a batch of another size than the one before: count it, if that tells more."""
-        ledger, inspection, sizes = self._timing.ledger, self._parts.inspection, self._timing.sizes
+        ledger, inspection, sizes = self._timing.ledger, self._instruments.inspection, self._timing.sizes
         step = ledger.steps_ended
         if sizes is None:
             return
@@ -424,9 +424,9 @@ class StepBoundaries:
         self._log_scalars()
 
     def _log_scalars(self) -> None:
-        scalars, parts = self._timing.live.scalars(), self._parts
+        scalars, instruments = self._timing.live.scalars(), self._instruments
         if scalars and self._logs_scalars:
-            parts.outputs.log_scalars(scalars | parts.memory.scalars(), self._loop.logger_step)
+            instruments.outputs.log_scalars(scalars | instruments.memory.scalars(), self._loop.logger_step)
 
     def log_last(self) -> None:
         """The loop is over and was cut once more: log that if figures were due and had to wait."""
@@ -452,13 +452,13 @@ class StepBoundaries:
 
     def _next_boundary(self, step: int) -> int:
         """The next step at whose start there is something to do."""
-        capture, inspection = self._parts.capture, self._parts.inspection
+        capture, inspection = self._instruments.capture, self._instruments.inspection
         upcoming = [(step // _LOOK_EVERY + 1) * _LOOK_EVERY]
         if self._is_watched:
             upcoming.append(self._next_cut)
         else:  # memory is looked at
             upcoming.append((step // self._log_every + 1) * self._log_every)
-        upcoming.append(max(step + 1, self._parts.memory.growth.next_step))
+        upcoming.append(max(step + 1, self._instruments.memory.growth.next_step))
         if step == 0:
             upcoming.append(1)  # are all names known?
         else:

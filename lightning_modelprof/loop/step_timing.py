@@ -183,20 +183,20 @@ class _Unseen:
     """Steps that somebody has not looked at yet, summed as soon as they are many."""
 
     def __init__(self) -> None:
-        self._parts: list[StepTimings] = []
+        self._unsummed: list[StepTimings] = []
         self._num_steps = 0
         self._sums: list[StepTotals] = []
 
     def add(self, steps: StepTimings) -> None:
-        self._parts.append(steps)
+        self._unsummed.append(steps)
         self._num_steps += len(steps)
         if self._num_steps > _MANY:
             self._sums = [self.take()]
 
     def take(self) -> StepTotals:
         """The sums over them all; from here on they have been seen."""
-        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._parts))])
-        self._parts, self._num_steps, self._sums = [], 0, []
+        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._unsummed))])
+        self._unsummed, self._num_steps, self._sums = [], 0, []
         return totals
 
 

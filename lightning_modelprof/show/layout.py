@@ -102,8 +102,8 @@ class LayoutGroup(Record, frozen=True):
         shown = [strip.aligned() if align else strip.cells for strip in self.strips]
         return tuple(
             # A dash says as much as five of them.
-            parts[0] if all(part.strip() == DASH for part in parts) else SEPARATOR.join(parts)
-            for parts in zip(*shown, strict=True)
+            cells[0] if all(cell.strip() == DASH for cell in cells) else SEPARATOR.join(cells)
+            for cells in zip(*shown, strict=True)
         )
 
 
@@ -339,15 +339,15 @@ def _last_parenthesis(text: str) -> int:
 
 def _without_templates(name: str, level: int) -> str:
     """Cut what is in ``level`` or more pairs of angle brackets; other uses of ``<`` and ``>`` cut nothing."""
-    parts = []
+    kept = []
     depth = 0
     for char in name:
         depth -= char == ">"
         if depth < 0:
             return name
         if depth < level:
-            parts.append(char)
+            kept.append(char)
         depth += char == "<"
         if char == "<" and depth == level:
-            parts.append(ELLIPSIS)
-    return "".join(parts) if depth == 0 else name
+            kept.append(ELLIPSIS)
+    return "".join(kept) if depth == 0 else name

@@ -33,8 +33,7 @@ from lightning_modelprof.lightning import callback as hooks
 from lightning_modelprof.lightning import classify, in_validation, session_keeper, trainer_loop
 from lightning_modelprof.lightning import classify as evaluation
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop import outputs, session, step_timing, trace_work, windows
-from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop import instruments, outputs, session, step_timing, trace_work, windows
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
@@ -334,7 +333,7 @@ PLACES = {
     "setup: counter": Place(session_keeper, "make_counter", steps=None),
     # on_train_start
     "on_train_start": Place(LoopSession, "arm", steps=None, errors=(*ALL, "ctrl-c")),
-    "on_train_start: training's setup": Place(loop_parts, "read_setup", steps=None),
+    "on_train_start: training's setup": Place(instruments, "read_setup", steps=None),
     "on_train_start: first save": Place(SaveTimer, "save", steps=0),
     "on_train_start: sampling": Place(session, "Sampling", steps=0),
     # on_train_batch_start

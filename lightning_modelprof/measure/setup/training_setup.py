@@ -53,20 +53,20 @@ def finish_setup(setup: TrainingSetup, loop: AnyLoop, began_s: float) -> Trainin
     return _take(setup, (*loop.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
 
 
-def _take(setup: TrainingSetup, parts: Sequence[Callable[[], dict[str, Any]]]) -> TrainingSetup:
+def _take(setup: TrainingSetup, readers: Sequence[Callable[[], dict[str, Any]]]) -> TrainingSetup:
     """The setup with each part that can be read, and a note for each that cannot."""
-    for part in parts:
-        found, note = _attempt(part)
+    for read in readers:
+        found, note = _attempt(read)
         found = {name: value for name, value in found.items() if value not in (None, ())}
         setup = replace(setup, notes=(*setup.notes, note) if note else setup.notes, **found)
     return setup
 
 
-def _attempt(part: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+def _attempt(read: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
     try:
-        return part(), ""
+        return read(), ""
     except Exception as error:  # anybody's objects, or another Lightning
-        return {}, f"{part.__name__} couldn't be read: {describe_error(error)}"
+        return {}, f"{read.__name__} couldn't be read: {describe_error(error)}"
 
 
 def usable_cpus() -> int | None:
@@ -80,7 +80,7 @@ def usable_cpus() -> int | None:
         return count
 
 
-Part: TypeAlias = Callable[[], dict[str, Any]]
+Reader: TypeAlias = Callable[[], dict[str, Any]]
 
 
 class Live:
@@ -95,11 +95,11 @@ class Live:
     def _module(self) -> Any:
         return self._loop.module
 
-    def at_begin(self) -> tuple[Part, ...]:
+    def at_begin(self) -> tuple[Reader, ...]:
         of_module = () if self._module is None else (self.module, self.libraries, self.layers)
         return (self.threads, self.loaders, self.optimizers, *of_module)
 
-    def at_end(self) -> tuple[Part, ...]:
+    def at_end(self) -> tuple[Reader, ...]:
         """What may be known only when the loop has ended."""
         return (self.loaders, self.device)
 

@@ -112,10 +112,10 @@ class CallSamples(msgspec.Struct):
         return math.hypot(drawn_ns, min(1e9 * one.late / one.time * samples, cpu_ns))
 
 
-def merged(parts: Iterable[CallSamples]) -> CallSamples:
+def merged(pieces: Iterable[CallSamples]) -> CallSamples:
     found = CallSamples()
-    for part in parts:
-        found.add(part)
+    for piece in pieces:
+        found.add(piece)
     return found
 
 

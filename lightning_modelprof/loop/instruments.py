@@ -32,8 +32,8 @@ from lightning_modelprof.run.stacks import StackSamples
 
 
 @dataclass
-class LoopParts:
-    """The parts of one loop that begins.
+class Instruments:
+    """What measures one loop that begins, and where its results go.
 
     Attributes:
         setup: how training is set up; complete when the loop has ended.
@@ -54,7 +54,7 @@ class LoopParts:
     sampling: Sampling | None = None
 
 
-def make_parts(
+def make_instruments(
     config: ProfileConfig,
     loop: Loop,
     timing: StepTiming,
@@ -67,7 +67,7 @@ def make_parts(
     clock: HostClock,
     warn: Callable[[str], None],
     cleanup: ExitStack,
-) -> LoopParts:
+) -> Instruments:
     """Make them; none of them has begun.
 
     Args:
@@ -120,7 +120,7 @@ def make_parts(
     has_bar = bool(config.report.progress_bar) and loop.kind.is_fit and loop.progress_bar is not None
     if has_bar:
         loop.join_progress_bar(timing.live, cleanup)
-    return LoopParts(
+    return Instruments(
         outputs=outputs,
         results=results,
         info=info,
