@@ -18,7 +18,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.locate import find_run, newest_run, runs_below, told_choice
+from lightning_modelprof.run.locate import choice_note, find_run, newest_run, runs_below
 from lightning_modelprof.run.ranks import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.findings import list_line
@@ -43,7 +43,7 @@ def read_report(
     facts, notes = read_windows(run, file.parent)
     with refuse_damaged(file):
         report = build_report(Facts(run, facts, notes), options)
-    choice = told_choice(path)
+    choice = choice_note(path)
     return replace(report, notes=(choice, *report.notes)) if choice else report
 
 

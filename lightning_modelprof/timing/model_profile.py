@@ -180,7 +180,7 @@ def _time(
     model: nn.Module, call: ProfiledCall, timer: ModuleTimer, steps: int, device: torch.device
 ) -> _Latency:
     """Time whole calls without hooks, which in a small model take as long as it does; then its modules."""
-    calls = [_whole_call(model, call, device) for _ in range(steps)]
+    calls = [_time_call(model, call, device) for _ in range(steps)]
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
         with timer:
@@ -198,7 +198,7 @@ def _time(
     )
 
 
-def _whole_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
+def _time_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
     """Time one call; the device is waited for around it, and never inside."""
     model.zero_grad(set_to_none=True)
     wait_for(device)

@@ -19,8 +19,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.lightning.phases import GuardedAction, PhaseProfiler
-from lightning_modelprof.loop import outputs, trace_work, windows
-from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop import instruments, outputs, trace_work, windows
 from lightning_modelprof.loop import step_timing as live
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.loop.session import LoopSession
@@ -101,7 +100,7 @@ def harmless(tmp_path, weights, monkeypatch):
     ("owner", "name", "num_steps"),
     [
         pytest.param(LoopSession, "arm", None, id="arm"),
-        pytest.param(loop_parts, "run_info", None, id="inside arm"),
+        pytest.param(instruments, "run_info", None, id="inside arm"),
         pytest.param(LoopSession, "_on_boundary", 0, id="first boundary"),
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),

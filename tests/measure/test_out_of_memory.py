@@ -412,8 +412,8 @@ def test_nothing_is_allocated_on_the_device_to_look():
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    host = SimpleNamespace(device=torch.device("cpu"), optimizers=[optimizer], module=model)
-    memory = LoopMemory(host)
+    loop = SimpleNamespace(device=torch.device("cpu"), optimizers=[optimizer], module=model)
+    memory = LoopMemory(loop)
     with Refuse():
         memory.on_exception(TORCH_ERROR(NEW), 3)
     assert memory.out_of_memory.by_category["optimizer state"] == 2 * 80 + 2 * 4

@@ -18,7 +18,7 @@ from lightning_modelprof.report.rules.input import repeated_work
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import RepeatedSamples
 from tests.support.diagnosed import analysis_of, only, steps_of, with_loader
-from tests.support.fits import Net, Numbers, fit_quietly, host_of, make_callback, make_trainer
+from tests.support.fits import Net, Numbers, fit_quietly, loop_of_trainer, make_callback, make_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,7 @@ def test_torchs_iterators_are_left_as_they_were_and_are_not_kept(tmp_path):
 
     Loop._combined_loader = type("Loader", (), {"_iterator": type("Modes", (), {"iterators": [iterator]})})
     trainer = type("Trainer", (), {"fit_loop": Loop})
-    watch, inner = RepeatedSampleWatch(host_of(trainer)), iterator._sampler_iter
+    watch, inner = RepeatedSampleWatch(loop_of_trainer(trainer)), iterator._sampler_iter
     watch.begin_batch(next(iterator))
     assert iterator._sampler_iter is not inner
     watch.begin_batch(next(iterator))

@@ -7,7 +7,7 @@ import pytest
 from lightning_modelprof.report.model import Evidence, Finding, Report, Status, Unit
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.engine import judge
-from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, told_figures
+from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, shown_evidence
 from lightning_modelprof.show.html.head import found_views, other_rules
 from lightning_modelprof.show.html.parts import findings_html
 from lightning_modelprof.show.text import render_text
@@ -73,7 +73,7 @@ PASSED = (
 def test_four_figures_are_shown_and_the_rest_is_folded():
     unknown = Evidence(label="unknown", value=None, unit=Unit.COUNT)
     finding = slow((unknown, *figures(6)))
-    assert [one.label for one in told_figures(finding)] == [f"figure {n}" for n in range(1, 5)]
+    assert [one.label for one in shown_evidence(finding)] == [f"figure {n}" for n in range(1, 5)]
     assert evidence_text(finding) == "figure 1 1 · figure 2 2 · figure 3 3 · figure 4 4"
     [text] = found_texts([finding])
     assert "Evidence: figure 1 1 · figure 2 2 · figure 3 3 · figure 4 4" in text.lines

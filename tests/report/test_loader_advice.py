@@ -29,7 +29,7 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import CpuUse
 from tests.support.bench import make_trainer
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
-from tests.support.fits import host_of
+from tests.support.fits import loop_of_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -411,7 +411,9 @@ def test_several_loaders_and_batches_out_of_order():
 
     def asked(*iterators):
         combined = SimpleNamespace(_iterator=SimpleNamespace(iterators=iterators))
-        return batches_made(host_of(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined))))
+        return batches_made(
+            loop_of_trainer(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined)))
+        )
 
     def unknown():
         raise NotImplementedError
@@ -426,4 +428,4 @@ def test_several_loaders_and_batches_out_of_order():
     assert asked(loader(2), loader(1)) == (True, 1)
     assert asked(loader(1), object()) == (True, 1)
     assert asked(object()) is None
-    assert batches_made(host_of(SimpleNamespace())) is None
+    assert batches_made(loop_of_trainer(SimpleNamespace())) is None

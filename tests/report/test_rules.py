@@ -43,7 +43,7 @@ from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.batches import CpuUse, RepeatedSamples
 from lightning_modelprof.run.model_cost import FrozenModule, StepWaste
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.records import ActionTime, AroundLoop, CallbackTime
+from lightning_modelprof.run.records import ActionTime, CallbackTime, OutsideLoop
 from lightning_modelprof.run.setup import (
     CallbackSetup,
     CheckpointSetup,
@@ -960,7 +960,7 @@ def around_of(setup_ms, gap_ms):
     name = "[LightningDataModule]Data.setup"
     before = ActionTime(action=name, calls=1, total_ns=setup_ms * MS, after_ns=gap_ms * MS)
     after = ActionTime(action="report", calls=1, total_ns=4000 * MS, after_ns=0)
-    return AroundLoop(before=(before,), after=(after,))
+    return OutsideLoop(before=(before,), after=(after,))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.report.rules.validation import long_sanity_check, validation_share
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
-from lightning_modelprof.run.records import ActionTime, AroundLoop
+from lightning_modelprof.run.records import ActionTime, OutsideLoop
 from lightning_modelprof.run.setup import DeviceSetup, LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
@@ -514,7 +514,7 @@ def test_a_sanity_check_that_was_measured(validation):
         steps_of(forward=30),
         setup=replace(SETUP, num_sanity_batches=8),
         validation=validation,
-        around=AroundLoop(before=(check,)),
+        around=OutsideLoop(before=(check,)),
     )
     finding = only(judge(long_sanity_check, analysis))
     assert finding.status is Status.FOUND

@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop
+from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, OutsideLoop
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SPECIAL, StepTag
@@ -188,7 +188,7 @@ class AroundTimes(Record, frozen=True, kw_only=True):
         return ns / max(self.before_ns + self.loop_ns + (self.after_ns or 0), 1)
 
 
-def around_times(around: AroundLoop | None, setup: TrainingSetup | None, loop_ns: int) -> AroundTimes:
+def around_times(around: OutsideLoop | None, setup: TrainingSetup | None, loop_ns: int) -> AroundTimes:
     if around is None:
         raise NotMeasured("not measured for your own loops and runs saved by an older version")
     sides = {True: around.before, False: around.after or ()}
