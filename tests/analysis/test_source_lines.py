@@ -150,15 +150,15 @@ def test_what_was_not_measured_is_none():
     assert [(one.operators, one.waits, one.num_bytes, one.samples) for one in only_sampled] == [
         (None, None, None, 3)
     ]
-    only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), hot_lines(None))
+    only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), None)
     assert [(one.operators, one.share, one.samples) for one in only_counted] == [(2, None, None)]
-    assert why_not(source_lines, None, hot_lines(None))
+    assert why_not(source_lines, None, None)
 
 
 def test_bytes_that_are_not_known_make_no_sum():
     unknown = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=None)
     known = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=8)
-    [line] = source_lines(sites_of(sites=[unknown, known]), hot_lines(None))
+    [line] = source_lines(sites_of(sites=[unknown, known]), None)
     assert line.num_bytes is None
     assert line.host_tensors == 2
 
