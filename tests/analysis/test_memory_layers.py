@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MOST_POINTS
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import summarize_memory
@@ -254,15 +253,15 @@ def test_the_view_memory_has_it_once_with_its_peak():
 def test_of_a_run_the_model_s_own_tensors_are_apart():
     """100 bytes from before: 40 of parameters, 5 of buffers, and 55 of others; state is the window's."""
     events = [*steps(2), block(150, 8, 1, 108), block(700, 30, 2, 138)]
-    facts = TraceFacts(make_trace(events))
+    trace = TraceFacts(make_trace(events))
     sizes = tuple(
         TensorSize(kind=kind, dtype="float32", tensors=1, elements=1, num_bytes=size)
         for kind, size in (("trainable parameters", 40), ("buffers", 5), ("optimizer state", 30))
     )
-    window = WindowFacts(window=Window(index=0, first_step=0, last_step=1), facts=facts)
+    window = Window(index=0, first_step=0, last_step=1)
     cost = ModelCost(size=ModelSize(sizes=sizes))
-    analysis = analysis_of(steps_of(forward=10), cost=cost).replaced(windows=(window,))
-    chart = window_memory_of_run(analysis)
+    run = {"cost": cost, "windows": (window,), "facts": {0: trace}}
+    chart = window_memory_of_run(analysis_of(steps_of(forward=10), **run))
     last = {one.key: one.values[-1] for one in chart.series}
     assert last == {"parameters": 40, "buffers": 5, "before": 55, "optimizer_state": 30, "activations": 8}
     assert chart.level == sum(last.values())

@@ -510,7 +510,7 @@ def check_launches(found, trace):
 def check_counters(found, facts):
     """Peaks and ends are those of the Memory Summary, and the mean efficiency that of the Device Summary."""
     counters = {counter.label: counter for counter in found.counters}
-    for device in getattr(facts.memory, "devices", ()):
+    for device in getattr(facts.get(TraceFacts.memory), "devices", ()):
         name = device.total.name
         label = f"{name} memory allocated" + (" since the start" if name == "CPU" else "")
         if device.peak_allocated_bytes is None:
