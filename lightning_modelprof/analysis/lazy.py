@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar, overload
 
@@ -79,9 +78,10 @@ class LazyFacts:
 
     def replaced(self: _FactsT, **values: Any) -> _FactsT:
         """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one."""
-        twin, names = copy.copy(self), self.names()
+        twin, names = object.__new__(type(self)), self.names()  # not copy.copy, which asks for a pickle
         facts = {name: value for name, value in values.items() if name in names}
-        twin.__dict__.update({name: value for name, value in values.items() if name not in names})
+        others = {name: value for name, value in values.items() if name not in names}
+        twin.__dict__.update({**self.__dict__, **others})
         twin.__dict__["_known"] = {**self.__dict__.get("_known", {}), **facts}
         return twin
 

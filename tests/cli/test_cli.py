@@ -374,7 +374,7 @@ def test_brief_asks_only_for_what_its_verdict_needs(monkeypatch, capsys):
         )
     file = str(real_file("h100_item"))
     assert main(["analyze", file, "--brief"]) == 0
-    assert "SYNC-BOUND" in capsys.readouterr().out
+    assert "DEVICE-BOUND" in capsys.readouterr().out
     assert asked == []
     assert main(["analyze", file, "--brief", "--json", "-"]) == 0  # JSON has everything
     assert len(asked) == 3
