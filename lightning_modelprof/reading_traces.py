@@ -229,6 +229,9 @@ def _num_cpus() -> int:
 
 def _help() -> None:
     """Be such a process."""
+    # A table may bring its own fact.
+    import lightning_modelprof.report.tables.trace.trace_tables  # noqa: F401, PLC0415
+
     files, max_bytes, step_range = pickle.load(sys.stdin.buffer)  # of who started it
     for file in files:
         pickle.dump(_facts_of(file, max_bytes, step_range), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)

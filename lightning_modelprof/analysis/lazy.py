@@ -53,6 +53,10 @@ class fact(Generic[T]):  # noqa: N801  # used like property
         return found
 
 
+OUTSIDE: Final[list[fact[Any]]] = []
+"""Facts that stand in the file of the table that shows them, and in no class."""
+
+
 class LazyFacts:
     """What is derived from one thing that was recorded: each ``fact`` when it's asked for.
 
@@ -63,26 +67,34 @@ class LazyFacts:
     def get(self, which: fact[T]) -> T | None:
         """A fact, such as ``facts.get(Facts.workers)``; ``None`` if it wasn't measured."""
         try:
-            value: T = getattr(self, which.name)  # by name, as a subclass may derive it in another way
+            return self._read(which)
         except NotMeasured:
             return None
-        return value
 
     def why_not(self, which: fact[Any]) -> str:
         """The reason why a fact wasn't measured; ``""`` if it was."""
         try:
-            getattr(self, which.name)
+            self._read(which)
         except NotMeasured as why:
             return why.reason
         return ""
 
+    def _read(self, which: fact[T]) -> T:
+        """By name, as a subclass may derive it in another way; one outside of a class as it is."""
+        own = getattr(type(self), which.name, None)
+        chosen: fact[T] = own if isinstance(own, fact) else which
+        return chosen.__get__(self, type(self))
+
     def replaced(self: _FactsT, **values: Any) -> _FactsT:
-        """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one."""
+        """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one.
+
+        All other facts are derived again, as they may rest on these.
+        """
         twin, names = object.__new__(type(self)), self.names()  # not copy.copy, which asks for a pickle
         facts = {name: value for name, value in values.items() if name in names}
         others = {name: value for name, value in values.items() if name not in names}
         twin.__dict__.update({**self.__dict__, **others})
-        twin.__dict__["_known"] = {**self.__dict__.get("_known", {}), **facts}
+        twin.__dict__["_known"] = facts or dict(self.__dict__.get("_known", {}))
         return twin
 
     @classmethod

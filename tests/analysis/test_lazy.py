@@ -153,3 +153,17 @@ def test_a_pickle_of_a_trace_has_all_facts_and_not_the_trace():
         facts.step_numbers,
     )
     assert twin.operators.device_ns == facts.operators.device_ns > 0
+
+
+@fact
+def longest_name(facts: TraceFacts) -> int:
+    """A fact in the file of its table, say."""
+    return max(map(len, facts.timeline.trace.names))
+
+
+def test_a_fact_outside_of_a_class_is_as_good(monkeypatch):
+    monkeypatch.setattr("lightning_modelprof.analysis.trace.trace_facts.OUTSIDE", [longest_name])
+    facts = TraceFacts(load("a100_alexnet"))
+    expected = max(map(len, facts.timeline.trace.names))
+    assert facts.get(longest_name) == expected
+    assert pickle.loads(pickle.dumps(facts)).get(longest_name) == expected

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from lightning_modelprof.analysis.lazy import LazyFacts, NotMeasured, fact
+from lightning_modelprof.analysis.lazy import OUTSIDE, LazyFacts, NotMeasured, fact
 from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
 from lightning_modelprof.analysis.trace.communication_calls import (
     CommunicationCalls,
@@ -76,8 +76,8 @@ class TraceFacts(LazyFacts):
 
     def complete(self) -> TraceFacts:
         """Compute all facts and let go of the trace, which takes far more memory; returns itself."""
-        for name in self.names():
-            self.why_not(getattr(type(self), name))
+        for one in (*(getattr(type(self), name) for name in self.names()), *OUTSIDE):
+            self.why_not(one)
         self._timeline = None
         return self
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.trace.copies import Copies, CopyKind, pool_copies
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -104,7 +105,8 @@ _PAGEABLE_NOTE: Final = (
 )
 
 
-def copies_table(ranks: Ranks[Copies], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(COPIES, "memory_manipulation", TraceFacts.copies)
+def copies_table(ranks: Ranks[Copies]) -> Table:
     """One row per kind of copy or set, longest device time first, the ranks together."""
     pooled = pool_copies(ranks.found.values())
     return COPIES.table(

@@ -7,10 +7,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.units import format_duration
 
 _LABELS: Final[Mapping[Cause, str]] = {
@@ -135,9 +136,9 @@ WHAT_IF: Final = TableSpec(
 )
 
 
+@trace_table(PATH, "critical_path", TraceFacts.critical_path)
 def critical_path_table(
     ranks: Ranks[CriticalPath],
-    options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """What the steps waited for, by cause."""
     path = _slowest(ranks)
@@ -160,9 +161,9 @@ def critical_path_table(
     )
 
 
+@trace_table(PARTS, "critical_path", TraceFacts.critical_path)
 def critical_path_parts_table(
     ranks: Ranks[CriticalPath],
-    options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """The same by operator, kernel and line."""
     path = _slowest(ranks)
@@ -180,9 +181,9 @@ def critical_path_parts_table(
     return PARTS.table(rows=tuple(rows), notes=_notes(ranks, path), row_limit=_FEW)
 
 
+@trace_table(WHAT_IF, "critical_path", TraceFacts.critical_path)
 def what_if_table(
     ranks: Ranks[CriticalPath],
-    options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """How long a step would be if something were faster, most gain first."""
     path = _slowest(ranks)

@@ -6,10 +6,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -86,7 +87,8 @@ _Line = tuple[int, Unit, tuple[Cell, ...]]
 """Depth, unit and cells of a row."""
 
 
-def dataloader_table(ranks: Ranks[DataloaderTime], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(DATALOADER, "dataloader", TraceFacts.dataloader)
+def dataloader_table(ranks: Ranks[DataloaderTime]) -> Table:
     """Where the fetch time goes, the ranks together and the fetches also by rank."""
     pooled = pool_dataloader(list(ranks.found.values()))
     lines = [_time_line(0, "Fetch", pooled.fetches, pooled.steps_ns)]

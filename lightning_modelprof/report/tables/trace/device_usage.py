@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Device"),
@@ -133,7 +134,8 @@ _COVERS: Final = {
 _NO_DEVICE_NOTE: Final = "There are no GPU events, so there's no GPU row."
 
 
-def device_usage_table(ranks: Ranks[DeviceUsage], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(DEVICE_USAGE, "device", TraceFacts.device_usage)
+def device_usage_table(ranks: Ranks[DeviceUsage]) -> Table:
     """Three rows for the processors and one for each device, of each rank."""
     usages = list(ranks.found.values())
     rows = [row for rank, usage in ranks.found.items() for row in _rows(usage, ranks.prefix(rank))]

@@ -6,10 +6,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -155,7 +156,8 @@ _COLLECTIVE_NOTES: Final = (
 )
 
 
-def distributed_table(ranks: Ranks[Distributed], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(DISTRIBUTED, "distributed", TraceFacts.distributed)
+def distributed_table(ranks: Ranks[Distributed]) -> Table:
     """How long each rank communicated, and how much of that computation did not hide."""
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []
@@ -184,7 +186,8 @@ def distributed_table(ranks: Ranks[Distributed], options: TableOptions) -> Table
     )
 
 
-def collectives_table(ranks: Ranks[Distributed], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(COLLECTIVES, "distributed", TraceFacts.distributed)
+def collectives_table(ranks: Ranks[Distributed]) -> Table:
     """Calls, time and size of every collective in every process group, all ranks together."""
     return COLLECTIVES.table(
         rows=tuple(

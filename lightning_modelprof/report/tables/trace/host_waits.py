@@ -6,10 +6,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace, pool_host_waits
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -80,7 +81,8 @@ _NOTES: Final = (
 )
 
 
-def host_waits_table(ranks: Ranks[HostWaits], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(HOST_WAITS, "launch", TraceFacts.host_waits)
+def host_waits_table(ranks: Ranks[HostWaits]) -> Table:
     """Idle time per step by its cause, and under After waits each place that waits, over all ranks."""
     fact = pool_host_waits(list(ranks.found.values()))
     known_ns = fact.fetch_ns + fact.communication_ns + fact.saves_ns + fact.late_ns

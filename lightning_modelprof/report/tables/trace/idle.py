@@ -6,10 +6,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -93,7 +94,8 @@ _NOTES: Final = (
 )
 
 
-def idle_table(ranks: Ranks[Idle], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(IDLE, "idle", TraceFacts.idle)
+def idle_table(ranks: Ranks[Idle]) -> Table:
     has_several = any(len(fact.devices) > 1 for fact in ranks.found.values())
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []

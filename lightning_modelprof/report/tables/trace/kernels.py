@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, row_order
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _WEIGHTED: Final = (
     "mean over the calls that have the value, weighted by time; a dash if none was recorded (ROCm, XPU)."
@@ -104,6 +106,7 @@ _NO_OCCUPANCY_NOTE: Final = (
 )
 
 
+@trace_table(KERNELS, "kernel", TraceFacts.kernels)
 def kernels_table(ranks: Ranks[Kernels], options: TableOptions) -> Table:
     """One row per kernel name, the ranks together.
 

@@ -13,10 +13,11 @@ from lightning_modelprof.analysis.trace.launches import (
     TimeSpread,
     pool_runtime_calls,
 )
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _RECORDED: Final = (
     "recorded values; p90 is the smallest that at least nine tenths of the others don't exceed."
@@ -136,7 +137,8 @@ _CALL_NOTES: Final = (
 )
 
 
-def launches_table(ranks: Ranks[KernelLaunches], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(LAUNCHES, "launch", TraceFacts.kernel_launches)
+def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
     """What the kernels of each rank cost the host, and whether it keeps ahead of the device."""
     rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
     num_graph_calls = sum(fact.num_graph_calls for fact in ranks.found.values())
@@ -147,7 +149,8 @@ def launches_table(ranks: Ranks[KernelLaunches], options: TableOptions) -> Table
     )
 
 
-def runtime_calls_table(ranks: Ranks[RuntimeCalls], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(RUNTIME_CALLS, "launch", TraceFacts.runtime_calls)
+def runtime_calls_table(ranks: Ranks[RuntimeCalls]) -> Table:
     """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
     pooled = pool_runtime_calls(ranks.found.values())
     rows: list[tuple[Cell, ...]] = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -64,7 +65,8 @@ _CPU_NOTE: Final = (
 _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices} because this version of torch didn't record them."
 
 
-def memory_table(ranks: Ranks[Memory], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(MEMORY, "memory", TraceFacts.memory)
+def memory_table(ranks: Ranks[Memory]) -> Table:
     """Which operators allocate memory, and how much a device had allocated at most."""
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []

@@ -9,10 +9,11 @@ from typing import Final
 from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
@@ -85,7 +86,8 @@ _GPU_NOTES: Final = (
 )
 
 
-def model_summary_table(ranks: Ranks[ModelSummary], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(MODEL_SUMMARY, "model", TraceFacts.model_summary)
+def model_summary_table(ranks: Ranks[ModelSummary]) -> Table:
     return _table(pool_model_summaries(list(ranks.found.values())))
 
 

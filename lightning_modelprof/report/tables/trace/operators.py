@@ -9,10 +9,12 @@ from typing import Final, NamedTuple
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, row_order
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _NAME: Final = Column("name", "Name")
 _SHAPE: Final = Column("input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True)
@@ -200,6 +202,7 @@ class _Row(NamedTuple):
     cells: tuple[Cell, ...]
 
 
+@trace_table(OPERATORS, "operator", TraceFacts.operators)
 def operators_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
     """One row per operator name, the threads and ranks together.
 
@@ -210,6 +213,7 @@ def operators_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
     return _Writer(ranks, options, OPERATORS).table()
 
 
+@trace_table(OPERATORS_BY_SHAPE, "operator", TraceFacts.operators_by_shape)
 def operator_by_shape_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
     """One row per operator name and shapes of inputs, the threads and ranks together.
 

@@ -12,10 +12,11 @@ from lightning_modelprof.analysis.trace.overview import (
     Overview,
     pool_overviews,
 )
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Event Type"),
@@ -120,7 +121,8 @@ _GPU_NOTE: Final = (
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 
 
-def overview_table(ranks: Ranks[Overview], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(OVERVIEW, "overview", TraceFacts.overview)
+def overview_table(ranks: Ranks[Overview]) -> Table:
     """Which types of events fill the steps, the ranks together."""
     pooled = pool_overviews(list(ranks.found.values()))
     whole = 1.0 if pooled.steps_ns else None

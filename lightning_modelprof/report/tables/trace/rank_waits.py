@@ -8,10 +8,11 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
@@ -107,9 +108,9 @@ _HABIT_NOTE: Final = (
 )
 
 
+@trace_table(RANK_WAITS, "distributed", TraceFacts.communication_calls)
 def rank_waits_table(
     ranks: Ranks[CommunicationCalls],
-    options: TableOptions,  # noqa: ARG001
 ) -> Table:
     """How long each rank waited for others, how often it came last, and what that cost the others."""
     if not ranks.are_several:

@@ -10,10 +10,11 @@ from lightning_modelprof.analysis.trace.step_breakdown import (
     StepBreakdown,
     pool_breakdowns,
 )
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.report.words import STEP_LABELS
 
 _CATEGORIES: Final = {
@@ -67,7 +68,8 @@ _NO_DEVICE_NOTE: Final = "The trace has no GPU events, so Kernel, Memcpy and Mem
 _NO_RUNTIME_NOTE: Final = "The trace has no runtime calls, so Runtime wasn't measured."
 
 
-def step_breakdown_table(ranks: Ranks[StepBreakdown], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(STEP_BREAKDOWN, "step_breakdown", TraceFacts.step_breakdown)
+def step_breakdown_table(ranks: Ranks[StepBreakdown]) -> Table:
     """What each step waited for, with the mean and each column's share of the steps' time."""
     whole = pool_breakdowns(list(ranks.found.values()))
     if ranks.are_several:

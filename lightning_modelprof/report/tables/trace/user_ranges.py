@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import Tally, share
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.analysis.trace.user_ranges import (
     UserRange,
     UserRanges,
@@ -16,6 +17,7 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, row_order
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -89,6 +91,7 @@ _TORCH_NOTE: Final = (
 )
 
 
+@trace_table(USER_RANGES, "userdefined", TraceFacts.user_ranges)
 def user_ranges_table(ranks: Ranks[UserRanges], options: TableOptions) -> Table:
     """One row per range name, the user's before torch's, the threads and ranks together.
 
