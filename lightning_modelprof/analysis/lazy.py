@@ -94,7 +94,9 @@ class LazyFacts:
         facts = {name: value for name, value in values.items() if name in names}
         others = {name: value for name, value in values.items() if name not in names}
         twin.__dict__.update({**self.__dict__, **others})
-        twin.__dict__["_known"] = facts or dict(self.__dict__.get("_known", {}))
+        given = {**self.__dict__.get("_given", {}), **facts}
+        known = given if facts else self.__dict__.get("_known", {})
+        twin.__dict__.update(_given=given, _known=dict(known))
         return twin
 
     @classmethod
