@@ -22,7 +22,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import LoopProfiler
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 
@@ -95,7 +94,7 @@ class Pipeline:
             self.rest()
         return (got[-1] - got[WARM - 1]) / (len(got) - WARM)
 
-    def predicted(self) -> LoaderQueue | Absent:
+    def predicted(self) -> LoaderQueue:
         with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
             for _ in profiler.fetch(self.loader(self.workers)):
                 with profiler.phase("forward"):
@@ -105,14 +104,14 @@ class Pipeline:
         facts = Facts(profiler.run)
         if not self.workers:
             return facts.fetch_queue
-        assert not isinstance(facts.workers, Absent)
-        return facts.workers[0].queue
+        [one] = facts.workers
+        assert one.queue is not None, one.why_no_queue
+        return one.queue
 
 
 def compare(pipeline: Pipeline, say: Callable[[str], None]) -> list[float]:
     """By how much predicted steps differ from real ones; prints a line of the table."""
     queue = pipeline.predicted()
-    assert not isinstance(queue, Absent), queue.reason
     real = {number: pipeline.taken_s(number) for number in range(MOST_WORKERS + 1)}
     predicted = {
         one.workers: one.step_ns / 1e9
