@@ -24,8 +24,8 @@ _MOST_BOXES: Final = 1_000
 _LOCALS: Final = "<locals>."
 
 
-def call_flame(facts: Facts) -> FlameGraph | None:
-    """Where the thread that runs the loop spent its time, by phase and function; ``None`` without samples.
+def call_flame(facts: Facts) -> FlameGraph:
+    """Where the thread that runs the loop spent its time, by phase and function.
 
     Definition: the width of a box is the time that the samples stand for in which the function was on the
     stack. Boxes of less than 0.2% of all sampled time are joined into one box, ``other``, beside the rest of
@@ -42,8 +42,8 @@ def call_flame(facts: Facts) -> FlameGraph | None:
     )
 
 
-def worker_flame(facts: Facts) -> FlameGraph | None:
-    """Where the workers of the busiest loader spent their time, by function; ``None`` without samples.
+def worker_flame(facts: Facts) -> FlameGraph:
+    """Where the workers of the busiest loader spent their time, by function.
 
     Definition: as of :func:`call_flame`, all workers of the loader together.
     """

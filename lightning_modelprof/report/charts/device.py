@@ -16,8 +16,8 @@ from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
 
 
-def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """Which steps of a trace, or which ranks, waited for what; ``None`` when no trace has a step.
+def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart:
+    """Which steps of a trace, or which ranks, waited for what.
 
     Definition: the columns of the table Step time breakdown; of several ranks the mean of each. A category
     without any time has no layer.

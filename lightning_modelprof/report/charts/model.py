@@ -12,7 +12,7 @@ from lightning_modelprof.run.memory import MemoryPoint
 
 
 def flops_by_phase(facts: Facts) -> Chart | None:
-    """How many FLOPs each phase of the counted step has; ``None`` when nothing was counted, or only zeros.
+    """How many FLOPs each phase of the counted step has; ``None`` with only zeros.
 
     Definition: FLOPs of contractions, one multiply-add being two, without Fourier transforms.
     """

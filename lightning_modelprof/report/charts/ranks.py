@@ -17,7 +17,7 @@ _MOST: Final = 256
 
 
 def rank_phases(facts: Facts) -> Chart | None:
-    """Which rank does what while the others wait; ``None`` with fewer than two ranks, or more than 256.
+    """Which rank does what while the others wait; ``None`` with more than 256 ranks.
 
     Definition: mean self time by phase over each rank's own clean steps. The phases with the most time on the
     first rank have layers of their own, the rest is one layer.

@@ -162,7 +162,7 @@ def throughput(facts: Facts) -> Chart | None:
 
 
 def validation_shares(facts: Facts) -> Chart | None:
-    """What the validations inside a fit spent their time on; ``None`` when there was none.
+    """What the validations inside a fit spent their time on; ``None`` if that took no time.
 
     Definition: self time of a part over that of all parts, as in the table Validation.
     """

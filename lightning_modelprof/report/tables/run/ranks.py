@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.ranks import RankPace, RankSkew
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -24,17 +23,14 @@ def rank_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa:
     """Which rank makes the others wait, and by what; no table when there is one rank."""
     if facts.info.world_size < 2:
         return
-    absent, skew = _absent(facts), facts.get(Facts.rank_skew)
-    if skew is not None:
-        ranks = list(skew.ranks)
-        if len(ranks) > _IN_ORDER:
-            ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
-        yield RANKS.table(rows=(*map(_row, ranks), *absent), notes=_notes(skew, len(absent)))
-    elif absent:
-        reason = facts.why_not(Facts.rank_skew)
+    absent, reason = _absent(facts), facts.why_not(Facts.rank_skew)
+    if absent and reason:
         yield RANKS.table(rows=absent, notes=(f"{reason[0].upper()}{reason[1:]}.",))
-    else:
-        raise NotMeasured(facts.why_not(Facts.rank_skew))
+        return
+    ranks = list(facts.rank_skew.ranks)
+    if len(ranks) > _IN_ORDER:
+        ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
+    yield RANKS.table(rows=(*map(_row, ranks), *absent), notes=_notes(facts.rank_skew, len(absent)))
 
 
 def _absent(facts: Facts) -> tuple[tuple[Cell, ...], ...]:
