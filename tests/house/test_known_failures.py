@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
@@ -152,4 +153,5 @@ def test_a_child_that_overruns_its_parent_by_rounding_stays_its_child():
 def test_a_trace_without_steps_is_one_step_and_has_no_model_summary():
     trace = load("a100_alexnet")
     assert [step.number for step in break_down(trace).steps] == [0]
-    assert "ProfilerStep" in summarize(trace).reason
+    with pytest.raises(NotMeasured, match="ProfilerStep"):
+        summarize(trace)

@@ -386,7 +386,7 @@ def test_the_users_own_loader_of_a_librarys_data():
 
 def test_no_advice_is_a_constructor_that_the_user_cannot_write():
     """All rules that speak of a DataLoader or an optimizer."""
-    from lightning_modelprof.report.build import diagnose  # noqa: PLC0415
+    from lightning_modelprof.report.rules.engine import diagnose  # noqa: PLC0415
 
     setup = setup_of("fakelib")
     analysis = analysis_of(steps_of(40, dataloader=20, optimizer=20, forward=10, backward=10), setup=setup)

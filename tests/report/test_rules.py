@@ -114,9 +114,12 @@ def test_a_rule_is_named_like_its_function():
 
 
 def test_a_definition_begins_in_the_middle_of_a_sentence():
-    for rule in RULES:
-        assert not rule.help.endswith("."), rule.kind
-        assert not rule.help[0].isupper() or rule.help[1].isupper(), rule.kind
+    wrong = [
+        rule.kind
+        for rule in RULES
+        if rule.help.endswith(".") or (rule.help[0].isupper() and not rule.help[1].isupper())
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("given", [["input_bound"], {"input_bound": 0.1}])
