@@ -111,8 +111,8 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     run = load_run_with_ranks(file)
     facts, notes = read_windows(run, file.parent) if with_traces else ({}, {})
     with refuse_damaged(file):
-        analysis = Facts(run, facts, notes)
-        return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
+        derived = Facts(run, facts, notes)
+        return compared_run(path, derived, build_report(derived, DEFAULT_OPTIONS))
 
 
 def list_runs(folder: Path) -> Iterator[str]:

@@ -179,8 +179,8 @@ class TraceWork:
         """Make the report of the loop and write its files."""
         self._problems.clear()
         run = load_run(task.run) if isinstance(task.run, Path) else task.run
-        analysis = Facts(run, self.facts, {**task.trace_notes, **self._notes})
-        report = build_report(analysis, self._setting.options)
+        facts = Facts(run, self.facts, {**task.trace_notes, **self._notes})
+        report = build_report(facts, self._setting.options)
         self._outputs.save_report(report)
         summary = self._summary(lambda: run_profile(run, report), task.tag_folder)
         return ReportAnswer(report=report, problems=tuple(self._problems), summary=summary)

@@ -352,7 +352,7 @@ PLACES = {
     "on_train_end: stop": Place(LoopSession, "stop", errors=TWO),
     "on_train_end: training's setup": Place(session, "finish_setup"),
     "on_train_end: finish": Place(LoopSession, "finish", errors=(*ALL, "ctrl-c")),
-    "on_train_end: analysis": Place(trace_work, "analyze", 2),
+    "on_train_end: analysis": Place(trace_work, "Facts", 2),
     # on_exception and teardown
     "on_exception: note": Place(LoopMemory, "on_exception", raises=ValueError, steps=8),
     "on_exception: stop": Place(LoopSession, "stop", raises=ValueError, steps=8, errors=ALL),
