@@ -90,7 +90,8 @@ class LazyFacts:
 
         All other facts are derived again, as they may rest on these.
         """
-        twin, names = object.__new__(type(self)), self.names()  # not copy.copy, which asks for a pickle
+        twin = object.__new__(type(self))  # not copy.copy, which asks for a pickle
+        names = {*self.names(), *(one.name for one in OUTSIDE)}
         facts = {name: value for name, value in values.items() if name in names}
         others = {name: value for name, value in values.items() if name not in names}
         twin.__dict__.update({**self.__dict__, **others})
