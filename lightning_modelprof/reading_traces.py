@@ -129,6 +129,9 @@ def _facts_of(
         parts = split_processes(trace)
         if is_only and len(parts) == 1:
             return (TraceFacts(parts[0], step_range),)
+        # A table may bring its own fact, which has to be known before the trace goes.
+        import lightning_modelprof.report.tables.trace.trace_tables  # noqa: F401, PLC0415
+
         return tuple(TraceFacts(one, step_range).complete() for one in parts)
     except TraceError as error:
         return error
@@ -229,9 +232,6 @@ def _num_cpus() -> int:
 
 def _help() -> None:
     """Be such a process."""
-    # A table may bring its own fact.
-    import lightning_modelprof.report.tables.trace.trace_tables  # noqa: F401, PLC0415
-
     files, max_bytes, step_range = pickle.load(sys.stdin.buffer)  # of who started it
     for file in files:
         pickle.dump(_facts_of(file, max_bytes, step_range), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)

@@ -210,7 +210,8 @@ class Facts(JobFacts):
 
     @fact
     def slow(self) -> SlowFacts:
-        return slow_facts(self.record.slow, self.step_costs)
+        record = _measured(self.record.slow, "not recorded (an older version saved this run)")
+        return slow_facts(record, self.step_costs)
 
     @fact
     def slowdown(self) -> Slowdown:

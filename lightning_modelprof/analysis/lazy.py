@@ -29,7 +29,12 @@ class fact(Generic[T]):  # noqa: N801  # used like property
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
         self.name = compute.__name__
+        self.key = f"{compute.__module__}.{compute.__qualname__}"
+        self.is_outside = True
         self.__doc__ = compute.__doc__
+
+    def __set_name__(self, _: type[LazyFacts], name: str) -> None:
+        self.key, self.is_outside = name, False  # a subclass may derive it in another way
 
     @overload
     def __get__(self, facts: None, _: type[LazyFacts]) -> fact[T]: ...
@@ -41,12 +46,12 @@ class fact(Generic[T]):  # noqa: N801  # used like property
         if facts is None:
             return self
         known = facts.__dict__.setdefault("_known", {})
-        if self.name not in known:
+        if self.key not in known:
             try:
-                known[self.name] = self._compute(facts)
+                known[self.key] = self._compute(facts)
             except NotMeasured as why:
-                known[self.name] = NotMeasured(why.reason)
-        value = known[self.name]
+                known[self.key] = NotMeasured(why.reason)
+        value = known[self.key]
         if isinstance(value, NotMeasured):
             raise NotMeasured(value.reason)  # a new one, since a raised one collects tracebacks
         found: T = value
@@ -81,8 +86,7 @@ class LazyFacts:
 
     def _read(self, which: fact[T]) -> T:
         """By name, as a subclass may derive it in another way; one outside of a class as it is."""
-        own = getattr(type(self), which.name, None)
-        chosen: fact[T] = own if isinstance(own, fact) else which
+        chosen: fact[T] = which if which.is_outside else getattr(type(self), which.name)
         return chosen.__get__(self, type(self))
 
     def replaced(self: _FactsT, **values: Any) -> _FactsT:
@@ -91,9 +95,9 @@ class LazyFacts:
         All other facts are derived again, as they may rest on these.
         """
         twin = object.__new__(type(self))  # not copy.copy, which asks for a pickle
-        names = {*self.names(), *(one.name for one in OUTSIDE)}
-        facts = {name: value for name, value in values.items() if name in names}
-        others = {name: value for name, value in values.items() if name not in names}
+        keys = {name: name for name in self.names()} | {one.name: one.key for one in OUTSIDE}
+        facts = {keys[name]: value for name, value in values.items() if name in keys}
+        others = {name: value for name, value in values.items() if name not in keys}
         twin.__dict__.update({**self.__dict__, **others})
         given = {**self.__dict__.get("_given", {}), **facts}
         known = given if facts else self.__dict__.get("_known", {})

@@ -249,7 +249,7 @@ def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
     """The phases around the model that the findings are about, those with the largest saving first."""
     kinds = {rule.kind for rule in rules if rule.bound == "overhead_bound"}
     found = [one for one in findings if one.kind in kinds and one.status is Status.FOUND]
-    found.sort(key=lambda one: -(one.saving_ns_per_step or 0.0))
+    found.sort(key=lambda one: -max(one.saving_ns_per_step or 0.0, one.verdict_ns or 0.0))
     labels = {phase.key: phase.label.lower() for phase in PHASES} | {"dataloader": "data loading"}
     named = list(dict.fromkeys(labels[one.phases[-1]] for one in found if one.phases))
     listed = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))

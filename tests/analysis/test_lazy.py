@@ -163,7 +163,23 @@ def longest_name(facts: TraceFacts) -> int:
 
 def test_a_fact_outside_of_a_class_is_as_good(monkeypatch):
     monkeypatch.setattr("lightning_modelprof.analysis.trace.trace_facts.OUTSIDE", [longest_name])
+    monkeypatch.setattr("lightning_modelprof.analysis.lazy.OUTSIDE", [longest_name])
     facts = TraceFacts(load("a100_alexnet"))
     expected = max(map(len, facts.timeline.trace.names))
     assert facts.get(longest_name) == expected
     assert pickle.loads(pickle.dumps(facts)).get(longest_name) == expected
+    assert facts.replaced(longest_name=NotMeasured("no")).why_not(longest_name) == "no"
+
+
+def test_facts_outside_of_a_class_may_have_the_same_name():
+    def named(value):
+        def kernels(_: TraceFacts) -> int:
+            return value
+
+        kernels.__qualname__ = f"of_{value}.kernels"
+        return fact(kernels)
+
+    first, second = named(1), named(2)
+    facts = TraceFacts(load("a100_alexnet"))
+    assert (facts.get(first), facts.get(second)) == (1, 2)
+    assert facts.kernels.by_name

@@ -16,7 +16,6 @@ import pytest
 from lightning.pytorch import Callback
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, slow_facts, step_costs
 from lightning_modelprof.measure.resources import cpu as cpu_module
 from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
@@ -230,8 +229,9 @@ def test_words_of_causes():
 
 def test_runs_that_were_not_watched():
     costs = step_costs(steps_of(0, [9] * 50), {})
-    with pytest.raises(NotMeasured):
-        slow_facts(None, costs)
+    unwatched = RankRecord(rank=0, steps=steps_of(0, [9] * 50), outside_ns={}, callbacks=())
+    run = Run(info=RunInfo(created="today"), ranks=(unwatched,))
+    assert "an older version" in Facts(run).why_not(Facts.slow)
     assert slow_facts(SlowSteps(factor=3.0), costs).worst is None
 
 

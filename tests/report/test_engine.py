@@ -12,6 +12,7 @@ from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Severity, Slices, Status
 from lightning_modelprof.report.one_step import COST
+from lightning_modelprof.report.rules import passes
 from lightning_modelprof.report.rules.engine import diagnose, judge
 from lightning_modelprof.report.rules.rule import Found, Limits, Passed, count, rule
 from lightning_modelprof.run.phases import RANGE_PREFIX
@@ -294,3 +295,18 @@ def test_report_json_says_which_passes_changed_a_finding():
     written = {one["kind"]: one["passes"] for one in json.loads(render_json(report))["findings"]}
     assert written["slow_logger"] == ["cost"]
     assert written["checkpoint_share"] == []
+
+
+def test_a_pass_that_fails_costs_its_own_finding_alone(monkeypatch):
+    def broken(finding, _):
+        if finding.kind == "broken":
+            raise RuntimeError("oops")
+        return finding
+
+    monkeypatch.setattr(passes, "with_owners", broken)
+    _, findings = diagnose(FACTS, [asking(found(30), kind="broken"), asking(found(20), kind="sound")])
+    assert {one.kind: one.status for one in findings} == {
+        "broken": Status.NOT_EVALUATED,
+        "sound": Status.FOUND,
+    }
+    assert findings[1].summary == "the rule failed because of a bug: RuntimeError: oops"

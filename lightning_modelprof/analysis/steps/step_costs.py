@@ -399,14 +399,8 @@ class SlowFacts(Record, frozen=True, kw_only=True):
     worst: SlowCause | None
 
 
-def slow_facts(record: SlowSteps | None, costs: StepCosts) -> SlowFacts:
-    """Causes of the slow steps that were kept.
-
-    Args:
-        record: what was measured; ``None`` in runs of versions that did not look.
-    """
-    if record is None:
-        raise NotMeasured("not recorded (an older version saved this run)")
+def slow_facts(record: SlowSteps, costs: StepCosts) -> SlowFacts:
+    """Causes of the slow steps that were kept."""
     medians_ns = costs.typical.medians_ns
     usual_wait = record.usual_cpu_wait or 0.0
     causes = tuple(_cause(slow, medians_ns, usual_wait) for slow in record.worst)

@@ -15,12 +15,33 @@ from lightning_modelprof.report.rules.rule import MADE, Rule
 
 _NO_RULES: Final = ("all_rules", "engine", "passes", "rule")
 
+_ORDER: Final = (
+    *("out_of_memory", "input_bound", "straggler_rank", "synchronous_loader", "worker_startup"),
+    *("repeated_work", "host_device_sync", "host_to_device_copy", "launch_bound"),
+    *("communication_exposed", "slow_forward_outside_model", "slow_custom_module"),
+    *("slow_line_in_module", "constant_work", "slow_layer_hooks", "repeated_forward"),
+    *("slow_torch_module", "unused_gradients", "unused_outputs", "double_precision"),
+    *("competing_thread", "anomaly_detection", "profiler_left_on", "slow_callback"),
+    *("slow_module_hook", "slow_logger", "slow_logging_calls", "validation_share"),
+    *("long_sanity_check", "checkpoint_share", "slow_epoch_turns", "slow_setup", "slow_transfer"),
+    *("slow_lr_scheduler", "zero_grad_cost", "clip_cost", "slow_optimizer", "dense_embeddings"),
+    *("optimizer_not_fused", "small_batches", "frozen_layers_computed", "frozen_forward"),
+    *("many_calls", "conv_bias_before_batchnorm", "compile_recompiles", "slow_steps"),
+    *("growing_steps", "busy_cpus", "cpu_threads_oversubscribed", "single_cpu_thread"),
+    *("tensor_cores_unused", "amp_off", "tensor_cores_eligible", "matmul_tile"),
+    *("memory_near_capacity", "memory_creep", "memory_fragmentation"),
+)
+"""Findings without a saving come in this order, and those of new rules after them."""
+
 
 def _all_rules() -> tuple[Rule, ...]:
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if file.name not in _NO_RULES:
             importlib.import_module(f"{__package__}.{file.name}")
-    return tuple(sorted(MADE, key=lambda one: one.ask.__module__))
+    if not MADE:
+        raise ImportError(f"no rules in {Path(__file__).parent}")
+    place = {kind: number for number, kind in enumerate(_ORDER)}
+    return tuple(sorted(MADE, key=lambda one: (place.get(one.kind, len(place)), one.ask.__module__)))
 
 
 RULES: Final = _all_rules()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.errors import ConfigError, describe_error
-from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices, Status, Verdict
+from lightning_modelprof.report.model import Finding, Severity, Slices, Status, Verdict
 from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.passes import placed
-from lightning_modelprof.report.rules.rule import ON_THE_CPU, Found, Limits, Passed, Rule, location_of
+from lightning_modelprof.report.rules.rule import (
+    FAILED,
+    ON_THE_CPU,
+    Found,
+    Limits,
+    Passed,
+    Rule,
+    location_of,
+    unfound,
+)
 from lightning_modelprof.report.verdict import account, give_verdict, verdict_of_traces
 from lightning_modelprof.run.phases import RANGE_PREFIX
 
@@ -59,18 +68,18 @@ def judge(rule: Rule, facts: JobFacts, limits: Mapping[str, float] | None = None
             if severity is not None and isinstance(one, Found):
                 found.append(_finding(rule, one, severity))
             elif isinstance(one, Passed):
-                passed = _unfound(rule, Status.CLEAN, one.what, one.evidence, one.title)
+                passed = unfound(rule, Status.CLEAN, one.what, one.evidence, one.title)
             elif one.passed:
-                passed = _unfound(rule, Status.CLEAN, one.passed, one.evidence)
+                passed = unfound(rule, Status.CLEAN, one.passed, one.evidence)
     except NotMeasured as why:
-        passed = _unfound(rule, Status.NOT_EVALUATED, why.reason)
+        passed = unfound(rule, Status.NOT_EVALUATED, why.reason)
     except Exception as error:
         found.clear()
-        reason = f"the rule failed because of a bug: {describe_error(error)}"
-        passed = _unfound(rule, Status.NOT_EVALUATED, reason)
+        reason = f"{FAILED}: {describe_error(error)}"
+        passed = unfound(rule, Status.NOT_EVALUATED, reason)
     if found:
         return tuple(found)
-    return (passed or _unfound(rule, Status.CLEAN, f"{rule.healthy}."),)
+    return (passed or unfound(rule, Status.CLEAN, f"{rule.healthy}."),)
 
 
 def _severity(rule: Rule, found: Found, facts: JobFacts, limits: Limits) -> Severity | None:
@@ -122,18 +131,6 @@ def _finding(rule: Rule, found: Found, severity: Severity) -> Finding:
         ),
         wants=tuple((found.wants or {}).items()),
         verdict_ns=found.verdict_ns,
-    )
-
-
-def _unfound(
-    rule: Rule, status: Status, summary: str, evidence: Iterable[Evidence] = (), title: str = ""
-) -> Finding:
-    return Finding(
-        kind=rule.kind,
-        status=status,
-        title=title or rule.healthy,
-        summary=summary,
-        evidence=tuple(evidence),
     )
 
 

@@ -313,7 +313,8 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
         do=f"{loader_call(setup, loader, persistent_workers=True)} (currently False).",
         saves_ns=each_ns * per_step_of,
         saving_is="at least",
-        verdict_ns=start_ns * per_step_of,  # while the first step computes longer nothing waits for data
+        # While the first step computes longer, nothing waits for data.
+        verdict_ns=start_ns * per_step_of if slowed_ns else None,
         at=[loader.worker_init, *lines_that_call(setup, "DataLoader"), loader.dataset],
         evidence=evidence,
         passed=passed,

@@ -9,13 +9,14 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.errors import describe_error
 from lightning_modelprof.report.advice.idioms import with_idiom
 from lightning_modelprof.report.advice.lines import PointsAt, at_exact_lines
 from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.one_step import of_run, of_step
 from lightning_modelprof.report.order import by_time
-from lightning_modelprof.report.rules.rule import HOST_WAIT, Rule
+from lightning_modelprof.report.rules.rule import FAILED, HOST_WAIT, Rule, unfound
 from lightning_modelprof.report.verdict import account
 from lightning_modelprof.run.stacks import SampledStack
 from lightning_modelprof.units import milliseconds
@@ -36,11 +37,23 @@ def _noted(old: Finding, new: Finding, name: str) -> Finding:
     return old if new == old else replace(new, passes=(*old.passes, name))
 
 
+def _each(said: Said, name: str, change: Callable[[Rule, Finding], Finding]) -> Said:
+    """Every finding changed by itself; one at which that fails is not evaluated, and costs no other."""
+
+    def changed(rule: Rule, one: Finding) -> Finding:
+        try:
+            return _noted(one, change(rule, one), name)
+        except Exception as error:
+            return unfound(rule, Status.NOT_EVALUATED, f"{FAILED}: {describe_error(error)}")
+
+    return [(rule, changed(rule, one)) for rule, one in said]
+
+
 def _at_lines(said: Said, facts: JobFacts) -> Said:
     """Places become the lines that take the time, by samples."""
     if not isinstance(facts, Facts):
         return said
-    return [(rule, _noted(one, _at_its_lines(rule, one, facts), "lines")) for rule, one in said]
+    return _each(said, "lines", lambda rule, one: _at_its_lines(rule, one, facts))
 
 
 def _at_its_lines(rule: Rule, finding: Finding, facts: Facts) -> Finding:
@@ -84,13 +97,13 @@ def _idioms(said: Said, facts: JobFacts) -> Said:
             return one
         return with_idiom(one, facts.info.created, *sampled)
 
-    return [(rule, _noted(one, changed(rule, one), "idiom")) for rule, one in said]
+    return _each(said, "idiom", changed)
 
 
 def _owners(said: Said, facts: JobFacts) -> Said:
     """Code of a library is led back to the user's line that runs it."""
     setup = facts.get(JobFacts.setup)
-    return [(rule, _noted(one, with_owners(one, setup), "owner")) for rule, one in said]
+    return _each(said, "owner", lambda _, one: with_owners(one, setup))
 
 
 _LESS: Final[Mapping[Severity | None, Severity]] = {
@@ -113,24 +126,22 @@ def _busy_machine(said: Said, facts: JobFacts) -> Said:
             return one
         return replace(one, severity=_LESS.get(one.severity) if is_enough else None)
 
-    return [(rule, _noted(one, changed(rule, one), "busy machine")) for rule, one in said]
+    return _each(said, "busy machine", changed)
 
 
 def _costs(said: Said, facts: JobFacts) -> Said:
     """The sentences get the cost, as a share of the step or of the loop."""
     if not isinstance(facts, Facts):
         step_ns = facts.get(JobFacts.step_ns) or 0.0
-        return [(rule, _noted(one, of_step(one, step_ns), "cost")) for rule, one in said]
+        return _each(said, "cost", lambda _, one: of_step(one, step_ns))
     costs = facts.get(Facts.step_costs)
     if costs is None:
         return said
-    return [
-        (
-            rule,
-            _noted(one, of_run(one, costs, facts.num_steps, is_of_loop=rule.is_between_steps), "cost"),
-        )
-        for rule, one in said
-    ]
+    return _each(
+        said,
+        "cost",
+        lambda rule, one: of_run(one, costs, facts.num_steps, is_of_loop=rule.is_between_steps),
+    )
 
 
 _MOSTLY: Final = 0.8

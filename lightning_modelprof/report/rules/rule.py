@@ -23,7 +23,7 @@ from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.advice.lines import PointsAt
-from lightning_modelprof.report.model import Evidence, SavingIs, Severity, Slices, Unit
+from lightning_modelprof.report.model import Evidence, Finding, SavingIs, Severity, Slices, Status, Unit
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.units import milliseconds
 
@@ -55,6 +55,7 @@ VOLTA: Final = (7, 0)
 """Compute capability from which on there are tensor cores."""
 AMPERE: Final = (8, 0)
 """Compute capability from which on tensor cores take TF32 and bfloat16."""
+FAILED: Final = "the rule failed because of a bug"
 NOTHING_SAMPLED: Final = "no samples were taken"
 
 
@@ -263,6 +264,19 @@ def _levels(limits: Mapping[str, float], of: str) -> str:
     if "warning" not in limits or "critical" not in limits:
         return ""
     return f"{100 * limits['warning']:g}%, {100 * limits['critical']:g}% {of}".strip()
+
+
+def unfound(
+    rule: Rule, status: Status, summary: str, evidence: Iterable[Evidence] = (), title: str = ""
+) -> Finding:
+    """What a rule says that found nothing."""
+    return Finding(
+        kind=rule.kind,
+        status=status,
+        title=title or rule.healthy,
+        summary=summary,
+        evidence=tuple(evidence),
+    )
 
 
 def location_of(place: Place) -> Place:

@@ -148,7 +148,7 @@ def conv_bias_before_batchnorm(facts: Facts, limits: Limits) -> Iterator[Found |
     """A convolution with a bias, followed (in a Sequential, or by name) by a BatchNorm with as many channels,
     which subtracts the bias with the mean and has its own; a hint."""
     pairs = facts.setup.convolution_biases
-    if len(pairs) < limits.least:
+    if not pairs or len(pairs) < limits.least:
         yield Passed(what="No convolution with a bias is known to precede a BatchNorm.")
         return
     first, others = pairs[0], len(pairs) - 1

@@ -66,7 +66,7 @@ def trace_table(kind: TableSpec, view: View, which: fact[Any]) -> Callable[[_Bui
         which: what of a trace it shows.
     """
 
-    if which.name not in TraceFacts.names():
+    if which.is_outside:
         OUTSIDE.append(which)
 
     def add(build: _BuildT) -> _BuildT:

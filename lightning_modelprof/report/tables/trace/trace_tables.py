@@ -21,6 +21,8 @@ def _all_tables() -> tuple[TraceTable[Any], ...]:
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if file.name not in _NO_TABLES:
             importlib.import_module(f"{__package__}.{file.name}")
+    if not MADE:
+        raise ImportError(f"no tables in {Path(__file__).parent}")
     return tuple(sorted(MADE, key=lambda one: (VIEWS.index(one.view), one.build.__module__)))
 
 
