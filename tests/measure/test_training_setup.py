@@ -234,7 +234,7 @@ def test_findings_in_report_json(tmp_path):
     document = report_of(tmp_path)
     assert set(document["verdict"]) == {"kind", "summary", "accounted_ratio"}
     keys = {"kind", "status", "severity", "title", "summary", "action", "saving_ns_per_step", "locations"}
-    keys |= {"saving_is", "share", "share_of", "phases", "evidence", "change"}
+    keys |= {"saving_is", "share", "share_of", "phases", "evidence", "change", "passes"}
     assert all(set(one) == keys for one in document["findings"])
     assert len({one["kind"] for one in document["findings"]}) > 20
 
