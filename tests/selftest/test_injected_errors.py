@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_modelprof.analysis import analyze
+from lightning_modelprof.analysis import facts
 from lightning_modelprof.analysis.modules import model_flops
 from lightning_modelprof.analysis.steps import benchmark
 from lightning_modelprof.analysis.timeline import steps as trace_steps
@@ -200,14 +200,14 @@ def rate_of_all_time(patch):
 
 
 def share_of_phases(patch):
-    times = analyze.phase_times
+    times = facts.phase_times
 
     def wrong(totals):
         found = times(totals)
         some = sum(one.total_ns for one in found if one.key != "dataloader")
         return tuple(replace(one, ratio=one.total_ns / some) for one in found)
 
-    patch.setattr(analyze, "phase_times", wrong)
+    patch.setattr(facts, "phase_times", wrong)
 
 
 def macs_for_flops(patch):
