@@ -77,8 +77,10 @@ def requirements(environment: Environment) -> list[str]:
 
 def find_python(version: str) -> str | None:
     """The interpreter of a version; the newest patch of those below ~/.pyenv."""
-    found = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    return str(found[-1]) if found else shutil.which(f"python{version}")
+    found = list((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    if not found:
+        return shutil.which(f"python{version}")
+    return str(max(found, key=lambda one: [int(part) for part in re.findall(r"\d+", one.parts[-3])]))
 
 
 def call(command: list[str], folder: Path, limit_s: float) -> tuple[int, str]:

@@ -27,8 +27,8 @@ from typing import Any, Final
 import numpy as np
 from generate_trace import generate_trace
 
-from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
@@ -79,7 +79,7 @@ def a_run() -> DashboardEntry:
     )
     info = RunInfo(created="2026-01-01T00:00:00.000000+00:00", status="finished", model="Net")
     run = Run(info=info, ranks=(RankRecord(rank=0, steps=steps),))
-    return run_profile(run, build_report(analyze(run, {}, {})))
+    return run_profile(run, build_report(Facts(run)))
 
 
 def write_logs(root: Path, runs: int, windows: int, mb: float) -> None:
@@ -88,7 +88,7 @@ def write_logs(root: Path, runs: int, windows: int, mb: float) -> None:
     generate_trace(trace_file, int(mb * 1e6))
     trace = read_trace(trace_file)
     trace_file.unlink()
-    window, whole = window_profile([(trace, analyze_trace(trace))], window=0), a_run()
+    window, whole = window_profile([(trace, TraceFacts(trace))], window=0), a_run()
     first = root / "run_00"
     write_event_file(
         first,

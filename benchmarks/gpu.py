@@ -198,6 +198,8 @@ def measure(device: str, rounds: int) -> tuple[dict[str, Any], dict[str, str]]:
                     of_model.setdefault(name, []).append(found)
                 except RuntimeError as error:
                     failed[name] = str(error)
+                except subprocess.TimeoutExpired as error:
+                    failed[name] = f"stopped after {error.timeout:.0f} s"
                 print(f"round {number + 1} of {rounds}: {model} {name}", file=sys.stderr)
     return fits, failed
 
@@ -220,6 +222,8 @@ def table(fits: dict[str, Any], failed: dict[str, str]) -> str:
         "|---|---|---:|---:|---:|",
     ]
     for model, variants in fits.items():
+        if not variants.get(BARE):
+            continue
         for name in (one for one in LABELS if variants.get(one)):
             cells = [
                 difference(variants, name, part, scale)

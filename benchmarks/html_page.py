@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import (
     Chart,
@@ -80,7 +80,7 @@ def no_steps() -> Report:
     """A run that ended before its first step did: every table says why it is empty."""
     record = RankRecord(rank=0, steps=StepTimings.empty())
     run = Run(info=RunInfo(created="2026-01-01T00:00:00+00:00", model="Net"), ranks=(record,))
-    return build_report(analyze(run, {}, {}))
+    return build_report(Facts(run))
 
 
 def modules(count: int) -> Report:

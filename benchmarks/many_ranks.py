@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.run.archive import save_run
@@ -80,7 +79,7 @@ def main() -> None:
     begin = time.perf_counter()
     run = replace(first, rank_steps=tuple(map(unpack_rank_steps, messages)))
     unpacked = time.perf_counter()
-    report = build_report(analyze(run, {}, {}))
+    report = build_report(Facts(run))
     built = time.perf_counter()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
@@ -94,9 +93,7 @@ def main() -> None:
             f"run.json {path.stat().st_size / 2**20:.1f} MiB,"
             f" report.json {len(render_json(report)) / 2**20:.1f} MiB"
         )
-    skew = analyze(run, {}, {}).rank_skew
-    assert not isinstance(skew, Absent)
-    print(f"late: {skew.straggler}")
+    print(f"late: {Facts(run).rank_skew.straggler}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import LoopProfiler
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 
 SEEDS, PIPELINES, BATCHES, WARM, MOST_WORKERS, PREFETCH = {"quiet": 11, "busy": 12}, 8, 150, 16, 4, 2
@@ -95,24 +94,24 @@ class Pipeline:
             self.rest()
         return (got[-1] - got[WARM - 1]) / (len(got) - WARM)
 
-    def predicted(self) -> LoaderQueue | Absent:
+    def predicted(self) -> LoaderQueue:
         with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
             for _ in profiler.fetch(self.loader(self.workers)):
                 with profiler.phase("forward"):
                     self.rest()
                 profiler.step()
         assert profiler.run is not None
-        facts = analyze(profiler.run, {}, {})
+        facts = Facts(profiler.run)
         if not self.workers:
             return facts.fetch_queue
-        assert not isinstance(facts.workers, Absent)
-        return facts.workers[0].queue
+        found = facts.workers[0]
+        assert found.queue is not None, found.why_no_queue
+        return found.queue
 
 
 def compare(pipeline: Pipeline, say: Callable[[str], None]) -> list[float]:
     """By how much predicted steps differ from real ones; prints a line of the table."""
     queue = pipeline.predicted()
-    assert not isinstance(queue, Absent), queue.reason
     real = {number: pipeline.taken_s(number) for number in range(MOST_WORKERS + 1)}
     predicted = {
         one.workers: one.step_ns / 1e9

@@ -38,7 +38,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.loader_queue import PREFETCH_FACTORS, LoaderQueue, loader_queue
 from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.run.workers import WorkerBatches
@@ -107,7 +106,7 @@ class Epoch:
 
     def advice(self, workers: int, cpus: float | None) -> LoaderQueue:
         """What the model makes of it."""
-        found = loader_queue(
+        return loader_queue(
             self.batches or _columns(self.rows),
             num_workers=workers,
             prefetch_factor=PREFETCH if workers else None,
@@ -116,8 +115,6 @@ class Epoch:
             cpus=cpus,
             num_cpus=MOST_WORKERS,
         )
-        assert not isinstance(found, Absent), found
-        return found
 
 
 def _columns(rows: Sequence[tuple[int, ...]]) -> WorkerBatches:

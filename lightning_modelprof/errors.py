@@ -13,10 +13,8 @@ and limited length, whatever names and values it contains: see :func:`printable`
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import reprlib
-import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -198,6 +196,8 @@ def require(*modules: str, extra: str, where: str) -> None:
 def traceback_text() -> str:
     """The traceback of the exception that is being handled."""
     try:
+        import traceback  # noqa: PLC0415  # with logging takes 5 ms, which analyze need not wait for
+
         return traceback.format_exc()
     except Exception:  # somebody's own exception
         return "(traceback can't be shown)"
@@ -212,4 +212,6 @@ def warn(message: str, who: str = "ModelProfCallback") -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:
         with contextlib.suppress(Exception):  # standard error is closed
+            import logging  # noqa: PLC0415
+
             logging.getLogger(__name__).warning("%s", text)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_modelprof.analysis.analyze import analyze as derive
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ArchiveError, ModelProfError, as_path, describe_error
 from lightning_modelprof.reading_traces import window_traces
 from lightning_modelprof.report.build import build_report
@@ -18,7 +18,7 @@ from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
 from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
 from lightning_modelprof.run.archive import load_run
-from lightning_modelprof.run.locate import find_run, newest_run, runs_below, told_choice
+from lightning_modelprof.run.locate import choice_note, find_run, newest_run, runs_below
 from lightning_modelprof.run.ranks import with_other_ranks
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.findings import list_line
@@ -42,8 +42,8 @@ def read_report(
     file, options = find_run(path), choose(options)
     facts, notes = read_windows(run, file.parent)
     with refuse_damaged(file):
-        report = build_report(derive(run, facts, notes), options)
-    choice = told_choice(path)
+        report = build_report(Facts(run, facts, notes), options)
+    choice = choice_note(path)
     return replace(report, notes=(choice, *report.notes)) if choice else report
 
 
@@ -91,7 +91,7 @@ def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[in
     notes: dict[int, str] = {}
     for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
         if trace is not None:
-            facts[window.index] = analyze_trace(trace)
+            facts[window.index] = TraceFacts(trace).complete()  # several traces are not kept
         elif note:
             notes[window.index] = note
     return facts, notes
@@ -111,8 +111,8 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     run = load_run_with_ranks(file)
     facts, notes = read_windows(run, file.parent) if with_traces else ({}, {})
     with refuse_damaged(file):
-        analysis = derive(run, facts, notes)
-        return compared_run(path, analysis, build_report(analysis, DEFAULT_OPTIONS))
+        derived = Facts(run, facts, notes)
+        return compared_run(path, derived, build_report(derived, DEFAULT_OPTIONS))
 
 
 def list_runs(folder: Path) -> Iterator[str]:
@@ -136,9 +136,7 @@ def list_runs(folder: Path) -> Iterator[str]:
         place = os.path.relpath(file.parent, folder)
         try:
             with refuse_damaged(file):
-                line = list_line(
-                    build_report(derive(load_run_with_ranks(file), {}, {}), DEFAULT_OPTIONS), place
-                )
+                line = list_line(build_report(Facts(load_run_with_ranks(file)), DEFAULT_OPTIONS), place)
             yield line
         except ArchiveError as error:
             yield f"{place}: {error}"

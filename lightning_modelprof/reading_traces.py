@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.timeline.steps import nearest_ranges, steps_asked_for
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ConfigError, TraceError, as_path, quoted, remedy
 from lightning_modelprof.processes import start_module
 from lightning_modelprof.report.model import Report
@@ -62,6 +62,8 @@ def analyze_files(
     options: TableOptions = DEFAULT_OPTIONS,
     max_bytes: int = MAX_TRACE_BYTES,
     step_range: re.Pattern[str] | None = None,
+    *,
+    is_brief: bool = False,
 ) -> Report:
     """The report of trace files that anybody recorded.
 
@@ -70,6 +72,7 @@ def analyze_files(
         options: how the tables are cut and sorted.
         max_bytes: largest uncompressed trace to read.
         step_range: for the names of the ranges that are the steps.
+        is_brief: without tables and charts.
 
     Raises:
         TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
@@ -110,18 +113,26 @@ def analyze_files(
             raise TraceError(f"no traces in {path}. {' '.join(skipped)}")
     from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not for a helper
 
-    return build_trace_report(traces, options, (*skipped, *notes))
+    return build_trace_report(traces, options, (*skipped, *notes), is_brief=is_brief)
 
 
 _FactsOfFile = tuple[TraceFacts, ...] | TraceError
 
 
-def _facts_of(file: Path, max_bytes: int, step_range: re.Pattern[str] | None) -> _FactsOfFile:
-    """What each process of a file says, or why it says nothing."""
+def _facts_of(
+    file: Path, max_bytes: int, step_range: re.Pattern[str] | None, *, is_only: bool = False
+) -> _FactsOfFile:
+    """What each process of a file says, or why it says nothing; the only trace is kept, as facts are lazy."""
     try:
         trace = read_with_progress(file, max_bytes)
         _check_step_range(trace, file, step_range)
-        return tuple(analyze_trace(one, step_range) for one in split_processes(trace))
+        parts = split_processes(trace)
+        if is_only and len(parts) == 1:
+            return (TraceFacts(parts[0], step_range),)
+        # A table may bring its own fact, which has to be known before the trace goes.
+        import lightning_modelprof.report.tables.trace.trace_tables  # noqa: F401, PLC0415
+
+        return tuple(TraceFacts(one, step_range).complete() for one in parts)
     except TraceError as error:
         return error
 
@@ -161,7 +172,7 @@ def _helpers(
 
         def facts_of(file: Path) -> _FactsOfFile:
             answer = helpers[file].answers().get(file) if file in helpers else None
-            return answer or _facts_of(file, max_bytes, step_range)
+            return answer or _facts_of(file, max_bytes, step_range, is_only=len(files) == 1)
 
         yield facts_of
     finally:

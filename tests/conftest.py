@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.loop import budget, inspection_plan, process_loops, session, windows
-from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop import budget, inspection_plan, instruments, process_loops, session, windows
 from lightning_modelprof.loop.helper import Helper
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from tests.support.chromium import start_chromium
@@ -70,13 +69,13 @@ _SHORT = {
         (budget, "LEAST_NS"),
         (session, "REPORT_AFTER_NS"),
         (inspection_plan, "SKIPPED_SHARE"),
-        (loop_parts, "SHORT_LOOP"),
+        (instruments, "SHORT_LOOP"),
     )
 }
 process_loops.SHORT_FIT = process_loops.SHORT_EVALUATION = 0
 budget.LEAST_NS = 10**18
 session.REPORT_AFTER_NS = 0
-inspection_plan.SKIPPED_SHARE, loop_parts.SHORT_LOOP = math.inf, 0
+inspection_plan.SKIPPED_SHARE, instruments.SHORT_LOOP = math.inf, 0
 
 
 @pytest.fixture(autouse=True)

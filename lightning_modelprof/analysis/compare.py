@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.change import (
     FEW_STEPS,
     SAMPLES,
@@ -24,7 +23,7 @@ from lightning_modelprof.analysis.change import (
     step_time,
     time_per_sample,
 )
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.statistics import NORMAL_QUANTILE
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
@@ -279,11 +278,12 @@ def batch_size(steps: StepTimings) -> float | None:
     return float(np.median(samples))
 
 
-def run_settings(analysis: Analysis) -> dict[str, str]:
+def run_settings(facts: Facts) -> dict[str, str]:
     """Name → value of all that may make one run differ from another, in reading order."""
-    info = analysis.info
-    root = None if isinstance(analysis.modules, Absent) else analysis.modules.root
-    samples = batch_size(analysis.steps)
+    info = facts.info
+    tree = facts.get(Facts.modules)
+    root = None if tree is None else tree.root
+    samples = batch_size(facts.steps)
     values: dict[str, Any] = {
         "model": info.model or UNKNOWN,
         "model parameters": UNKNOWN if root is None else root.parameters,
@@ -295,7 +295,7 @@ def run_settings(analysis: Analysis) -> dict[str, str]:
         "threads": UNKNOWN if info.num_threads is None else info.num_threads,
         "world size": info.world_size,
         "strategy": info.strategy or UNKNOWN,
-        **dict(_setup(analysis)),
+        **dict(_setup(facts)),
         **{f"{name} version": version for name, version in info.versions.items()},
         **{f"callback: {key}": value for key, value in info.config.items() if key not in _WHERE_FILES_GO},
     }
@@ -316,10 +316,11 @@ def setting_differences(
     return tuple(found)
 
 
-def _setup(analysis: Analysis) -> Iterator[tuple[str, Any]]:
-    if analysis.setup is None:
+def _setup(facts: Facts) -> Iterator[tuple[str, Any]]:
+    known = facts.get(Facts.setup)
+    if known is None:
         return
-    setup = asdict(analysis.setup)
+    setup = asdict(known)
     for kind, members in (("dataloader", setup["loaders"]), ("optimizer", setup["optimizers"])):
         for index, member in enumerate(members):
             label = kind if len(members) == 1 else f"{kind} {index}"

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import t_quantile
 from lightning_modelprof.analysis.steps.benchmark import standard_error
 from lightning_modelprof.record import Record
@@ -78,7 +78,7 @@ class RankSkew(Record, frozen=True, kw_only=True):
     step_ns: float
 
 
-def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
+def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew:
     """Compare the ranks of a job.
 
     Definition: a rank is late when, over the steps that are clean on all ranks, its own time (all phases but
@@ -92,12 +92,12 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
     the optimizer, a callback or a hook of the user's lets ranks meet: see ``Straggler.is_ambiguous``.
     """
     if world_size < 2:
-        return Absent("there's only one rank")
+        raise NotMeasured("there's only one rank")
     if len(ranks) < 2:
-        return Absent("steps of other ranks are unknown")
+        raise NotMeasured("steps of other ranks are unknown")
     with_steps = [one for one in ranks if len(one.totals)]
     if len(with_steps) < 2:
-        return Absent("fewer than two ranks have clean steps")
+        raise NotMeasured("fewer than two ranks have clean steps")
     paces = [_pace(one) for one in with_steps]
     step_ns = sum(pace.step_ns for pace in paces) / len(paces)
     common = reduce(np.intersect1d, [one.steps.step for one in with_steps])
@@ -113,7 +113,7 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew | Absent:
         )
     phases_ns = np.stack([one.steps.phases_ns[np.isin(one.steps.step, common)] for one in with_steps])
     if (phases_ns[..., PHASE_INDEX["dataloader"]] == NOT_MEASURED).any():
-        return Absent("fetches weren't recorded on every rank")
+        raise NotMeasured("fetches weren't recorded on every rank")
     times = np.where(phases_ns == NOT_MEASURED, 0, phases_ns).astype(np.float64)
     straggler, own = find_straggler(times, [one.rank for one in with_steps])
     own_ns = times[..., [PHASE_INDEX[key] for key in own]].sum(axis=2)

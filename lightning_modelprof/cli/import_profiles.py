@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ArchiveError, TraceError, printable, quoted, remedy
 from lightning_modelprof.reading import load_with_options, refuse_damaged
 from lightning_modelprof.reading_traces import read_with_progress, trace_files, window_traces
@@ -99,16 +99,16 @@ def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
         if trace is None:
             notes |= {window.index: note} if note else {}
             continue
-        traces = [(trace, analyze_trace(trace))]
+        traces = [(trace, TraceFacts(trace).complete())]
         newest[window.index] = traces[0][1]
         if len(newest) > MAX_SHOWN:  # no more are shown in a run's report
             del newest[next(iter(newest))]
         same = [other for other in others if other.index == window.index]
         found = (other for _, other, _ in window_traces(same, folder) if other is not None)
-        traces += [(other, analyze_trace(other)) for other in found]
+        traces += [(other, TraceFacts(other).complete()) for other in found]
         yield window_profile(traces, window=window.index, loop=run.info.loop, options=options)
     with refuse_damaged(path):
-        profile = run_profile(run, build_report(analyze(run, newest, notes), options))
+        profile = run_profile(run, build_report(Facts(run, newest, notes), options))
     yield profile
 
 
@@ -140,13 +140,13 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Dashb
     """Traces of several ranks of one job are one window; the others are windows in order of their steps."""
     if len(files) == 1:
         trace = _read(files[0], max_bytes)
-        yield window_profile([(one, analyze_trace(one)) for one in split_processes(trace)], window=0)
+        yield window_profile([(one, TraceFacts(one).complete()) for one in split_processes(trace)], window=0)
         return
     facts: list[TraceFacts] = []
     skipped: list[str] = []
     for file in files:
         try:
-            facts.append(analyze_trace(_read(file, max_bytes)))
+            facts.append(TraceFacts(_read(file, max_bytes)).complete())
         except TraceError as error:  # noqa: PERF203 - a file that is no trace is noted, and the others are read
             skipped.append(str(error))
     if not facts:

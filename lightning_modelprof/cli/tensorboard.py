@@ -30,11 +30,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from lightning_modelprof.cli.import_profiles import import_into
-    from lightning_modelprof.run.locate import told_choice
+    from lightning_modelprof.run.locate import choice_note
 
     logdir = as_path(options.logdir, ArchiveError)
     paths = [as_path(path, ArchiveError) for path in options.paths]
-    for choice in filter(None, map(told_choice, paths)):
+    for choice in filter(None, map(choice_note, paths)):
         print(printable(choice))
     for name, number in import_into(paths, logdir, int(options.max_gib * 2**30)):
         print(printable(f"{name}: {number} profile{'' if number == 1 else 's'}"))

@@ -27,7 +27,7 @@ from lightning_modelprof.errors import ConfigError, warn
 from lightning_modelprof.lightning.checks import check_ignored, ignore_repeats, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
-from lightning_modelprof.loop.loop import check_machine, say_off
+from lightning_modelprof.loop.loop import check_machine, print_switched_off
 from lightning_modelprof.loop.run_folder import wanted_folder
 from lightning_modelprof.loop.session import LoopSession, end_status
 from lightning_modelprof.run.loops import FIT, LOOPS, LoopKind
@@ -172,7 +172,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             return
         if is_switched_off():
             if trainer.is_global_zero:
-                say_off()
+                print_switched_off()
             return
         measuring = measuring_callback(self, trainer, ModelProfCallback)
         if measuring is not self:
@@ -192,7 +192,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             self._step_aside()
         if has_others and self._session is not None:
             self._session.note(IGNORED_CALLBACK)
-        self._come(trainer)
+        self._join_ranks(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
@@ -213,11 +213,11 @@ class ModelProfCallback(SessionKeeper, Callback):
         """Leave nothing behind."""
         if not self._is_running(trainer):
             return
-        session, loop = self._session, self._loop
-        has_no_report = session is not None and not session.is_armed and not loop.is_fit
+        session, loop_kind = self._session, self._loop_kind
+        has_no_report = session is not None and not session.is_armed and not loop_kind.is_fit
         # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.
-        if has_no_report and getattr(getattr(trainer, loop.trainer_attribute, None), "skip", False):
-            warn(f"{loop.subject} had no batches, so it has no report")
+        if has_no_report and getattr(getattr(trainer, loop_kind.trainer_attribute, None), "skip", False):
+            warn(f"{loop_kind.subject} had no batches, so it has no report")
         self._leave()
         self._forget_module()
 
@@ -252,7 +252,7 @@ class ModelProfCallback(SessionKeeper, Callback):
                 ledger.repeated = None
         inspection = ledger.inspection
         if inspection is not None:
-            self._hear_again()
+            self._restore_hooks()
             self._guard(lambda: inspection.begin_batch(batch, batch_idx))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
@@ -287,7 +287,7 @@ class ModelProfCallback(SessionKeeper, Callback):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to measure; the trial runs of Lightning's BatchSizeFinder are in ``on_validation_start``."""
-        if not self._loop.is_fit:
+        if not self._loop_kind.is_fit:
             self._dataloader_idx = 0
             self._evaluation = self._arm(trainer, pl_module)
 
@@ -322,7 +322,7 @@ class ModelProfCallback(SessionKeeper, Callback):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report. Every rank comes here."""
-        if not self._loop.is_fit:
+        if not self._loop_kind.is_fit:
             self._end(trainer)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
@@ -363,10 +363,10 @@ class ModelProfCallback(SessionKeeper, Callback):
 
     def _bare_class(self) -> type:
         """Lightning's own class, of the package whose Trainer ran it."""
-        kinds = [kind for kind in type(self).__mro__ if kind.__name__ == "Callback"]
+        classes = [kind for kind in type(self).__mro__ if kind.__name__ == "Callback"]
         if self._package == "pytorch_lightning":
-            kinds.insert(0, sys.modules[self._package].Callback)
-        return kinds[0]
+            classes.insert(0, sys.modules[self._package].Callback)
+        return classes[0]
 
     def _plain_arguments(self) -> dict[str, Any]:
         try:
@@ -374,8 +374,8 @@ class ModelProfCallback(SessionKeeper, Callback):
         except Exception:  # an invalid value was never used, and must not keep a model from being saved
             return {}
 
-    def _enter(self, trainer: Any, loop: LoopKind) -> None:
-        super()._enter(trainer, loop)
+    def _enter(self, trainer: Any, loop_kind: LoopKind) -> None:
+        super()._enter(trainer, loop_kind)
         roots = [kind.__module__.partition(".")[0] for kind in type(trainer).__mro__]
         self._package = next((root for root in roots if root in _PACKAGES), "")
 

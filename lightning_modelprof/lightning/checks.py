@@ -69,8 +69,8 @@ def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
     Raises:
         ConfigError: with the nearest name that there is.
     """
-    kinds = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
-    if not config.inspect.ignore_modules or kinds[0].__name__ != "ModelHooks":
+    classes = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
+    if not config.inspect.ignore_modules or classes[0].__name__ != "ModelHooks":
         return
     names = {plain_path(path) for path, _ in named_modules(pl_module) if path}
     names |= {type(module).__name__ for module in modules_of(pl_module)}

@@ -163,8 +163,8 @@ class Classifier:
 
     def while_idle(self, name: str) -> Action:
         """Nothing is measured by actions, but how the loop ends matters all the same."""
-        is_told = name.startswith("[Callback]") and name.endswith(".on_exception")
-        return self.actions[name] if is_told else INHERIT
+        is_exception_hook = name.startswith("[Callback]") and name.endswith(".on_exception")
+        return self.actions[name] if is_exception_hook else INHERIT
 
     def in_validation(self, name: str) -> Action:
         """Inside validation callbacks and checkpoints are told apart; the rest is one of its parts."""
@@ -307,28 +307,28 @@ def end_loop(ledger: PhaseLedger) -> None:
 class EvaluationClassifier(Classifier):
     """Makes the actions of one evaluation loop."""
 
-    def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: LoopKind) -> None:
+    def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop_kind: LoopKind) -> None:
         super().__init__(ledger, trainer, own_prefix)
-        self._loop = loop
+        self._loop_kind = loop_kind
 
     def _make(self, name: str) -> Action:
-        loop, ledger = self._loop, self._ledger
+        loop_kind, ledger = self._loop_kind, self._ledger
         hook = name.rpartition(".")[2]
         if not name.startswith("["):
             return super()._make(name)
-        if hook == loop.fetch:
+        if hook == loop_kind.fetch:
             return EvaluationFetchAction(ledger)
-        if hook == f"on_{loop.hooks}_epoch_end":
+        if hook == f"on_{loop_kind.hooks}_epoch_end":
             return self._loop_end(name, hook)
-        if name.startswith("[Strategy]") and hook == loop.step_hook:
+        if name.startswith("[Strategy]") and hook == loop_kind.step_hook:
             return self._marked(PhaseAction(ledger, PHASE_INDEX["forward"]))
-        if name.startswith("[LightningModule]") and hook == f"on_{loop.hooks}_batch_end":
-            kind = PredictionBatchEndAction if loop is PREDICT else BatchEndAction
-            return kind(ledger, self._module_hook(name, hook))
+        if name.startswith("[LightningModule]") and hook == f"on_{loop_kind.hooks}_batch_end":
+            action = PredictionBatchEndAction if loop_kind is PREDICT else BatchEndAction
+            return action(ledger, self._module_hook(name, hook))
         return super()._make(name)
 
     def _callback(self, hook: str) -> Action:
-        if hook == f"on_{self._loop.hooks}_batch_start":
+        if hook == f"on_{self._loop_kind.hooks}_batch_start":
             return EvaluationBatchStartAction(self._ledger)
         return super()._callback(hook)
 
@@ -340,7 +340,7 @@ class EvaluationClassifier(Classifier):
         return LoopEndAction(self._ledger, self._module_hook(name, hook))
 
 
-def make_classifier(ledger: PhaseLedger, trainer: Any, own_prefix: str, loop: LoopKind) -> Classifier:
-    if loop.is_fit:
+def make_classifier(ledger: PhaseLedger, trainer: Any, own_prefix: str, loop_kind: LoopKind) -> Classifier:
+    if loop_kind.is_fit:
         return Classifier(ledger, trainer, own_prefix)
-    return EvaluationClassifier(ledger, trainer, own_prefix, loop)
+    return EvaluationClassifier(ledger, trainer, own_prefix, loop_kind)

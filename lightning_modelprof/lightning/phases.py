@@ -31,7 +31,7 @@ from lightning_modelprof.measure.steps.actions import (
 )
 from lightning_modelprof.measure.steps.ledger import USER_PROFILER, PhaseLedger
 from lightning_modelprof.run.loops import FIT, LoopKind
-from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop, CallbackTime
+from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, CallbackTime, OutsideLoop
 from lightning_modelprof.signals import raised_by_signal
 
 _UNGUARDED: Final = {Action, PhaseAction, CallbackAction}
@@ -50,7 +50,7 @@ class PhaseProfiler(Profiler):
     Args:
         trainer: whose callbacks, strategy and module the actions are about.
         own_prefix: start of the action names of our own callback; they are not measured.
-        around: hears of actions outside of the loop.
+        outside_clock: times the actions outside of the loop.
 
     Attributes:
         thread: number of the thread in which the loop runs.
@@ -68,17 +68,17 @@ class PhaseProfiler(Profiler):
         ledger: PhaseLedger,
         trainer: Any,
         own_prefix: str,
-        loop: LoopKind = FIT,
+        loop_kind: LoopKind = FIT,
         *,
-        around: AroundClock | None = None,
+        outside_clock: OutsideLoopClock | None = None,
     ) -> None:
         super().__init__()
         self.inner = inner
-        self.around = around or AroundClock(ledger.clock)
+        self.outside_clock = outside_clock or OutsideLoopClock(ledger.clock)
         self.ledger = ledger
         self.thread = threading.get_ident()
-        self._loop = loop
-        classifier = make_classifier(ledger, trainer, own_prefix, loop)
+        self._loop_kind = loop_kind
+        classifier = make_classifier(ledger, trainer, own_prefix, loop_kind)
         self._base = classifier.actions
         self._tables = {
             "idle": self._table(lambda name: self._idle(classifier.while_idle(name), name)),
@@ -133,7 +133,7 @@ class PhaseProfiler(Profiler):
 
     def arm(self) -> None:
         self.ledger.restart()
-        self.around.loop_begins(self.ledger.last_ns)
+        self.outside_clock.loop_begins(self.ledger.last_ns)
         self.armed = True
         self.choose_table()
 
@@ -144,7 +144,7 @@ class PhaseProfiler(Profiler):
             self.choose_table()  # first: whatever fails, nothing is measured from here on
             self.ledger.charge()
             self.ledger.discard()
-            self.around.loop_ends(self.ledger.last_ns)
+            self.outside_clock.loop_ends(self.ledger.last_ns)
 
     def fail(self) -> None:
         """An action of ours has failed, once or more; to be called while its error is being handled."""
@@ -168,8 +168,8 @@ class PhaseProfiler(Profiler):
     def missing_hooks(self) -> set[str]:
         """Which of the required hooks should have been seen since the loop began and have not been."""
         seen = {name.rpartition(".")[2] for name in self._base}
-        if not self._loop.is_fit:
-            return {self._loop.fetch, self._loop.step_hook} - seen
+        if not self._loop_kind.is_fit:
+            return {self._loop_kind.fetch, self._loop_kind.step_hook} - seen
         # A batch that is None or skips its epoch is never trained on.
         expected = REQUIRED_HOOKS if "run_training_batch" in seen else REQUIRED_HOOKS - {"training_step"}
         return expected - seen
@@ -201,7 +201,7 @@ class PhaseProfiler(Profiler):
         return action if type(action) in _UNGUARDED else GuardedAction(self, action)
 
     def _idle(self, action: Action, name: str) -> Action:
-        return AroundAction(self.around, name) if action is INHERIT else action
+        return OutsideLoopAction(self.outside_clock, name) if action is INHERIT else action
 
     def _traced(self, action: Action) -> Action:
         if isinstance(action, PartBeginAction):
@@ -238,13 +238,13 @@ def make_delegate(
     ledger: PhaseLedger,
     trainer: Any,
     own_prefix: str,
-    loop: LoopKind = FIT,
+    loop_kind: LoopKind = FIT,
     *,
-    around: AroundClock | None = None,
+    outside_clock: OutsideLoopClock | None = None,
 ) -> PhaseProfiler:
     """The delegate that fits the profiler it replaces."""
     kind = PhaseProfiler if type(inner).__name__ in SILENT_PROFILERS else ForwardingPhaseProfiler
-    return kind(inner, ledger, trainer, own_prefix, loop, around=around)
+    return kind(inner, ledger, trainer, own_prefix, loop_kind, outside_clock=outside_clock)
 
 
 class GuardedAction(Action):
@@ -310,7 +310,7 @@ _END_OF_CHECK: Final = ".on_sanity_check_end"
 """Hooks of callbacks around the sanity check, which is no action of Lightning's."""
 
 
-class AroundClock:
+class OutsideLoopClock:
     """Adds up the host time before and after one loop: in each action, and from its end to the next one.
 
     Args:
@@ -378,8 +378,8 @@ class AroundClock:
             on_end, self.on_end = self.on_end, _nothing
             on_end()
 
-    def times(self) -> AroundLoop:
-        return AroundLoop(before=_times(self._before), after=_times(self._after) if self._is_over else None)
+    def times(self) -> OutsideLoop:
+        return OutsideLoop(before=_times(self._before), after=_times(self._after) if self._is_over else None)
 
     def _enter(self, name: str, times: dict[str, list[int]], *, calls: int = 1) -> None:
         self._sum, self._column = times.setdefault(name, [0, 0, 0]), _TOTAL
@@ -393,20 +393,20 @@ class AroundClock:
         self._times, self._open, self._depth = None, "", 0
 
 
-class AroundAction(Action):
+class OutsideLoopAction(Action):
     """An action outside of the loop."""
 
-    __slots__ = ("around", "name")
+    __slots__ = ("name", "outside_clock")
 
-    def __init__(self, around: AroundClock, name: str) -> None:
-        self.around = around
+    def __init__(self, outside_clock: OutsideLoopClock, name: str) -> None:
+        self.outside_clock = outside_clock
         self.name = name
 
     def __enter__(self) -> None:
-        self.around.begin(self.name)
+        self.outside_clock.begin(self.name)
 
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
-        self.around.end(self.name)
+        self.outside_clock.end(self.name)
 
 
 def _times(sums: dict[str, list[int]]) -> tuple[ActionTime, ...]:

@@ -11,7 +11,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import traceback_text, warn
 from lightning_modelprof.lightning.callback import ModelProfCallback
-from lightning_modelprof.lightning.phases import AroundClock
+from lightning_modelprof.lightning.phases import OutsideLoopClock
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import Run
 
@@ -35,7 +35,7 @@ class ModelProfiler(Profiler):
         super().__init__()
         self.callback = ModelProfCallback(**arguments)
 
-    _around: AroundClock | None = None  # of the loop that runs
+    _outside_clock: OutsideLoopClock | None = None  # of the loop that runs
 
     @property
     def report(self) -> Report | None:
@@ -50,21 +50,21 @@ class ModelProfiler(Profiler):
     def start(self, action_name: str) -> None:
         """Start timing an action outside the loop."""
         if action_name.endswith(".configure_callbacks"):  # the first of all
-            self._around = AroundClock(self.callback._clock)
+            self._outside_clock = OutsideLoopClock(self.callback._clock)
         elif action_name == f"[Callback]{self.callback.state_key}.on_exception":
             self.describe()
-        self._guard(AroundClock.begin, action_name)
+        self._guard(OutsideLoopClock.begin, action_name)
 
     def stop(self, action_name: str) -> None:
         """Stop timing an action outside the loop."""
-        self._guard(AroundClock.end, action_name)
+        self._guard(OutsideLoopClock.end, action_name)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add the callback to the Trainer before callbacks are set up."""
         super().setup(stage, local_rank, log_dir)
         if is_switched_off():
-            self._around = None
-        self.callback.around = self._around
+            self._outside_clock = None
+        self.callback.outside_clock = self._outside_clock
         module: Any = self._lightning_module  # type: ignore[attr-defined]  # the Trainer assigns it
         trainer = module.trainer
         if not any(one is self.callback for one in trainer.callbacks):
@@ -79,16 +79,16 @@ class ModelProfiler(Profiler):
 
     def describe(self) -> None:
         """Finish timing and add what happened after the loop to the files."""
-        self._guard(AroundClock.finish)
-        self._around = None
+        self._guard(OutsideLoopClock.finish)
+        self._outside_clock = None
 
-    def _guard(self, tell: Callable[..., None], *names: str) -> None:
+    def _guard(self, work: Callable[..., None], *names: str) -> None:
         """Tell of an action; if that fails, warn once and leave it."""
-        if self._around is not None:
+        if self._outside_clock is not None:
             try:
-                tell(self._around, *names)
+                work(self._outside_clock, *names)
             except Exception:  # the loop must not notice
-                self._around = None
+                self._outside_clock = None
                 warn(f"an internal error stopped ModelProfiler. Please report this:\n{traceback_text()}")
 
     def __reduce__(self) -> tuple[Any, ...]:

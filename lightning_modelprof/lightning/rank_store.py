@@ -40,7 +40,7 @@ MOST_BYTES: Final = 2**20
 _PREFIX: Final = "lightning-modelprof"
 
 
-_SAID, _NOTHING = b"+", b"-"
+_MESSAGE, _NO_MESSAGE = b"+", b"-"
 
 
 TOO_SHORT: Final = "\0"
@@ -69,7 +69,7 @@ class RankStore:
         self._first: int | None = None
         self._box = self._own_box = ""
         self._keys: list[str] = []
-        self._has_spoken = False
+        self._has_sent = False
         self._announced: dict[str, int] = {}
         self.absent: dict[int, str] = {}
 
@@ -162,13 +162,13 @@ class RankStore:
         Args:
             message: ``None`` when there is nothing.
         """
-        if self._store is None or self._has_spoken or self.is_first:
+        if self._store is None or self._has_sent or self.is_first:
             return
-        self._has_spoken = True
+        self._has_sent = True
         if message is not None and len(message) > MOST_BYTES:
             message, why_not = None, f"its data exceeded {MOST_BYTES >> 20} MiB"
-        said = _NOTHING + why_not.encode() if message is None else _SAID + message
-        self._put(self._key(f"said/{self._rank}"), said)
+        packed = _NO_MESSAGE + why_not.encode() if message is None else _MESSAGE + message
+        self._put(self._key(f"said/{self._rank}"), packed)
 
     def receive(self) -> dict[int, bytes]:
         """What the other ranks have said, on the first one; who has not in time is absent."""
@@ -178,18 +178,18 @@ class RankStore:
         wanted = [rank for rank in range(self._world_size) if rank not in {self._rank, *self.absent}]
         self.absent |= dict.fromkeys(wanted, "could not be reached")  # should the store fail meanwhile
         self._wait([self._key(f"said/{rank}") for rank in wanted])
-        heard = {}
+        messages = {}
         for rank in wanted:
             key = self._key(f"said/{rank}")
-            said = bytes(store.get(key)) if store.check([key]) else None
-            if said is None:
+            packed = bytes(store.get(key)) if store.check([key]) else None
+            if packed is None:
                 self.absent[rank] = f"sent nothing within {self._patience_s:g} s"
-            elif said.startswith(_NOTHING):
-                self.absent[rank] = said[1:].decode()
+            elif packed.startswith(_NO_MESSAGE):
+                self.absent[rank] = packed[1:].decode()
             else:
-                heard[rank] = said[1:]
+                messages[rank] = packed[1:]
                 del self.absent[rank]
-        return heard
+        return messages
 
     def leave(self) -> None:
         """This rank is not here any more; whoever waits for it need not."""

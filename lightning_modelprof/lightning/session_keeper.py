@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import ConfigError, describe_error, traceback_text, warn
-from lightning_modelprof.lightning.phases import AroundClock, check_names
+from lightning_modelprof.lightning.phases import OutsideLoopClock, check_names
 from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore, StepAnnouncements, steps_until_stop
 from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.loop.process_loops import (
@@ -50,7 +50,7 @@ _OF_A_LOOP: Final = (
 """What stands for the loop that runs: ``None`` where none does."""
 
 _FROM_SETUP: Final = (
-    *("_loop", "_thread", "_count", "_directory", "_why_there", "_is_cut_off", "_dataloader_idx"),
+    *("_loop_kind", "_thread", "_count", "_directory", "_why_there", "_is_cut_off", "_dataloader_idx"),
 )
 """What its ``setup`` or its first hook makes anew."""
 
@@ -70,7 +70,7 @@ class SessionKeeper:
         report: the newest report; ``None`` before the first.
         run: the measured facts behind it; ``None`` before the first.
         is_from_environment: whether nobody wrote it down, but the environment asked for it.
-        around: hears of actions outside of the loop that is set up next; ``None`` begins with ``setup``.
+        outside_clock: times actions outside of the loop that is set up next; ``None`` begins with ``setup``.
     """
 
     state_key: str
@@ -81,10 +81,10 @@ class SessionKeeper:
         self.config = config
         self.report: Report | None = None
         self.run: Run | None = None
-        self.around: AroundClock | None = None
+        self.outside_clock: OutsideLoopClock | None = None
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
-        self._loop: LoopKind = FIT
+        self._loop_kind: LoopKind = FIT
         self._directory: Path | None = None  # wanted for files
         self._why_there = ""  # and not beside the run
         self._session: LoopSession | None = None
@@ -100,7 +100,7 @@ class SessionKeeper:
         self._trainer: Any = None  # that runs the loop
         self._is_called_by_lightning = False
         self._thread = 0  # in which it does
-        self._around: list[dict[str, Any]] = []  # what was above in the loops that this one runs in
+        self._outer_loops: list[dict[str, Any]] = []  # what was above in the loops that this one runs in
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
@@ -110,9 +110,9 @@ class SessionKeeper:
             for name, value in vars(self).items()
             if name not in _OF_THE_MODULE and not _is_passed_over(name, value)
         }
-        return {**kept, **away, "_around": [], "around": None, "_count": SampleCounter()}
+        return {**kept, **away, "_outer_loops": [], "outside_clock": None, "_count": SampleCounter()}
 
-    def _enter(self, trainer: Any, loop: LoopKind) -> None:
+    def _enter(self, trainer: Any, loop_kind: LoopKind) -> None:
         """A loop is set up; if it is called in one that we measure, that one goes on when it is over.
 
         Raises:
@@ -120,46 +120,49 @@ class SessionKeeper:
         """
         outer, thread = self._trainer, threading.get_ident()
         if outer is None or outer is trainer or outer.state.status != "running":
-            self._end_untold()
+            self._end_missed_loop()
         elif self._thread != thread:
             raise ConfigError(
-                f"ModelProfCallback: can't profile {loop.subject}: this callback is profiling"
-                f" {self._loop.subject} in another thread. Make a new ModelProfCallback for each thread."
+                f"ModelProfCallback: can't profile {loop_kind.subject}: this callback is profiling"
+                f" {self._loop_kind.subject} in another thread. Make a new ModelProfCallback for each thread."
             )
         else:
             if self._session is not None:
                 self._session.note(_INNER_RAN)
-            self._around.append({name: vars(self)[name] for name in (*_OF_A_LOOP, *_FROM_SETUP)})
+            self._outer_loops.append({name: vars(self)[name] for name in (*_OF_A_LOOP, *_FROM_SETUP)})
             vars(self).update(dict.fromkeys(_OF_A_LOOP))
-        self._trainer, self._thread, self._loop = trainer, thread, loop
+        self._trainer, self._thread, self._loop_kind = trainer, thread, loop_kind
 
     def _is_running(self, trainer: Any) -> bool:
         """Whether it runs the loop we are in; ends loops inside that one of whose end nobody has told us."""
-        while self._trainer is not trainer and any(one["_trainer"] is trainer for one in self._around):
-            self._end_untold()
+        while self._trainer is not trainer and any(one["_trainer"] is trainer for one in self._outer_loops):
+            self._end_missed_loop()
         return self._trainer is trainer
 
     def _begin(self, trainer: Any) -> None:
         """Stand in for the trainer's profiler."""
         self._count = make_counter(self.config.samples_fn)
         prefix = f"[Callback]{self.state_key}."
-        around, self.around = self.around or AroundClock(self._clock, f"{prefix}setup"), None
+        outside_clock, self.outside_clock = (
+            self.outside_clock or OutsideLoopClock(self._clock, f"{prefix}setup"),
+            None,
+        )
         session = LoopSession(
             self.config,
-            TrainerLoop(trainer, self._loop, prefix, around),
+            TrainerLoop(trainer, self._loop_kind, prefix, outside_clock),
             clock=self._clock,
             warn=warn,
             guard=self._guard,
-            end_untold=self._end_untold,
+            on_missed_end=self._end_missed_loop,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
-        if self._around:
+        if self._outer_loops:
             session.note(_RAN_INSIDE)
         session.phase_source.on_error = self._step_aside
         end_with_process(self)
 
-    def _come(self, trainer: Any) -> None:
+    def _join_ranks(self, trainer: Any) -> None:
         """Other ranks count on us from now on."""
         store = self._rank_store = RankStore(trainer)
         self._among_ranks(store.join)
@@ -198,7 +201,7 @@ class SessionKeeper:
         if session is None:  # it has failed, and has joined the store all the same
             return None
         if isinstance(self._count, SampleCounter):
-            self._count.look_at_loaders(getattr(trainer, self._loop.trainer_attribute))
+            self._count.look_at_loaders(getattr(trainer, self._loop_kind.trainer_attribute))
         why_there = self._why_there if trainer.is_global_zero else ""
         self._guard(lambda: session.arm(folder, why_there, lambda: check_names(session.phase_source)))
         return session.ledger if self._session is session else None
@@ -212,7 +215,7 @@ class SessionKeeper:
             if getattr(type(self), hook).__module__.partition(".")[0] in _MAKERS_OF_HOOKS:
                 vars(self).setdefault(hook, None)
 
-    def _hear_again(self) -> None:
+    def _restore_hooks(self) -> None:
         """Have Lightning call all hooks."""
         for hook in [name for name, value in vars(self).items() if _is_passed_over(name, value)]:
             del vars(self)[hook]
@@ -227,7 +230,7 @@ class SessionKeeper:
             found.append(
                 short_loop(
                     self.config,
-                    TrainerLoop(trainer, self._loop),
+                    TrainerLoop(trainer, self._loop_kind),
                     model=type(pl_module).__name__,
                     wanted=self._directory,
                     now=self._clock(),
@@ -269,7 +272,7 @@ class SessionKeeper:
             claimed = TOO_SHORT
         elif self._directory is not None and is_first:
             try:
-                claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop))
+                claimed = str(PROCESS_LOOPS.claim(self._directory, self._loop_kind))
             except OSError as error:
                 warn(
                     f"couldn't create a directory for files at {self._directory}: {describe_error(error)}."
@@ -283,7 +286,7 @@ class SessionKeeper:
         absent = (self._among_ranks(store.find_absent) or ()) if is_first else ()
         if absent:
             warn(
-                f"{len(absent)} of {trainer.world_size} ranks don't profile {self._loop.subject}, so the"
+                f"{len(absent)} of {trainer.world_size} ranks don't profile {self._loop_kind.subject}, so the"
                 " report leaves them out. Pass this callback to the Trainer on every rank; use"
                 " bounds={'ranks': [0]} to choose which ranks record windows"
             )
@@ -306,16 +309,16 @@ class SessionKeeper:
             return
         self._stop_session("finished")
         session = self._session
-        heard: dict[int, bytes] = {}
+        messages: dict[int, bytes] = {}
         if trainer.world_size > 1:
             message = None if session is None else session.message
             self._among_ranks(lambda: store.send(message, _FAILED))
             if session is not None and session.is_first:
-                heard = self._among_ranks(store.receive) or {}
-        self._finish("finished", heard, store.absent)
+                messages = self._among_ranks(store.receive) or {}
+        self._finish("finished", messages, store.absent)
         if session is not None:
             phase_source: Any = session.phase_source
-            phase_source.around.on_end = lambda: self._add_around(session)
+            phase_source.outside_clock.on_end = lambda: self._add_outside_times(session)
         self._rank_store = None
         self._among_ranks(store.leave)
 
@@ -338,25 +341,27 @@ class SessionKeeper:
         if session is not None:
             self._guard(lambda: session.stop(status))
 
-    def _finish(self, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
+    def _finish(self, status: str, messages: Mapping[int, bytes], absent: Mapping[int, str]) -> None:
         session = self._session
         if session is not None:
             try:
-                self._guard(lambda: self._report(session, status, heard, absent))
+                self._guard(lambda: self._report(session, status, messages, absent))
             finally:  # Ctrl-C while the report is printed does not cost the report
                 self._take_results(session)
 
     def _report(
-        self, session: LoopSession, status: str, heard: Mapping[int, bytes], absent: Mapping[int, str]
+        self, session: LoopSession, status: str, messages: Mapping[int, bytes], absent: Mapping[int, str]
     ) -> None:
         def is_brief() -> bool:
-            return PROCESS_LOOPS.has_printed(self._loop) or is_worker(TrainerLoop(self._trainer, self._loop))
+            return PROCESS_LOOPS.has_printed(self._loop_kind) or is_worker(
+                TrainerLoop(self._trainer, self._loop_kind)
+            )
 
-        session.finish(status, heard, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
+        session.finish(status, messages, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 
-    def _add_around(self, session: LoopSession) -> None:
+    def _add_outside_times(self, session: LoopSession) -> None:
         """The trainer has done all that it does after the loop."""
-        self._guard(session.add_around)
+        self._guard(session.add_outside_times)
         if session.run is not None and session.report is not None:
             PROCESS_LOOPS.renew(session.run, session.report)
         self._take_results(session)
@@ -369,8 +374,8 @@ class SessionKeeper:
             self._leave_loop()
         finally:
             self._trainer = None
-            if self._around:
-                vars(self).update(self._around.pop())
+            if self._outer_loops:
+                vars(self).update(self._outer_loops.pop())
 
     def _leave_loop(self) -> None:
         session, self._session = self._session, None
@@ -379,7 +384,7 @@ class SessionKeeper:
         aborted, self._aborted = self._aborted, None
         self._ledger = self._evaluation = self._stop_at = None
         self._end_short(failed=True)
-        self._hear_again()
+        self._restore_hooks()
         if aborted is not None:
             with suppress(Exception):  # it has failed before, and that was said
                 aborted.save_aborted()
@@ -412,7 +417,7 @@ class SessionKeeper:
         session, self._session = self._session, None
         self._ledger = self._evaluation = None
         warn(
-            f"an internal error stopped the profiler; {self._loop.subject} continues without it."
+            f"an internal error stopped the profiler; {self._loop_kind.subject} continues without it."
             f" Please report this:\n{traceback_text()}"
         )
         if session is not None:
@@ -442,7 +447,7 @@ class SessionKeeper:
         self._count = NothingCounted(reason)
         self._guard(lambda: warn(f"{reason}. The report won't have {self.config.unit}/s"))
 
-    def _end_untold(self, *, is_exit: bool = False) -> None:
+    def _end_missed_loop(self, *, is_exit: bool = False) -> None:
         """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.
 
         One that is not finished has no report, unless the program ends.
@@ -459,13 +464,13 @@ class SessionKeeper:
         """The program ends: nobody will tell of the end of a loop that is over."""
         # A loop in another thread may still be running.
         while self._session is not None and self._session.thread == threading.get_ident():
-            self._end_untold(is_exit=True)
+            self._end_missed_loop(is_exit=True)
 
     def forget_session(self) -> None:
         """In a child of this process, which measures nothing and leaves the parent's files alone."""
-        sessions = [self._session, *(one["_session"] for one in self._around)]
+        sessions = [self._session, *(one["_session"] for one in self._outer_loops)]
         vars(self).update(dict.fromkeys(_OF_A_LOOP))
-        self._around.clear()
+        self._outer_loops.clear()
         for session in sessions:
             if session is not None:
                 session.ledger.ranges = session.ledger.inspection = None

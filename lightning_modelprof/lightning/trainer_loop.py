@@ -1,4 +1,4 @@
-"""A Trainer as the host of a loop: all that the engine knows of Lightning."""
+"""A Trainer's loop: all that the engine knows of Lightning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import torch
 from lightning_modelprof.lightning.in_validation import time_metrics
 from lightning_modelprof.lightning.phases import (
     SILENT_PROFILERS,
-    AroundClock,
     GuardedAction,
+    OutsideLoopClock,
     PhaseProfiler,
     make_delegate,
     uninstall,
@@ -30,12 +30,12 @@ from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
 from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files, convolution_biases
 from lightning_modelprof.measure.setup.statements import Statements, outside_optimizers
-from lightning_modelprof.measure.setup.training_setup import Live, Part, loader_setup
+from lightning_modelprof.measure.setup.training_setup import Live, Reader, loader_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.run.loops import LoopKind
-from lightning_modelprof.run.records import AroundLoop
+from lightning_modelprof.run.records import OutsideLoop
 from lightning_modelprof.run.setup import CallbackSetup, CheckpointSetup, LoaderSetup
 
 _CONTEXTS: Final = {
@@ -59,15 +59,19 @@ class TrainerLoop(Loop):
 
     Args:
         own_prefix: start of the profiler actions of our own callback.
-        clock: hears of actions outside of the loop; ``None`` where none is to be measured.
+        outside_clock: times the actions outside of the loop; ``None`` where none is to be measured.
     """
 
     def __init__(
-        self, trainer: Any, loop: LoopKind, own_prefix: str = "", clock: AroundClock | None = None
+        self,
+        trainer: Any,
+        kind: LoopKind,
+        own_prefix: str = "",
+        outside_clock: OutsideLoopClock | None = None,
     ) -> None:
         self.trainer = trainer
-        self.loop = loop
-        self._own_prefix, self._clock = own_prefix, clock
+        self.kind = kind
+        self._own_prefix, self._outside_clock = own_prefix, outside_clock
         self.rank, self.world_size = trainer.global_rank, trainer.world_size
         self.is_first = bool(trainer.is_global_zero)
         self.precision, self.strategy = str(trainer.precision), type(trainer.strategy).__name__
@@ -82,12 +86,12 @@ class TrainerLoop(Loop):
         return (self.module, *trainer.callbacks, *trainer.loggers, getattr(trainer, "datamodule", None))
 
     @property
-    def kinds(self) -> tuple[type, ...]:  # type: ignore[override]
+    def run_by(self) -> tuple[type, ...]:  # type: ignore[override]
         return type(self.trainer), written_class(self.module)
 
     @property
     def accumulate(self) -> int:  # type: ignore[override]
-        return int(self.trainer.accumulate_grad_batches) if self.loop.is_fit else 1
+        return int(self.trainer.accumulate_grad_batches) if self.kind.is_fit else 1
 
     @property
     def log_every_n_steps(self) -> int:  # type: ignore[override]
@@ -109,13 +113,13 @@ class TrainerLoop(Loop):
     @property
     def num_steps(self) -> int | None:
         trainer = self.trainer
-        if self.loop.is_fit:
+        if self.kind.is_fit:
             has_end = trainer.max_epochs not in (None, -1)
             limits = [trainer.num_training_batches * trainer.max_epochs] if has_end else []
             if trainer.max_steps != -1:
                 limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
         else:
-            limits = [sum(getattr(trainer, _BATCHES[self.loop.key]))]
+            limits = [sum(getattr(trainer, _BATCHES[self.kind.key]))]
         shortest = min(limits, default=math.inf)
         return None if shortest == math.inf else int(shortest)
 
@@ -126,7 +130,7 @@ class TrainerLoop(Loop):
 
     @property
     def is_validating(self) -> bool:
-        return self.loop.is_fit and bool(self.trainer.validating)
+        return self.kind.is_fit and bool(self.trainer.validating)
 
     @property
     def is_launched(self) -> bool:
@@ -138,7 +142,7 @@ class TrainerLoop(Loop):
 
     @property
     def _loop_object(self) -> Any:
-        return getattr(self.trainer, self.loop.trainer_attribute)
+        return getattr(self.trainer, self.kind.trainer_attribute)
 
     def iterators(self) -> Sequence[Any]:
         iterators: Sequence[Any] = self._loop_object._combined_loader._iterator.iterators
@@ -158,22 +162,22 @@ class TrainerLoop(Loop):
         """As of Loop: the delegate of ``trainer.profiler``, in whose place it is from now on."""
         trainer = self.trainer
         delegate = make_delegate(
-            trainer.profiler, ledger, trainer, self._own_prefix, self.loop, around=self._clock
+            trainer.profiler, ledger, trainer, self._own_prefix, self.kind, outside_clock=self._outside_clock
         )
         trainer.profiler = delegate
         return delegate
 
     def begin(self, phase_source: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
-        if self.loop.is_fit:
+        if self.kind.is_fit:
             time_broadcast(self.trainer, ledger, cleanup)
             time_metrics(self.trainer, ledger, partial(GuardedAction, phase_source), cleanup)
 
     def take_out(self, phase_source: Any) -> None:
         uninstall(self.trainer, phase_source)
-        phase_source.around.give_up()
+        phase_source.outside_clock.give_up()
 
-    def around(self) -> AroundLoop | None:
-        return None if self._clock is None else self._clock.times()
+    def outside_times(self) -> OutsideLoop | None:
+        return None if self._outside_clock is None else self._outside_clock.times()
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
         """As of Loop: where Lightning lets the strategy change a dataloader."""
@@ -192,8 +196,8 @@ class TrainerLoop(Loop):
         self.trainer.should_stop = True
 
     def run_step(self, module: Any, arguments: tuple[Any, ...]) -> Any:
-        with getattr(self.trainer.precision_plugin, _CONTEXTS[self.loop.key])():
-            step: Callable[..., Any] = getattr(module, self.loop.step_hook)
+        with getattr(self.trainer.precision_plugin, _CONTEXTS[self.kind.key])():
+            step: Callable[..., Any] = getattr(module, self.kind.step_hook)
             return step(*arguments)
 
 
@@ -222,14 +226,14 @@ class _WatchesLoaders(StandIn):
     first, or the seed would be another one with us.
     """
 
-    def __init__(self, host: TrainerLoop, watched: Any) -> None:
-        super().__init__(host.trainer.strategy.process_dataloader)
-        self._host, self._watched = host, watched
+    def __init__(self, loop: TrainerLoop, watched: Any) -> None:
+        super().__init__(loop.trainer.strategy.process_dataloader)
+        self._loop, self._watched = loop, watched
 
     def __call__(self, dataloader: Any) -> Any:
-        trainer = self._host.trainer
+        trainer = self._loop.trainer
         dataloader = self.original(dataloader)
-        is_of_loop = trainer.training if self._host.loop.is_fit else not trainer.training
+        is_of_loop = trainer.training if self._loop.kind.is_fit else not trainer.training
         with suppress(Exception):  # batches come as they would without us
             if not is_of_loop:
                 self._watched.add_other(dataloader)
@@ -243,12 +247,12 @@ class _WatchesLoaders(StandIn):
 class LiveTrainer(Live):
     """The live objects of a Trainer."""
 
-    def __init__(self, host: TrainerLoop) -> None:
-        super().__init__(host)
-        self._trainer, self._loop = host.trainer, host.loop
-        self.num_nodes = max(1, int(getattr(host.trainer, "num_nodes", 1)))
+    def __init__(self, loop: TrainerLoop) -> None:
+        super().__init__(loop)
+        self._trainer = loop.trainer
+        self.num_nodes = max(1, int(getattr(loop.trainer, "num_nodes", 1)))
 
-    def at_begin(self) -> tuple[Part, ...]:
+    def at_begin(self) -> tuple[Reader, ...]:
         return (
             self.threads,
             self.trainer,
@@ -262,7 +266,7 @@ class LiveTrainer(Live):
             self.statements,
         )
 
-    def at_end(self) -> tuple[Part, ...]:
+    def at_end(self) -> tuple[Reader, ...]:
         return (self.loaders, self.val_loaders, self.trainer, self.device, self.untrained)
 
     def trainer(self) -> dict[str, Any]:
@@ -313,9 +317,9 @@ class LiveTrainer(Live):
         call, module = trainer_call(), self._module
         hooks = own_methods(module, ("LightningModule",))
         loaders = self.loaders()["loaders"]
-        kinds = [type(getattr(one, "optimizer", one)).__name__ for one in self._host.optimizers]
+        class_names = [type(getattr(one, "optimizer", one)).__name__ for one in self._loop.optimizers]
         found = Statements(call, module, (module, getattr(self._trainer, "datamodule", None)))
-        is_fit = self._loop.is_fit
+        is_fit = self._loop.kind.is_fit
         statements = [
             *found.loader(loaders, position=1),
             *found.trainer(type(self._trainer).__name__),
@@ -323,9 +327,9 @@ class LiveTrainer(Live):
         ]
         if is_fit:
             biases = convolution_biases(module)
-            untrained = outside_optimizers(module, self._host.optimizers)
+            untrained = outside_optimizers(module, self._loop.optimizers)
             statements += [
-                *found.optimizer(hooks.get("configure_optimizers"), kinds),
+                *found.optimizer(hooks.get("configure_optimizers"), class_names),
                 *found.copies(hooks),
                 *found.convolutions(biases),
                 *found.untrained(untrained),
@@ -333,18 +337,18 @@ class LiveTrainer(Live):
         return {"statements": tuple(statements), "configured_by": call.configured_by}
 
     def untrained(self) -> dict[str, Any]:
-        optimizers = self._host.optimizers if self._loop.is_fit else ()
+        optimizers = self._loop.optimizers if self._loop.kind.is_fit else ()
         return {"untrained": outside_optimizers(self._module, optimizers)}
 
     def callbacks(self) -> dict[str, Any]:
         """Callbacks, and how often checkpoints are saved."""
         setups, checkpoints = [], []
         for callback in self._trainer.callbacks:
-            kinds = [kind.__name__ for kind in type(callback).__mro__]
+            class_names = [kind.__name__ for kind in type(callback).__mro__]
             setups.append(
                 CallbackSetup(
                     callback=str(callback.state_key),
-                    kind=kinds[0],
+                    kind=class_names[0],
                     hooks={
                         name: place
                         for name, place in own_methods(callback, ("Callback",)).items()
@@ -352,7 +356,7 @@ class LiveTrainer(Live):
                     },
                 )
             )
-            if "ModelCheckpoint" in kinds:
+            if "ModelCheckpoint" in class_names:
                 checkpoints.append(
                     CheckpointSetup(
                         callback=str(callback.state_key),
@@ -370,12 +374,14 @@ class LiveTrainer(Live):
         }
 
     def loaders(self) -> dict[str, Any]:
-        return {"loaders": _loaders(getattr(self._trainer, self._loop.trainer_attribute))}
+        return {"loaders": _loaders(getattr(self._trainer, self._loop.kind.trainer_attribute))}
 
     def val_loaders(self) -> dict[str, Any]:
         """Those of the validations inside a fit, which Lightning makes before the first one."""
         return (
-            {"val_loaders": _loaders(self._trainer.fit_loop.epoch_loop.val_loop)} if self._loop.is_fit else {}
+            {"val_loaders": _loaders(self._trainer.fit_loop.epoch_loop.val_loop)}
+            if self._loop.kind.is_fit
+            else {}
         )
 
 
@@ -393,14 +399,14 @@ def _keeps_gradients(module: Any) -> bool | None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).optimizer_zero_grad)))
     except (OSError, SyntaxError, TypeError):
         return None
-    said = [
+    values = [
         keyword.value.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         for keyword in node.keywords
         if keyword.arg == "set_to_none" and isinstance(keyword.value, ast.Constant)
     ]
-    return any(value is False for value in said)
+    return any(value is False for value in values)
 
 
 def _loaders(loop: Any) -> tuple[LoaderSetup, ...]:

@@ -105,11 +105,11 @@ class Helper:
 
     def answers(self) -> list[Answer]:
         """Those that have come since; waits for nothing."""
-        come: list[Answer] = []
+        answers: list[Answer] = []
         while self._answers and not self.problem:
-            come.append(self._answers.popleft())
+            answers.append(self._answers.popleft())
             self._open.popleft()
-        return come
+        return answers
 
     def look(self) -> None:
         """Wait a little for an answer."""
@@ -179,18 +179,18 @@ class ProcessHelper(Helper):
                 undo.callback(self._line.close)
                 os.set_blocking(self._line.number, False)
                 # A pipe would be full before it is read. These have no name, so nothing can stay behind.
-                self._said = OwnFile.without_name()
-                undo.callback(self._said.close)
+                self._answer_file = OwnFile.without_name()
+                undo.callback(self._answer_file.close)
                 self._facts = OwnFile.without_name()
                 undo.callback(self._facts.close)
-                numbers = self._said.number, self._facts.number
+                numbers = self._answer_file.number, self._facts.number
                 self._process = start_module(
                     __name__, *map(str, (os.getpid(), *numbers)), stdin=theirs, pass_fds=numbers
                 )
             with contextlib.suppress(OSError):  # at once: most of its work is to import what it needs
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
             undo.pop_all()
-        files = self._line, self._said, self._facts
+        files = self._line, self._answer_file, self._facts
         self._end = weakref.finalize(self, _end, files, self._process, os.getpid())
         self._end.atexit = False  # it sees by itself that the program is over
         self._write(setting)
@@ -210,9 +210,9 @@ class ProcessHelper(Helper):
                 has_ended = True
             self._read_all()
             if has_ended and len(self._open) > len(self._answers):
-                come = super().answers()
+                answers = super().answers()
                 self.give_up(self._why_ended())
-                return come
+                return answers
         return super().answers()
 
     def give_up(self, problem: str) -> None:
@@ -303,7 +303,7 @@ class ProcessHelper(Helper):
         """Take the answers that are there as a whole."""
         with contextlib.suppress(OSError):
             while True:
-                number, begin = self._said.number, self._num_read + _LENGTH
+                number, begin = self._answer_file.number, self._num_read + _LENGTH
                 length = int.from_bytes(os.pread(number, _LENGTH, self._num_read), "big")
                 raw = os.pread(number, length, begin)
                 if not raw or len(raw) < length:

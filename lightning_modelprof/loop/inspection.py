@@ -75,7 +75,7 @@ class Inspection:
     def __init__(
         self,
         plan: InspectionPlan,
-        host: Loop,
+        loop: Loop,
         *,
         options: InspectOptions,
         follows_memory: bool,
@@ -84,9 +84,8 @@ class Inspection:
         clock: HostClock,
     ) -> None:
         self._plan = plan
-        self._host, self._loop = host, host.loop
-        loop = host.loop
-        self._module: nn.Module = host.module
+        self._loop = loop
+        self._module: nn.Module = loop.module
         self._options = options
         self._get_samples = samples
         self._clock = clock
@@ -103,11 +102,11 @@ class Inspection:
         self._stack = DeeperStack()
         self._frames = compiled_frames()
         self._watch: SiteWatch | None = None
-        self._around: AroundBatch | None = None
+        self._around_batch: AroundBatch | None = None
         self._waste: WasteWatch | None = None
         self._frozen: FrozenWatch | None = None
         self._varying: VaryingWatch | None = None  # of the counted step, when that is over
-        self.followed = FollowedStep(host, plan.counted, is_wanted=follows_memory)
+        self.followed = FollowedStep(loop, plan.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
         self._timed_sizes: dict[Shapes, None] = {}
         self._begin_note = ""  # why timing could not begin
@@ -116,15 +115,15 @@ class Inspection:
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
             count_note=(
-                f"profiler windows cover every {loop.step} (set wait to leave some out)"
+                f"profiler windows cover every {loop.kind.step} (set wait to leave some out)"
                 if plan.counted is None
-                else f"{loop.subject} ended before {loop.step} {plan.counted}, the one to count"
+                else f"{loop.kind.subject} ended before {loop.kind.step} {plan.counted}, the one to count"
             ),
-            times_note=f"{loop.subject} ended before modules were timed",
-            size_note=f"{loop.subject} ended before sizes were recorded",
-            peak_note=f"{loop.subject} ended before the device's peak was looked up",
+            times_note=f"{loop.kind.subject} ended before modules were timed",
+            size_note=f"{loop.kind.subject} ended before sizes were recorded",
+            peak_note=f"{loop.kind.subject} ended before the device's peak was looked up",
             forward_table_note="not run; set inspect={'fvcore': True} to run fvcore on a copy of the model",
-            sites_note=f"{loop.subject} ended before the {loop.step} whose lines are watched",
+            sites_note=f"{loop.kind.subject} ended before the {loop.kind.step} whose lines are watched",
         )
 
     @property
@@ -203,25 +202,27 @@ class Inspection:
         if not self._copy_reason:
             self._watch = SiteWatch((type(self._module),), loop_codes(), self._module)
             self._watch.begin()
-            self._look_around(BATCH_START)
+            self._watch_around_batch(BATCH_START)
             with _disable_current_modes():
                 self._frozen, _ = _attempt(lambda: FrozenWatch(self._module))
 
-    def _look_around(self, phase: str | None) -> None:
+    def _watch_around_batch(self, phase: str | None) -> None:
         """Watch what no counter sees, before and after the batch; ``None`` ends that."""
-        around, self._around = self._around, None
+        around, self._around_batch = self._around_batch, None
         if around is not None:
             around.__exit__(None, None, None)
         # A mode of the user's that ends there would take ours for itself.
         if phase is not None and self._watch is not None and not modes_on():
-            around = AroundBatch(self._watch, phase, lambda: self._loop.is_fit and self._host.is_validating)
-            self._around = around.__enter__()
+            around = AroundBatch(
+                self._watch, phase, lambda: self._loop.kind.is_fit and self._loop.is_validating
+            )
+            self._around_batch = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """The inspected step has its batch, on the device; does nothing the second time."""
         if self._step is None or self._is_counting or self._is_timing:
             return
-        self._look_around(None)
+        self._watch_around_batch(None)
         if self._step == self._plan.counted:
             self._size = self._sizes(batch)
         is_counted = self._size is not None
@@ -232,7 +233,7 @@ class Inspection:
         self._stack.deepen()
         _, note = _attempt(lambda: self._begin_count(batch) if is_counted else self._begin_times(batch))
         if is_counted and note:
-            self._copy_reason = f"the {self._loop.step} itself couldn't be counted ({note})"
+            self._copy_reason = f"the {self._loop.kind.step} itself couldn't be counted ({note})"
         elif note:
             self._begin_note = note
 
@@ -242,7 +243,7 @@ class Inspection:
         if compiled is not None:
             reason = f"torch.compile wraps {compiled}"
         elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it is
-            reason = f"torch.compile compiled something while {self._loop.subject} ran"
+            reason = f"torch.compile compiled something while {self._loop.kind.subject} ran"
         else:
             return self._why_unwatched()
         self._instead = _WITHOUT_COMPILE
@@ -276,7 +277,7 @@ class Inspection:
         """What sees the operators of the counted step beside the counter."""
         self._waste = WasteWatch(
             self._module,
-            follows_gradients=self._host.world_size == 1,
+            follows_gradients=self._loop.world_size == 1,
             owners=(type(self._module),),
             outside=loop_codes(),
         )
@@ -285,7 +286,7 @@ class Inspection:
 
     def _begin_times(self, batch: Any) -> None:
         if self._timer is None:
-            self._timer = ModuleTimer(self._module, self._clock, self._host.device)
+            self._timer = ModuleTimer(self._module, self._clock, self._loop.device)
         self._timer.arm()
         self._is_timing = True
         if self._step is not None:
@@ -294,7 +295,7 @@ class Inspection:
 
     def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
         """Batch, batch index and dataloader index, as far as the step's method takes them."""
-        method = getattr(self._module, self._loop.step_hook, None)
+        method = getattr(self._module, self._loop.kind.step_hook, None)
         if method is None:  # a plain loop
             return available[:1]
         parameters = inspect.signature(method).parameters.values()
@@ -323,7 +324,7 @@ class Inspection:
             if failed:
                 self.followed.give_up()
             self.followed.end()
-            self._look_around(None if failed else BATCH_END)
+            self._watch_around_batch(None if failed else BATCH_END)
         if self._is_timing and self._timer is not None:
             self._timer.disarm(failed=failed)
             self._is_timing = False
@@ -362,7 +363,7 @@ class Inspection:
 
     def _end_watch(self, step: int | None) -> None:
         """The step is over: nothing watches any more; its lines are taken."""
-        self._look_around(None)
+        self._watch_around_batch(None)
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end()
@@ -370,13 +371,13 @@ class Inspection:
             if self._varying is not None:
                 self._varying.end()
             if step is not None and self._counter is not None:
-                device = self._host.device.type
+                device = self._loop.device.type
                 sites, note = _attempt(lambda: watch.result(step=step, device=device))
                 self.cost = replace(self.cost, sites=sites, sites_note=note)
                 return
         if step is not None and step == self._plan.counted:
             why = f" because {self._copy_reason}" if self._copy_reason else ""
-            note = f"the {self._loop.step} was not watched{why}"
+            note = f"the {self._loop.kind.step} was not watched{why}"
             self.cost = replace(self.cost, sites_note=note)
 
     def _take_count(self, step: int, size: int | None) -> None:
@@ -384,9 +385,9 @@ class Inspection:
         counter, arguments, waste = self._counter, self._arguments, self._waste
         self._counter = self._arguments = self._waste = None
         if arguments is None or size is None:
-            self.cost = replace(self.cost, count_note=f"{self._loop.step} {step} was skipped")
+            self.cost = replace(self.cost, count_note=f"{self._loop.kind.step} {step} was skipped")
             return
-        copied = StepCopy(self._host, arguments, self._instead)
+        copied = StepCopy(self._loop, arguments, self._instead)
         why = self._copy_reason
         count, note = _attempt(
             lambda: step_count(
@@ -415,14 +416,14 @@ class Inspection:
             self.cost = replace(self.cost, forward_table=table, forward_table_note=note)
 
     def _forward_table(self, arguments: tuple[Any, ...]) -> ForwardTable:
-        if self._host.world_size > 1:
+        if self._loop.world_size > 1:
             raise ModelProfError("with multiple ranks, a forward on one could wait for the others forever")
-        return forward_table(self._module, self._host.run_step, arguments)
+        return forward_table(self._module, self._loop.run_step, arguments)
 
     def _take_peaks(self) -> None:
         count = self.cost.count
         dtypes = {entry.dtype for entry in count.operators if entry.flops} if count is not None else set()
-        device = self._host.device
+        device = self._loop.device
         found, note = _attempt(lambda: peak_rates(device, dtypes, self._options.peak_flops_per_s))
         peaks, note = found if found is not None else ((), note)
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
@@ -430,7 +431,7 @@ class Inspection:
     def _take_rest(self) -> None:
         """Sizes and modules, when gradients and the optimizer's state are there; and the device's peaks."""
         self._take_peaks()
-        size, size_note = _attempt(lambda: model_size(self._module, self._host.optimizers))
+        size, size_note = _attempt(lambda: model_size(self._module, self._loop.optimizers))
         modules, _ = _attempt(lambda: module_records(self._module))
         self.cost = replace(self.cost, size=size, size_note=size_note, modules=modules or ())
 
@@ -452,8 +453,8 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
         # Whatever the user's model or a library does when we ask it, it isn't training's fault.
         if raised_by_signal(error):
             raise
-        said = str(error) if isinstance(error, ModelProfError) else describe_error(error)
-        return None, said.partition("\n")[0]
+        reason = str(error) if isinstance(error, ModelProfError) else describe_error(error)
+        return None, reason.partition("\n")[0]
 
 
 class StepCopy(Record, frozen=True):
@@ -463,7 +464,7 @@ class StepCopy(Record, frozen=True):
     a sentence.
     """
 
-    host: Loop
+    loop: Loop
     arguments: tuple[Any, ...]
     instead: str = ""
 
@@ -474,17 +475,17 @@ class StepCopy(Record, frozen=True):
             ModelProfError: when the module cannot be copied, needs values, communicates, or reaches what is
                 not copied.
         """
-        if self.host.loop.is_fit and not getattr(self.host.module, "automatic_optimization", True):
+        if self.loop.kind.is_fit and not getattr(self.loop.module, "automatic_optimization", True):
             raise ModelProfError(f"a copy has no optimizers for manual optimization. {self.instead}".rstrip())
-        refuse_closures(self.host.module)
-        device = self.host.device
+        refuse_closures(self.loop.module)
+        device = self.loop.device
         with random_states_kept((device,)):
-            copied, mode = fake_copy(self.host.module)
+            copied, mode = fake_copy(self.loop.module)
             counter = FlopCounter(copied, formulas, refuse_collectives=True)
             with values_are_missing("flops=True", self.instead), mode, counter:
-                output = self.host.run_step(copied, fake_inputs(mode, self.arguments))
+                output = self.loop.run_step(copied, fake_inputs(mode, self.arguments))
                 loss = output.get("loss") if isinstance(output, Mapping) else output
-                if self.host.loop.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                if self.loop.kind.is_fit and isinstance(loss, torch.Tensor) and loss.requires_grad:
                     if reaches_outside(loss):
                         raise ModelProfError(
                             "the loss depends on parameters outside the module, whose gradients a copy would"

@@ -18,7 +18,7 @@ from lightning_modelprof.measure.setup.training_setup import Live
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import parameters_of
 from lightning_modelprof.run.loops import FIT, LoopKind
-from lightning_modelprof.run.records import AroundLoop, CallbackTime
+from lightning_modelprof.run.records import CallbackTime, OutsideLoop
 
 
 class PhaseSource(Protocol):
@@ -54,10 +54,10 @@ class Loop:
         log_every_n_steps: steps between two points of what is logged.
         loggers: with what Lightning's loggers have.
         precision, strategy: what they are called.
-        kinds: classes that tell which packages run the loop.
+        run_by: classes whose packages run the loop.
     """
 
-    loop: LoopKind = FIT
+    kind: LoopKind = FIT
     module: Any = None
     rank: int = 0
     world_size: int = 1
@@ -67,7 +67,7 @@ class Loop:
     loggers: Sequence[Any] = ()
     precision: str = ""
     strategy: str = ""
-    kinds: tuple[type, ...] = ()
+    run_by: tuple[type, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -140,8 +140,8 @@ class Loop:
         """The loop is over: no part of ours stays where it was put."""
         phase_source.disarm()
 
-    def around(self) -> AroundLoop | None:
-        """What passed around the loop so far; ``None`` where nobody tells of it."""
+    def outside_times(self) -> OutsideLoop | None:
+        """Time before and after the loop so far; ``None`` where nobody measures it."""
         return None
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
@@ -161,13 +161,13 @@ class Loop:
         raise ModelProfError("a plain loop has no step method to call on a copy")
 
 
-def num_prefetched(host: Loop) -> int:
+def num_prefetched(loop: Loop) -> int:
     """Batches that the workers of the loop's dataloader keep ready; of several the largest number.
 
     0 without workers, and for whatever is not made like torch's DataLoader.
     """
     try:
-        loaders = host.loaders()
+        loaders = loop.loaders()
     except Exception:  # no dataloader yet, or another Lightning
         return 0
     return max((_of_loader(loader) for loader in loaders), default=0)
@@ -183,7 +183,7 @@ def _of_loader(loader: Any) -> int:
     return num_workers * prefetch_factor if num_workers > 0 and prefetch_factor > 0 else 0
 
 
-def batches_made(host: Loop) -> tuple[bool, int] | None:
+def batches_made(loop: Loop) -> tuple[bool, int] | None:
     """Whether workers have made the batch that the loop fetches next, and how many they have made in all.
 
     Of several dataloaders with workers all must have made it, and the smallest number counts. ``None``
@@ -193,7 +193,7 @@ def batches_made(host: Loop) -> tuple[bool, int] | None:
         A batch that came out of order counts as the next one while it is in the queue.
     """
     try:
-        made = [_made(one) for one in host.iterators() if hasattr(one, "_data_queue")]
+        made = [_made(one) for one in loop.iterators() if hasattr(one, "_data_queue")]
     except Exception:  # before the first fetch, or another torch or Lightning
         return None
     return (all(is_ready for is_ready, _ in made), min(number for _, number in made)) if made else None
@@ -212,14 +212,14 @@ def _made(iterator: Any) -> tuple[bool, int]:
     return is_ready, early + max(waiting, not is_empty)
 
 
-_HAS_SAID_OFF = False
+_HAS_PRINTED_OFF = False
 
 
-def say_off(who: str = "ModelProfCallback") -> None:
+def print_switched_off(who: str = "ModelProfCallback") -> None:
     """Say once in this process that the environment switches the callback off."""
-    global _HAS_SAID_OFF  # noqa: PLW0603  # of the process, as the environment is
-    if not _HAS_SAID_OFF:
-        _HAS_SAID_OFF = True
+    global _HAS_PRINTED_OFF  # noqa: PLW0603  # of the process, as the environment is
+    if not _HAS_PRINTED_OFF:
+        _HAS_PRINTED_OFF = True
         with contextlib.suppress(Exception):
             print(f"{who} is off because {SWITCH}={os.environ.get(SWITCH)}", file=sys.stderr)
 

@@ -37,12 +37,12 @@ class LoopMemory:
         out_of_memory: what was there when memory ran out; ``None`` if it did not.
     """
 
-    def __init__(self, host: Loop) -> None:
-        self._host = host
-        self._device = host.device
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._device = loop.device
         self._curve = MemoryCurve(self._device)
         self._note = ""
-        self.growth = GrowthWatch(lambda: host.holders)
+        self.growth = GrowthWatch(lambda: loop.holders)
         self.look = self._curve.look
         self.out_of_memory: OutOfMemory | None = None
 
@@ -74,9 +74,9 @@ class LoopMemory:
                 read_device=device_memory,
                 total_bytes=lambda: total_bytes(self._device),
                 named=Named(
-                    parameters=held_parameters(self._host.module),
-                    buffers=held_buffers(self._host.module),
-                    optimizers=tuple(self._host.optimizers),
+                    parameters=held_parameters(self._loop.module),
+                    buffers=held_buffers(self._loop.module),
+                    optimizers=tuple(self._loop.optimizers),
                 ),
                 storages_of=storages_of,
             )
@@ -108,8 +108,8 @@ class FollowedStep:
         note: why there is nothing, a sentence; ``""`` if there is.
     """
 
-    def __init__(self, host: Loop, step: int | None, *, is_wanted: bool) -> None:
-        self._host, loop = host, host.loop
+    def __init__(self, loop: Loop, step: int | None, *, is_wanted: bool) -> None:
+        self._loop = loop
         self._step = step
         self._is_wanted = is_wanted and step is not None
         self._live: LiveTensors | None = None
@@ -117,10 +117,10 @@ class FollowedStep:
         self.note = _NOT_ASKED
         if is_wanted:
             self.note = (
-                f"Live tensors weren't tracked because no {loop.step} was counted."
+                f"Live tensors weren't tracked because no {loop.kind.step} was counted."
                 if step is None
-                else f"Live tensors weren't tracked, because {loop.subject} ended before {loop.step} {step}"
-                " did or a copy of the model was counted instead."
+                else f"Live tensors weren't tracked, because {loop.kind.subject} ended before"
+                f" {loop.kind.step} {step} did or a copy of the model was counted instead."
             )
 
     def begin(self, batch: Any) -> LiveTensors | None:
@@ -128,8 +128,8 @@ class FollowedStep:
         if not self._is_wanted:
             return None
         try:
-            live = LiveTensors(self._host.device)
-            live.begin(self._host.module, tuple(self._host.optimizers), batch)
+            live = LiveTensors(self._loop.device)
+            live.begin(self._loop.module, tuple(self._loop.optimizers), batch)
         except Exception as error:  # anybody's tensors; the step is counted without
             self._fail(error)
             return None

@@ -109,7 +109,7 @@ class Outputs:
         self._failed: set[str] = set()
         self._has_files = False
         self._charts: dict[str, list[str]] = {}
-        self._untold: tuple[Report, bool] | None = None
+        self._unprinted: tuple[Report, bool] | None = None
 
     def without_loggers(self) -> Outputs:
         """The same for files alone, which keeps no logger alive."""
@@ -183,7 +183,7 @@ class Outputs:
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if self._options.terminal:
-            self._untold = report, is_brief
+            self._unprinted = report, is_brief
 
     def print_report(self, bar: Any) -> None:
         """Print the report, once: when the progress bar is closed, which would be drawn again below it.
@@ -191,10 +191,10 @@ class Outputs:
         Args:
             bar: the Trainer's progress bar; ``None`` if it has none.
         """
-        untold, self._untold = self._untold, None
-        if untold is None:
+        unprinted, self._unprinted = self._unprinted, None
+        if unprinted is None:
             return
-        report, is_brief = untold
+        report, is_brief = unprinted
         self._try("terminal", partial(_close_live_display, bar))
         if is_brief:
             self._try("terminal", lambda: print_lines([brief_line(report, self._place)]))

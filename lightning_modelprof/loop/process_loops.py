@@ -55,7 +55,7 @@ class ShortLoop(Record, frozen=True, kw_only=True):
         uses_terminal: whether its report would have been printed.
     """
 
-    loop: LoopKind
+    kind: LoopKind
     model: str
     batches: int
     begin_ns: int
@@ -64,39 +64,39 @@ class ShortLoop(Record, frozen=True, kw_only=True):
 
 
 def short_loop(
-    config: ProfileConfig, host: Loop, *, model: str, wanted: Path | None, now: int
+    config: ProfileConfig, loop: Loop, *, model: str, wanted: Path | None, now: int
 ) -> ShortLoop | None:
     """The loop that begins, if it is too short for a report; ``None`` if it gets one.
 
     It gets one where a step is asked for by name: by ``steps``, ``active`` or ``flops``, if the loop has that
     step. With several ranks the first one decides for all.
     """
-    loop, batches = host.loop, host.num_steps
-    limit = SHORT_FIT if loop.is_fit else SHORT_EVALUATION
+    batches = loop.num_steps
+    limit = SHORT_FIT if loop.kind.is_fit else SHORT_EVALUATION
     if batches is None or batches >= limit or config.asks_for_steps(batches):
         return None
     return ShortLoop(
-        loop=loop,
+        kind=loop.kind,
         model=model,
         batches=batches,
         begin_ns=now,
         wanted=wanted,
-        uses_terminal=bool(config.report.terminal) and not is_worker(host),
+        uses_terminal=bool(config.report.terminal) and not is_worker(loop),
     )
 
 
-def is_worker(host: Loop) -> bool:
+def is_worker(loop: Loop) -> bool:
     """Whether this process is one of many that run trainings for a program, as joblib's and Ray's are.
 
     The ranks of one training are none.
     """
-    if host.world_size > 1 or host.is_launched:
+    if loop.world_size > 1 or loop.is_launched:
         return False
     return multiprocessing.parent_process() is not None or _RAY_WORKER in os.environ
 
 
 @dataclass(slots=True)
-class _Kind:
+class _ShortSoFar:
     """Short loops of one kind and model so far."""
 
     calls: int = 0
@@ -138,7 +138,7 @@ class ProcessLoops:
         """Begin anew, as in a child of this process."""
         self._roots: dict[Path, Path] = {}
         self._claims: dict[Path, Counter[str]] = {}  # loops of each kind with a folder there
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._short: dict[tuple[str, str], _ShortSoFar] = {}  # by the loop's kind and the model's class
         self._lines: list[LoopLine] = []
         self._first: tuple[Outputs, Run, Report] | None = None
         self._short_folder: Path | None = None  # wanted by the first short loop
@@ -149,7 +149,7 @@ class ProcessLoops:
         self._clock = host_clock
         self._saves = SaveTimer(self._clock)
 
-    def claim(self, wanted: Path, loop: LoopKind) -> Path:
+    def claim(self, wanted: Path, kind: LoopKind) -> Path:
         """The folder of a loop: ``wanted``, or one in that of the loop of this process which wanted the same.
 
         Raises:
@@ -158,27 +158,27 @@ class ProcessLoops:
         root = self._roots.get(wanted)
         if root is None or not root.is_dir():
             root = self._roots[wanted] = claim_directory(wanted)
-            self._claims[root] = Counter([loop.key])
+            self._claims[root] = Counter([kind.key])
             return root
-        self._claims[root][loop.key] += 1
-        number = self._claims[root][loop.key]
-        return claim_directory(root / (loop.key if number == 1 else f"{loop.key}_{number}"))
+        self._claims[root][kind.key] += 1
+        number = self._claims[root][kind.key]
+        return claim_directory(root / (kind.key if number == 1 else f"{kind.key}_{number}"))
 
     def add_short(self, short: ShortLoop, end_ns: int, *, failed: bool) -> None:
-        if not self._kinds:
+        if not self._short:
             self._short_created = datetime.now().astimezone().isoformat(timespec="microseconds")
             self._short_folder = short.wanted
         self._uses_terminal |= short.uses_terminal
-        kind = self._kinds.setdefault((short.loop.key, short.model), _Kind())
-        kind.add(short.batches, end_ns - short.begin_ns, failed=failed)
+        so_far = self._short.setdefault((short.kind.key, short.model), _ShortSoFar())
+        so_far.add(short.batches, end_ns - short.begin_ns, failed=failed)
         self._is_unsaved = True
 
-    def has_printed(self, loop: LoopKind) -> bool:
+    def has_printed(self, kind: LoopKind) -> bool:
         """Whether such a loop of this program, or of this cell of a notebook, has printed its report before.
 
         From then on it has.
         """
-        this = (loop.key, _cell())
+        this = (kind.key, _cell())
         found = this in self._printed
         self._printed.add(this)
         return found
@@ -203,7 +203,7 @@ class ProcessLoops:
 
     def save(self) -> None:
         """Write what came after the first loop with its archive and its report."""
-        if not self._is_unsaved or not (self._lines or self._kinds):
+        if not self._is_unsaved or not (self._lines or self._short):
             return
         self._is_unsaved = False
         short = tuple(self._short_loops())
@@ -239,20 +239,20 @@ class ProcessLoops:
             ShortLoops(
                 loop=loop,
                 model=model,
-                calls=kind.calls,
-                batches=kind.batches,
-                total_ns=kind.total_ns,
-                durations_ns=tuple(kind.kept.values()),
-                failed=kind.failed,
+                calls=found.calls,
+                batches=found.batches,
+                total_ns=found.total_ns,
+                durations_ns=tuple(found.kept.values()),
+                failed=found.failed,
             )
-            for (loop, model), kind in self._kinds.items()
+            for (loop, model), found in self._short.items()
         ]
 
     def end(self) -> None:
         """The program ends: save, and say in one line what had no report."""
         with suppress(Exception):  # nobody is left to be told
             self.save()
-            if self._kinds and self._uses_terminal:
+            if self._short and self._uses_terminal:
                 print_lines([_last_line(self._short_loops())])
 
 
@@ -272,12 +272,12 @@ def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
 
 
 def _last_line(short: Sequence[ShortLoops]) -> str:
-    parts = [
+    texts = [
         f"{one.calls:,} {loop_of(one.loop).name} loop{'' if one.calls == 1 else 's'} of {one.model}"
         f" took {milliseconds(one.total_ns)}"
         for one in short
     ]
-    return f"lightning-modelprof: {', '.join(parts)}; too short for a report."
+    return f"lightning-modelprof: {', '.join(texts)}; too short for a report."
 
 
 def _cell() -> object:

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_modelprof.config.checks import make_config
 from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.errors import ConfigError, describe_error, did_you_mean, quoted, traceback_text, warn
-from lightning_modelprof.loop.loop import Loop, check_machine, say_off
+from lightning_modelprof.loop.loop import Loop, check_machine, print_switched_off
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, end_with_process, is_worker
 from lightning_modelprof.loop.run_folder import check_writeable
 from lightning_modelprof.loop.session import LoopSession, end_status
@@ -222,7 +222,7 @@ class LoopProfiler:
         self._loggers, self._on_trace_ready = loggers, on_trace_ready
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()
-        self._host: _PlainLoop | None = None
+        self._loop: _PlainLoop | None = None
         self._session: LoopSession | None = None
         self._phase_source: _PlainPhases | None = None
         self._fetches = False  # whether batches come by fetch()
@@ -249,7 +249,7 @@ class LoopProfiler:
             raise ConfigError(f"{_WHO}.start: already running. Call stop() first.")
         config = self.config
         if is_switched_off():
-            say_off(_WHO)
+            print_switched_off(_WHO)
             return
         check_machine(config, _WHO)
         folder = None
@@ -257,25 +257,25 @@ class LoopProfiler:
             folder = Path(config.dirpath or DEFAULT_FOLDER).expanduser()
             check_writeable(folder)
         self._count = make_counter(config.samples_fn)
-        host = self._host = _PlainLoop(self._model, self._optimizers, self._num_steps, self._loggers)
+        loop = self._loop = _PlainLoop(self._model, self._optimizers, self._num_steps, self._loggers)
         self._fetches = self._has_batch = False
-        self._guard(lambda: self._begin(host, folder))
+        self._guard(lambda: self._begin(loop, folder))
         end_with_process(self)
 
-    def _begin(self, host: _PlainLoop, folder: Path | None) -> None:
+    def _begin(self, loop: _PlainLoop, folder: Path | None) -> None:
         session = self._session = LoopSession(
             self.config,
-            host,
+            loop,
             clock=self._clock,
             warn=_warn,
             guard=self._guard,
-            end_untold=_nothing,
+            on_missed_end=_nothing,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         claimed = None
         if folder is not None:
             try:
-                claimed = PROCESS_LOOPS.claim(folder.absolute(), host.loop)
+                claimed = PROCESS_LOOPS.claim(folder.absolute(), loop.kind)
             except OSError as error:
                 _warn(
                     f"couldn't create a directory for files at {folder}: {describe_error(error)}."
@@ -311,8 +311,8 @@ class LoopProfiler:
             self._take_results(session)
 
     def _is_brief(self) -> bool:
-        host = self._host
-        return host is not None and (PROCESS_LOOPS.has_printed(host.loop) or is_worker(host))
+        loop = self._loop
+        return loop is not None and (PROCESS_LOOPS.has_printed(loop.kind) or is_worker(loop))
 
     def _take_results(self, session: LoopSession) -> None:
         self.report, self.run = session.report or self.report, session.run or self.run
@@ -321,12 +321,12 @@ class LoopProfiler:
 
     def fetch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield one epoch's batches; the time until each arrives is the phase Dataloader."""
-        phase_source, host = self._phase_source, self._host
-        if phase_source is None or host is None:
+        phase_source, loop = self._phase_source, self._loop
+        if phase_source is None or loop is None:
             yield from loader
             return
         self._fetches = True
-        host.fetches_from(loader)
+        loop.fetches_from(loader)
         workers, number = None if self._session is None else self._session.workers, 0
         if workers is not None:
             self._epochs += 1
@@ -334,8 +334,8 @@ class LoopProfiler:
         try:
             self._guard(phase_source.epoch.__enter__)
             iterator = iter(loader)
-            host.fetches_from(loader, iterator)
-            while not host.wants_stop:
+            loop.fetches_from(loader, iterator)
+            while not loop.wants_stop:
                 if self._has_batch:
                     self.step()
                 self._guard(phase_source.fetch.__enter__)
@@ -353,7 +353,7 @@ class LoopProfiler:
                 yield batch
                 number += 1
         finally:
-            host.fetches_from(loader)  # workers of an epoch that is broken off end with its iterator
+            loop.fetches_from(loader)  # workers of an epoch that is broken off end with its iterator
             if self._has_batch:
                 self.step()
             if self._phase_source is phase_source:
@@ -444,13 +444,13 @@ class LoopProfiler:
             self._guard(self._end_step)
 
     def _end_step(self) -> None:
-        phase_source, host, session = self._phase_source, self._host, self._session
-        if phase_source is None or host is None or session is None:
+        phase_source, loop, session = self._phase_source, self._loop, self._session
+        if phase_source is None or loop is None or session is None:
             return
         ledger = session.ledger
         if ledger.inspection is not None:
             ledger.inspection.end_batch()
-        host.steps += 1
+        loop.steps += 1
         if self._has_batch:
             self._has_batch = False
             phase_source.end.__exit__()

@@ -1,4 +1,4 @@
-"""One loop, from the first step to the report: the parts that measure, put together.
+"""One loop, from the first step to the report: its instruments put together.
 
 Who runs the loop is a :class:`Loop`. All that is changed on a trainer or a model is undone by
 :meth:`LoopSession.close`.
@@ -19,9 +19,9 @@ from typing import Final
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.loop.inspection_plan import steps_to_skip
+from lightning_modelprof.loop.instruments import Instruments, Sampling, make_instruments
 from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.parts import LoopParts, Sampling, make_parts
 from lightning_modelprof.loop.step_boundaries import Announcements, SaveTimer, StepBoundaries
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
@@ -33,7 +33,7 @@ from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
-from lightning_modelprof.run.records import AroundLoop, RankRecord, Run, Window
+from lightning_modelprof.run.records import OutsideLoop, RankRecord, Run, Window
 from lightning_modelprof.run.steps import NOT_MEASURED
 from lightning_modelprof.show.progress import show_waiting
 
@@ -49,9 +49,9 @@ class LoopSession:
     """Measures one fit, or one evaluation loop.
 
     Args:
-        host: who runs the loop; its phase source is in place until :meth:`close`.
+        loop: who runs the loop; its phase source is in place until :meth:`close`.
         guard: runs a function of ours so that an error in it cannot reach the loop.
-        end_untold: called when the loop has ended and our callback will not be told.
+        on_missed_end: called when the loop has ended and Lightning won't call our callback.
 
     Attributes:
         thread: number of the thread in which the loop runs.
@@ -70,34 +70,34 @@ class LoopSession:
     def __init__(
         self,
         config: ProfileConfig,
-        host: Loop,
+        loop: Loop,
         *,
         clock: HostClock,
         warn: Callable[[str], None],
         guard: Callable[[Callable[[], None]], None],
-        end_untold: Callable[[], None],
+        on_missed_end: Callable[[], None],
         samples_note: Callable[[], str],
     ) -> None:
         self._config = config
-        self._host, self._loop = host, host.loop
+        self._loop = loop
         self.thread = threading.get_ident()
         self._clock = clock
         self._warn = warn
         self._samples_note = samples_note
         self._timing = StepTiming(
             config,
-            host,
+            loop,
             clock=clock,
             on_boundary=lambda: guard(self._on_boundary),
             on_failure=lambda: guard(self._stop_early),
-            on_untold=end_untold,
+            on_missed_end=on_missed_end,
         )
         self.ledger, self.phase_source, self.live = (
             self._timing.ledger,
             self._timing.phase_source,
             self._timing.live,
         )
-        self._parts: LoopParts | None = None
+        self._instruments: Instruments | None = None
         self.workers: WorkerProbes | None = None
         self._boundaries: StepBoundaries | None = None
         self._began_s = 0.0
@@ -112,12 +112,12 @@ class LoopSession:
         self._cleanup.callback(self._uninstall)
         if config.inspect.workers:
             workers = self.workers = WorkerProbes(
-                UserCode((type(host.module),)).roots, sampling=config.inspect.sampling
+                UserCode((type(loop.module),)).roots, sampling=config.inspect.sampling
             )
             self._cleanup.callback(workers.end)
-            host.watch_loaders(workers, self._cleanup)
+            loop.watch_loaders(workers, self._cleanup)
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
-        self.is_first = host.is_first
+        self.is_first = loop.is_first
         self.announcements: Announcements | None = None
         self.message: bytes | None = None
         self.on_trace_ready: Callable[[Path | None, Report], None] | None = None
@@ -134,15 +134,15 @@ class LoopSession:
             why_there: why it is not beside the run; ``""`` where it is.
             check: called when the first step has ended.
         """
-        host, config, timing = self._host, self._config, self._timing
+        loop, config, timing = self._loop, self._config, self._timing
         if self.workers is not None:
             with suppress(Exception):  # the loop's loaders are not known
-                self.workers.begin(host.loaders())
+                self.workers.begin(loop.loaders())
         self._began_s, self._armed_ns = time.time(), self._clock()
-        timing.skip(steps_to_skip(config, host.num_steps))
-        parts = self._parts = make_parts(
+        timing.skip(steps_to_skip(config, loop.num_steps))
+        instruments = self._instruments = make_instruments(
             config,
-            host,
+            loop,
             timing,
             directory=directory,
             is_first=self.is_first,
@@ -154,24 +154,24 @@ class LoopSession:
             cleanup=self._cleanup,
         )
         if why_there and directory is not None:
-            self._say(f"{why_there}. Files go to {directory}")
-        no_window = why_no_window(config, host.rank, host.world_size, self.phase_source.inner)
-        if no_window and parts.capture is None:
-            self._say(no_window)
+            self._warn_and_note(f"{why_there}. Files go to {directory}")
+        no_window = why_no_window(config, loop.rank, loop.world_size, self.phase_source.inner)
+        if no_window and instruments.capture is None:
+            self._warn_and_note(no_window)
         elif no_window:
             self._notes.append(f"{no_window}.")
         self._boundaries = StepBoundaries(
             config,
-            host,
+            loop,
             timing,
-            parts,
+            instruments,
             check=check,
             saves=self._saves,
             save=self._save,
             clock=self._clock,
             announcements=self.announcements,
         )
-        host.begin(self.phase_source, self.ledger, self._cleanup)
+        loop.begin(self.phase_source, self.ledger, self._cleanup)
         timing.slow.start()
         timing.ledger.cpu.start()
         self._cleanup.callback(timing.slow.stop)
@@ -179,10 +179,10 @@ class LoopSession:
         self.is_armed = True
         self._saves.save(self._save)
         if self.on_trace_ready is not None:
-            parts.results.on_trace = self._tell_of_trace
+            instruments.results.on_trace = self._call_on_trace_ready
         if config.inspect.sampling:
-            parts.sampling = Sampling(self.ledger, host.module, parts.memory, self._clock)
-            parts.sampling.resume()
+            instruments.sampling = Sampling(self.ledger, loop.module, instruments.memory, self._clock)
+            instruments.sampling.resume()
 
     def note(self, sentence: str) -> None:
         """Say it in the report, once."""
@@ -191,8 +191,8 @@ class LoopSession:
 
     def note_exception(self, exception: BaseException) -> None:
         """An exception ends the loop; to be called before :meth:`stop`. Never raises."""
-        if self._parts is not None:
-            self._parts.memory.on_exception(exception, self.ledger.steps_ended)
+        if self._instruments is not None:
+            self._instruments.memory.on_exception(exception, self.ledger.steps_ended)
 
     def stop(self, status: str) -> None:
         """The loop is over: close the window and take our parts out.
@@ -204,14 +204,14 @@ class LoopSession:
         if self.is_finished:
             return
         self.is_finished = True
-        parts = self._parts
-        if parts is not None:
-            if parts.sampling is not None:
-                parts.sampling.pause()
-            parts.setup = finish_setup(parts.setup, self._host, self._began_s)
-            if self.is_armed and parts.capture is not None:
+        instruments = self._instruments
+        if instruments is not None:
+            if instruments.sampling is not None:
+                instruments.sampling.pause()
+            instruments.setup = finish_setup(instruments.setup, self._loop, self._began_s)
+            if self.is_armed and instruments.capture is not None:
                 ways = {"finished": "ended", "interrupted": "was interrupted"}
-                parts.capture.finish(f"{self._loop.subject} {ways.get(status, 'failed')} first")
+                instruments.capture.finish(f"{self._loop.kind.subject} {ways.get(status, 'failed')} first")
                 self.ledger.ranges = None
         self.close()
         if self._timing.device is not None:
@@ -221,15 +221,15 @@ class LoopSession:
         self._ended_ns = self._clock()  # until here it is in the phase Profiler
         self.live.flush()
         self._timing.slow.look(self.ledger.step_end_ns)
-        if parts is not None:
-            self.ledger.cpu.stop(has_workers=any(one.num_workers for one in parts.setup.loaders))
-        if self.is_armed and status == "finished" and self._host.world_size > 1:
+        if instruments is not None:
+            self.ledger.cpu.stop(has_workers=any(one.num_workers for one in instruments.setup.loaders))
+        if self.is_armed and status == "finished" and self._loop.world_size > 1:
             self.message = pack_rank_steps(rank_steps(self._make_run(status)))
 
     def finish(
         self,
         status: str,
-        heard: Mapping[int, bytes],
+        messages: Mapping[int, bytes],
         absent: Mapping[int, str],
         *,
         is_brief: Callable[[], bool] = bool,
@@ -243,21 +243,21 @@ class LoopSession:
             is_brief: whether a line is printed in the report's place.
             on_report: is given what was reported.
         """
-        parts = self._parts
-        if parts is None or not self.is_armed or self._is_reported:
+        instruments = self._instruments
+        if instruments is None or not self.is_armed or self._is_reported:
             return
         self._is_reported = True
         with ExitStack() as stack:
-            stack.callback(parts.results.close)
+            stack.callback(instruments.results.close)
             stack.callback(self._waiting.close)
-            stack.callback(self._conclude, parts, status, (heard, absent), is_brief, on_report)
-            if parts.outputs.has_terminal:
+            stack.callback(self._conclude, instruments, status, (messages, absent), is_brief, on_report)
+            if instruments.outputs.has_terminal:
                 self._waiting.enter_context(show_waiting("lightning-modelprof: making the report"))
-            parts.results.wait()  # Ctrl-C costs what the traces say, and no more
+            instruments.results.wait()  # Ctrl-C costs what the traces say, and no more
 
     def _conclude(
         self,
-        parts: LoopParts,
+        instruments: Instruments,
         status: str,
         others: tuple[Mapping[int, bytes], Mapping[int, str]],
         is_brief: Callable[[], bool],
@@ -266,45 +266,45 @@ class LoopSession:
         run = self._make_run(status)
         if any(others):
             run = side_by_side(run, *others)
-        report, step = self._report(run), self._host.logger_step
+        report, step = self._report(run), self._loop.logger_step
         self._waited_ns = self._report_wait_ns()
         self._waiting.close()
         has_nothing = not self.ledger.steps_ended and not any(
             one.status is Status.FOUND for one in report.findings
         )
-        parts.outputs.show_report(
+        instruments.outputs.show_report(
             report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
         )
-        parts.results.write_run_profile(step)
+        instruments.results.write_run_profile(step)
         if self.is_first and on_report is not None:
-            on_report(parts.outputs, run, report)
+            on_report(instruments.outputs, run, report)
         if status != "finished":
             self.print_report()
         if self._boundaries is not None:
             self._boundaries.log_last()  # last: the user's loggers may take long
 
-    def add_around(self) -> None:
+    def add_outside_times(self) -> None:
         """What comes after the loop is over, too: save the run and its report with it."""
         run = self.run
         if run is not None and self._is_reported:
-            record = replace(run.ranks[0], around=self._host.around(), report_wait_ns=self._waited_ns)
+            record = replace(run.ranks[0], around=self._loop.outside_times(), report_wait_ns=self._waited_ns)
             self._report(replace(run, ranks=(record,)))
 
     def print_report(self) -> None:
         """Print what was reported, if that was not done yet."""
-        if self._parts is not None:
-            self._parts.outputs.print_report(self._host.progress_bar)
+        if self._instruments is not None:
+            self._instruments.outputs.print_report(self._loop.progress_bar)
 
     def close(self) -> None:
         """Undo every change made to the trainer; safe to call at any time and more than once."""
         with self._cleanup:  # whatever fails, the rest is undone
-            parts = self._parts
-            if parts is not None and parts.capture is not None:
-                self._cleanup.callback(parts.capture.abandon)
-            if parts is not None and parts.inspection is not None:
-                self._cleanup.callback(parts.inspection.close)
-            if parts is not None and parts.sampling is not None:
-                self._cleanup.callback(parts.sampling.pause)
+            instruments = self._instruments
+            if instruments is not None and instruments.capture is not None:
+                self._cleanup.callback(instruments.capture.abandon)
+            if instruments is not None and instruments.inspection is not None:
+                self._cleanup.callback(instruments.inspection.close)
+            if instruments is not None and instruments.sampling is not None:
+                self._cleanup.callback(instruments.sampling.pause)
             if self._timing.repeated is not None:
                 self._cleanup.callback(self._timing.repeated.close)
             self.ledger.ranges = self.ledger.inspection = self.ledger.repeated = None
@@ -313,11 +313,11 @@ class LoopSession:
         if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
             self.phase_source.disarm()
         else:
-            self._host.take_out(self.phase_source)
+            self._loop.take_out(self.phase_source)
 
     def _stop_early(self) -> None:
         """An exception ended the loop, and another callback hears of it first: it may end the process."""
-        if self.is_finished or not self.is_armed or self._parts is None:
+        if self.is_finished or not self.is_armed or self._instruments is None:
             return
         # Callbacks are told while the exception is being handled.
         exception = sys.exc_info()[1]
@@ -331,31 +331,33 @@ class LoopSession:
             self._waits = False
             self._cleanup.callback(self._uninstall)
         self.run = self._make_run(self.failure)
-        self._parts.outputs.save_run(self.run)
+        self._instruments.outputs.save_run(self.run)
 
     def abort(self) -> None:
         """Something of ours failed: undo every change and save what was measured until now."""
         self.is_finished = True
         self.close()
-        if self.is_armed and self._parts is not None:
-            self._notes.append(f"An internal error stopped the profiler before {self._loop.subject} ended.")
+        if self.is_armed and self._instruments is not None:
+            self._notes.append(
+                f"An internal error stopped the profiler before {self._loop.kind.subject} ended."
+            )
             self._is_unsaved = True
             self.save_aborted()
-        if self._parts is not None:
-            self._parts.results.close()
+        if self._instruments is not None:
+            self._instruments.results.close()
 
     def save_aborted(self) -> None:
         """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
-        if self._is_unsaved and self._parts is not None:
+        if self._is_unsaved and self._instruments is not None:
             if self.run is None or self.run.info.status != "aborted":
                 self.run = self._make_run("aborted")
-            self._is_unsaved = not self._parts.outputs.save_run(self.run)
+            self._is_unsaved = not self._instruments.outputs.save_run(self.run)
 
     # While the loop runs
 
     def _on_boundary(self) -> None:
-        if self._boundaries is not None and self._parts is not None:
-            self._parts.results.poll()
+        if self._boundaries is not None and self._instruments is not None:
+            self._instruments.results.poll()
             if self.workers is not None:
                 self.workers.poll()
             self._boundaries.begin_step()
@@ -372,8 +374,8 @@ class LoopSession:
         return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
-        assert self._parts is not None
-        results = self._parts.results
+        assert self._instruments is not None
+        results = self._instruments.results
         results.add(window, raw_path, self._clock)
         self._is_report_due = True
         if window.recorded_steps:
@@ -384,10 +386,10 @@ class LoopSession:
             self._save()
             CLAIM.rest()
 
-    def _tell_of_trace(self, window: Window, report: Report) -> None:
-        assert self._parts is not None
+    def _call_on_trace_ready(self, window: Window, report: Report) -> None:
+        assert self._instruments is not None
         assert self.on_trace_ready is not None
-        folder = self._parts.outputs.directory
+        folder = self._instruments.outputs.directory
         path = folder / window.trace_file if folder is not None and window.trace_file else None
         try:
             self.on_trace_ready(path, report)
@@ -396,49 +398,49 @@ class LoopSession:
 
     # Results
 
-    def _say(self, message: str) -> None:
+    def _warn_and_note(self, message: str) -> None:
         """Warn, and say the same in the report."""
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")
 
     def _make_run(self, status: str) -> Run:
-        assert self._parts is not None
+        assert self._instruments is not None
         record = make_rank_record(
-            self._host.rank,
+            self._loop.rank,
             self._timing,
-            self._parts,
+            self._instruments,
             samples_note=self._samples_note(),
             notes=self._notes,
-            around=self._host.around(),
+            around=self._loop.outside_times(),
             workers=self.workers,
         )
         if self._is_reported:
             record = replace(record, report_wait_ns=self._report_wait_ns())
-        return Run(info=replace(self._parts.info, status=status), ranks=(record,))
+        return Run(info=replace(self._instruments.info, status=status), ranks=(record,))
 
     def _report_wait_ns(self) -> int:
         return max(0, int(self._clock() - self._ended_ns))
 
     def _save(self) -> None:
         """Save what was measured until now, and ask for a report where a window has closed since the last."""
-        assert self._parts is not None
-        outputs = self._parts.outputs
+        assert self._instruments is not None
+        outputs = self._instruments.outputs
         self.run = self._make_run("running")
         is_saved = outputs.save_run(self.run)
         # A program that ends while another thread trains may give it no other time.
         if is_saved and self._is_report_due and (CLAIM.is_ending or self._has_run_long):
             self._is_report_due = False
-            self._parts.results.ask_for_report(outputs.archive)
+            self._instruments.results.ask_for_report(outputs.archive)
 
     @property
     def _has_run_long(self) -> bool:
         return self._clock() - self._armed_ns >= REPORT_AFTER_NS
 
     def _report(self, run: Run) -> Report:
-        assert self._parts is not None
+        assert self._instruments is not None
         self.run = run
-        self._parts.outputs.save_run(run)
-        self.report = self._parts.results.make_report(run)
+        self._instruments.outputs.save_run(run)
+        self.report = self._instruments.results.make_report(run)
         return self.report
 
 
@@ -450,16 +452,16 @@ def end_status(exception: BaseException | None) -> str:
 def make_rank_record(
     rank: int,
     timing: StepTiming,
-    parts: LoopParts,
+    instruments: Instruments,
     *,
     samples_note: str,
     notes: Iterable[str],
-    around: AroundLoop | None = None,
+    around: OutsideLoop | None = None,
     workers: WorkerProbes | None = None,
 ) -> RankRecord:
     """The record of a loop that runs or has ended."""
-    device, inspection, sampling = timing.device, parts.inspection, parts.sampling
-    notes = [*notes, *parts.results.notes]
+    device, inspection, sampling = timing.device, instruments.inspection, instruments.sampling
+    notes = [*notes, *instruments.results.notes]
     if device is not None:
         device.collect()
         if device.num_given_up:
@@ -484,16 +486,16 @@ def make_rank_record(
         validation=timing.ledger.validation.times(),
         unfinished_steps=timing.ledger.unfinished_steps,
         callbacks=timing.phase_source.callback_times(),
-        windows=tuple(parts.results.windows),
+        windows=tuple(instruments.results.windows),
         model_cost=None if inspection is None else inspection.collect(),
-        setup=parts.setup,
-        memory=parts.memory.record(None if inspection is None else inspection.followed),
+        setup=instruments.setup,
+        memory=instruments.memory.record(None if inspection is None else inspection.followed),
         slow=timing.slow.record(),
         cpu=timing.ledger.cpu.record(),
         repeated=None if timing.repeated is None else timing.repeated.record(),
         workers=None if workers is None else workers.record(),
         stacks=None if sampling is None else sampling.stacks(),
-        helper_cpu_ns=parts.results.helper_cpu_ns,
+        helper_cpu_ns=instruments.results.helper_cpu_ns,
         samples_note=samples_note,
         notes=tuple(notes),
     )

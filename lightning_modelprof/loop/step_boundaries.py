@@ -10,8 +10,8 @@ from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.loop.budget import Budget
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import plan_later
+from lightning_modelprof.loop.instruments import Instruments
 from lightning_modelprof.loop.loop import Loop, num_prefetched
-from lightning_modelprof.loop.parts import LoopParts
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.stored import modules_of
@@ -97,9 +97,9 @@ class StepBoundaries:
     def __init__(
         self,
         config: ProfileConfig,
-        host: Loop,
+        loop: Loop,
         timing: StepTiming,
-        parts: LoopParts,
+        instruments: Instruments,
         *,
         check: Callable[[], None],
         saves: SaveTimer,
@@ -108,11 +108,10 @@ class StepBoundaries:
         announcements: Announcements | None = None,
     ) -> None:
         self._config = config
-        self._host = host
+        self._loop = loop
         self._announcements = announcements
-        self._loop = loop = host.loop
         self._timing = timing
-        self._parts = parts
+        self._instruments = instruments
         self._check = check
         self._saves = saves
         self._save = save
@@ -120,7 +119,7 @@ class StepBoundaries:
         self._armed_ns = clock()
         self._warm_ns = 0  # when the first step ended
         self._inspection_began_ns = 0
-        self._budget = Budget(clock, is_alone=host.world_size == 1)
+        self._budget = Budget(clock, is_alone=loop.world_size == 1)
         self._slowed_since_ns: int | None = None  # when the running step began, if we make it slower
         self._usual_ns = 0.0  # what it would take otherwise
         self._window_ns = 0.0  # how much longer the steps of the open window took than usual ones
@@ -129,13 +128,13 @@ class StepBoundaries:
         self._counted_ns = 0.0  # the same with what is done after it, the most so far
         self._num_waiting = 1  # ranks that wait while this one inspects a step by itself
         # Several ranks end at the same batch instead, on which they agree before training.
-        self._stops_trainer = config.stop_after_profile and loop.is_fit and host.world_size == 1
+        self._stops_trainer = config.stop_after_profile and loop.kind.is_fit and loop.world_size == 1
         log_every = config.log_every_n_steps
-        log_every = int(host.log_every_n_steps if log_every is None else log_every)
+        log_every = int(loop.log_every_n_steps if log_every is None else log_every)
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
         # The batches of an evaluation have no step number that loggers could show them at.
-        self._logs_scalars = loop.is_fit and log_every > 0 and parts.outputs.has_loggers
-        self._is_watched = parts.has_bar or self._logs_scalars
+        self._logs_scalars = loop.kind.is_fit and log_every > 0 and instruments.outputs.has_loggers
+        self._is_watched = instruments.has_bar or self._logs_scalars
         # Without the sampling thread memory is looked at between steps.
         is_often = self._is_watched or not config.inspect.sampling
         self._log_every = (log_every or _DEFAULT_CUT) if is_often else _LOOK_EVERY
@@ -145,23 +144,23 @@ class StepBoundaries:
 
     def begin_step(self) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
-        timing, parts = self._timing, self._parts
-        ledger, capture = timing.ledger, parts.capture
+        timing, instruments = self._timing, self._instruments
+        ledger, capture = timing.ledger, instruments.capture
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
         self._end_slowed_step(self._budget.begin())
         if step == 1:
             self._warm_ns = self._clock()
             self._check()
-        parts.memory.growth.look(step)
-        if parts.sampling is None and ledger.ranges is None:
-            parts.memory.look(step)  # not in a window: torch's Python tracer would record it
+        instruments.memory.growth.look(step)
+        if instruments.sampling is None and ledger.ranges is None:
+            instruments.memory.look(step)  # not in a window: torch's Python tracer would record it
         if capture is not None and step == capture.next_step:
             with self._budget.asked_for(by_name=self._config.asks_for_window):
                 self._step_window(capture, step)
-        if parts.inspection is not None:
+        if instruments.inspection is not None:
             with self._budget.asked_for(by_name=self._config.asks_for_inspection):
-                self._inspect(parts.inspection, step)
-            if step == parts.inspection.again_at and timing.sizes is not None:
+                self._inspect(instruments.inspection, step)
+            if step == instruments.inspection.again_at and timing.sizes is not None:
                 timing.sizes.last = -1  # its size may be counted again, though it is that of the step before
         if self._is_watched and step >= self._next_cut:
             self._cut_if_affordable(step)
@@ -193,7 +192,7 @@ class StepBoundaries:
 
     def _step_window(self, capture: Capture, step: int) -> None:
         """Open or close a window, which the sampling thread is not to be seen in."""
-        timing, sampling = self._timing, self._parts.sampling
+        timing, sampling = self._timing, self._instruments.sampling
         if self._must_wait(capture, step):
             return
         if not capture.is_open:
@@ -208,11 +207,11 @@ class StepBoundaries:
             if not self._config.asks_for_window:
                 self._budget.spend(self._window_ns)
             self._window_ns = 0.0
-            timing.recorder.drain(step, num_prefetched(self._host))
+            timing.recorder.drain(step, num_prefetched(self._loop))
         timing.ledger.ranges = capture.ranges
         timing.phase_source.choose_table()
         if capture.is_done and self._stops_trainer:
-            self._host.stop()
+            self._loop.stop()
 
     def _inspect(self, inspection: Inspection, step: int) -> None:
         """Close the inspection of the step that ended, and begin that of the step that begins."""
@@ -246,7 +245,7 @@ class StepBoundaries:
 
     def _must_wait(self, capture: Capture, step: int) -> bool:
         """Whether the window that is to begin comes later, as nobody has asked for it."""
-        config, inspection = self._config, self._parts.inspection
+        config, inspection = self._config, self._instruments.inspection
         if not capture.may_wait or config.asks_for_window:
             return False
         sites = None if inspection is None else inspection.cost.sites
@@ -272,7 +271,7 @@ class StepBoundaries:
                     plan_later,
                     by=wait,
                     schedule=config.schedule if config.asks_for_window else None,
-                    accumulate=self._host.accumulate,
+                    accumulate=self._loop.accumulate,
                 ),
                 why,
             )
@@ -289,7 +288,7 @@ class StepBoundaries:
         if not wait:
             return False
         why = self._waited(_TIMES)
-        if self._host.world_size > 1:
+        if self._loop.world_size > 1:
             inspection.leave_rest(why)
             return True
         inspection.postpone(
@@ -312,7 +311,7 @@ class StepBoundaries:
         _, named, ask = what
         if what is not _WINDOW and is_profiling_anywhere():
             return _SEEN.format(ask=ask)
-        return _WAITED.format(what=named, loop=self._loop.subject, ask=ask)
+        return _WAITED.format(what=named, loop=self._loop.kind.subject, ask=ask)
 
     def _agree(self, what: tuple[str, str, str], step: int, wait: int, cost_ns: float) -> tuple[int, str]:
         """In how many steps something starts, on all ranks at once, or is looked at again; and why not now.
@@ -325,7 +324,7 @@ class StepBoundaries:
             wait: after how many steps this rank has time for it.
         """
         key, named, ask = what
-        if self._host.world_size == 1:
+        if self._loop.world_size == 1:
             return wait, self._waited(what)
         others = self._announcements
         if others is None:
@@ -336,7 +335,7 @@ class StepBoundaries:
         if start is not None:
             self._budget.reserve(0 if start == step else cost_ns)
             return start - step, self._waited(what)
-        accumulate = max(1, self._host.accumulate)
+        accumulate = max(1, self._loop.accumulate)
         gap = max(_LEAST_GAP, 2 * accumulate, step // _GAP_SHARE)
         gap = -(-gap // accumulate) * accumulate
         if others.is_first and not wait:
@@ -346,7 +345,7 @@ class StepBoundaries:
 
     def _count_ns(self, step: int) -> float:
         """What counting a step takes, about."""
-        module = self._host.module
+        module = self._loop.module
         num_modules = sum(1 for _ in modules_of(module)) if module is not None else 0
         steps_ns = COUNT_STEPS * self._budget_step_ns(step)
         return COUNT_NS + min(steps_ns, NS_PER_MODULE * num_modules)
@@ -374,7 +373,7 @@ class StepBoundaries:
 
     def meet_size(self, size: int) -> None:
         """The running step has a batch of another size than the one before: count it, if that tells more."""
-        ledger, inspection, sizes = self._timing.ledger, self._parts.inspection, self._timing.sizes
+        ledger, inspection, sizes = self._timing.ledger, self._instruments.inspection, self._timing.sizes
         step = ledger.steps_ended
         if sizes is None:
             return
@@ -400,7 +399,7 @@ class StepBoundaries:
             return True
         if is_profiling_anywhere():
             return False
-        self._num_waiting = self._host.world_size if self._loop.is_fit else 1
+        self._num_waiting = self._loop.world_size if self._loop.kind.is_fit else 1
         self._expected_ns = max(self._count_ns(step), self._counted_ns)
         return not self._steps_to_wait(step, self._expected_ns * self._num_waiting)
 
@@ -425,9 +424,9 @@ class StepBoundaries:
         self._log_scalars()
 
     def _log_scalars(self) -> None:
-        scalars, parts = self._timing.live.scalars(), self._parts
+        scalars, instruments = self._timing.live.scalars(), self._instruments
         if scalars and self._logs_scalars:
-            parts.outputs.log_scalars(scalars | parts.memory.scalars(), self._host.logger_step)
+            instruments.outputs.log_scalars(scalars | instruments.memory.scalars(), self._loop.logger_step)
 
     def log_last(self) -> None:
         """The loop is over and was cut once more: log that if figures were due and had to wait."""
@@ -448,18 +447,18 @@ class StepBoundaries:
     def _drain(self, step: int, paused_ns: int) -> None:
         """The next steps find batches that workers made while the loop stood still."""
         per_step_ns = self._step_ns(self._clock() - paused_ns, step)
-        most = num_prefetched(self._host)
+        most = num_prefetched(self._loop)
         self._timing.recorder.drain(step, min(most, paused_ns // per_step_ns))
 
     def _next_boundary(self, step: int) -> int:
         """The next step at whose start there is something to do."""
-        capture, inspection = self._parts.capture, self._parts.inspection
+        capture, inspection = self._instruments.capture, self._instruments.inspection
         upcoming = [(step // _LOOK_EVERY + 1) * _LOOK_EVERY]
         if self._is_watched:
             upcoming.append(self._next_cut)
         else:  # memory is looked at
             upcoming.append((step // self._log_every + 1) * self._log_every)
-        upcoming.append(max(step + 1, self._parts.memory.growth.next_step))
+        upcoming.append(max(step + 1, self._instruments.memory.growth.next_step))
         if step == 0:
             upcoming.append(1)  # are all names known?
         else:

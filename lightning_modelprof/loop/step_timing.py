@@ -36,7 +36,7 @@ class StepTiming:
     Args:
         on_boundary: called where a step begins at which there is something to do.
         on_failure: called when an exception ends the loop.
-        on_untold: called when nobody will tell us of it.
+        on_missed_end: called when Lightning won't call our callback at the end.
 
     Attributes:
         sizes: of the batches; ``None`` where no FLOPs are counted.
@@ -48,19 +48,19 @@ class StepTiming:
     def __init__(
         self,
         config: ProfileConfig,
-        host: Loop,
+        loop: Loop,
         *,
         clock: HostClock,
         on_boundary: Callable[[], None],
         on_failure: Callable[[], None],
-        on_untold: Callable[[], None],
+        on_missed_end: Callable[[], None],
     ) -> None:
         self.sizes = BatchShapes() if config.wants_flops else None
         self.recorder = Recorder(config.skip_first, sizes=self.sizes)
         self.slow = SlowStepWatch()
         self.budget = OwnBudget(config.bounds.max_overhead)
         self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
-        marks = device_clock(host.device) if config.inspect.device_timing else None
+        marks = device_clock(loop.device) if config.inspect.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device, clock)
         self.ledger = PhaseLedger(
             clock,
@@ -68,14 +68,14 @@ class StepTiming:
             on_boundary,
             device=self.device,
             validation=ValidationParts(marks),
-            cpu=CpuOfSteps(config.skip_first, partial(batches_made, host)),
+            cpu=CpuOfSteps(config.skip_first, partial(batches_made, loop)),
         )
-        self.ledger.on_failure, self.ledger.on_untold = on_failure, on_untold
+        self.ledger.on_failure, self.ledger.on_missed_end = on_failure, on_missed_end
         self.ledger.sizes = self.sizes
-        self.repeated = RepeatedSampleWatch(host) if host.loop.is_fit else None
+        self.repeated = RepeatedSampleWatch(loop) if loop.kind.is_fit else None
         self.ledger.repeated = self.repeated
         self.skip_first = config.skip_first
-        self.phase_source = host.make_phase_source(self.ledger)
+        self.phase_source = loop.make_phase_source(self.ledger)
 
     def skip(self, skip_first: int) -> None:
         """Leave out so many first steps; to be called before the first."""
@@ -183,20 +183,20 @@ class _Unseen:
     """Steps that somebody has not looked at yet, summed as soon as they are many."""
 
     def __init__(self) -> None:
-        self._parts: list[StepTimings] = []
+        self._unsummed: list[StepTimings] = []
         self._num_steps = 0
         self._sums: list[StepTotals] = []
 
     def add(self, steps: StepTimings) -> None:
-        self._parts.append(steps)
+        self._unsummed.append(steps)
         self._num_steps += len(steps)
         if self._num_steps > _MANY:
             self._sums = [self.take()]
 
     def take(self) -> StepTotals:
         """The sums over them all; from here on they have been seen."""
-        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._parts))])
-        self._parts, self._num_steps, self._sums = [], 0, []
+        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._unsummed))])
+        self._unsummed, self._num_steps, self._sums = [], 0, []
         return totals
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts, analyze_trace
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import TraceError, describe_error, traceback_text
 from lightning_modelprof.loop.outputs import FILES, NOWHERE, Outputs, Whereabouts, trace_name
 from lightning_modelprof.record import Record
@@ -179,8 +179,8 @@ class TraceWork:
         """Make the report of the loop and write its files."""
         self._problems.clear()
         run = load_run(task.run) if isinstance(task.run, Path) else task.run
-        analysis = analyze(run, self.facts, {**task.trace_notes, **self._notes})
-        report = build_report(analysis, self._setting.options)
+        facts = Facts(run, self.facts, {**task.trace_notes, **self._notes})
+        report = build_report(facts, self._setting.options)
         self._outputs.save_report(report)
         summary = self._summary(lambda: run_profile(run, report), task.tag_folder)
         return ReportAnswer(report=report, problems=tuple(self._problems), summary=summary)
@@ -225,7 +225,7 @@ class TraceWork:
     def _analyze(self, task: TraceTask, trace: Trace) -> _Wanted:
         """Keep what the trace says; returns what was asked for besides."""
         options, window = self._setting.options, task.window
-        facts = analyze_trace(trace)
+        facts = TraceFacts(trace).complete()
         self.facts[window.index] = facts
         while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
             del self.facts[next(iter(self.facts))]

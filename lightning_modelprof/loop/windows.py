@@ -155,7 +155,7 @@ class WindowResults:
         outputs: Outputs,
         rank: int,
         warn: Callable[[str], None],
-        loop: LoopKind = FIT,
+        loop_kind: LoopKind = FIT,
         options: TableOptions = DEFAULT_OPTIONS,
         *,
         max_trace_mb: float | None = None,
@@ -163,14 +163,14 @@ class WindowResults:
         all_ranks_command: str = "",
     ) -> None:
         self._outputs = outputs
-        self._loop = loop
+        self._loop_kind = loop_kind
         self._setting = Setting(
             directory=outputs.directory,
             claimed=outputs.claimed,
             created=outputs.created,
             rank=rank,
             is_first=outputs.is_first,
-            loop=loop.key,
+            loop=loop_kind.key,
             options=options,
             all_ranks_command=all_ranks_command,
         )
@@ -211,8 +211,8 @@ class WindowResults:
         if window.status is WindowStatus.REFUSED and not self._has_refused:
             self._has_refused = True
             self._warn(
-                f"window {window.index} was not recorded: {window.note}. {self._loop.subject.capitalize()}"
-                " continues without it"
+                f"window {window.index} was not recorded: {window.note}."
+                f" {self._loop_kind.subject.capitalize()} continues without it"
             )
         self.windows.append(window)  # first: Ctrl-C while its trace is taken must not lose it
         if raw_path is not None:
@@ -280,7 +280,7 @@ class WindowResults:
             if helper.problem != INTERRUPTED:
                 self._outputs.warn_once(
                     "the helper",
-                    f"{self._without_helper}. {self._loop.subject.capitalize()} continues without it",
+                    f"{self._without_helper}. {self._loop_kind.subject.capitalize()} continues without it",
                 )
             self._leave(self._handed_over)
 
@@ -385,11 +385,11 @@ class WindowResults:
         num_left_out = self._left_out.total()
         if not num_left_out:
             return ()
-        kinds = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
+        counts = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
         num_newest = len(self.windows) - FIRST_LISTED
         return (
             f"The list shows the first {FIRST_LISTED} and the newest {num_newest} of"
-            f" {num_left_out + len(self.windows):,} profiler windows. The rest: {kinds}.",
+            f" {num_left_out + len(self.windows):,} profiler windows. The rest: {counts}.",
         )
 
     def _remove_old_traces(self) -> None:

@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE, HostWaits
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.all_charts import trace_charts
-from lightning_modelprof.report.device_shares import (
-    DeviceShares,
-    device_shares,
-    host_shares,
-    lost_work,
-    recorded_step_ns,
-    unaccounted,
-    wait_shares,
-)
-from lightning_modelprof.report.model import OTHER_TRACES, Chart, Finding, Report, Table, Verdict
-from lightning_modelprof.report.one_step import COST, of_step
+from lightning_modelprof.report.model import OTHER_TRACES, Chart, Report, Table
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
-from lightning_modelprof.report.order import in_order
-from lightning_modelprof.report.rules.base import count, duration
-from lightning_modelprof.report.rules.device import Circumstances, DeviceRule, LaunchBound, pooled_waits
-from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
-from lightning_modelprof.report.rules.input import WAIT, InputBound
-from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerInTraces
-from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
+from lightning_modelprof.report.rules.engine import diagnose_traces
 from lightning_modelprof.report.step_card import step_card_of_traces
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
-from lightning_modelprof.report.verdict import LEAST_ACCOUNTED, verdict_of_host_traces, verdict_of_traces
 from lightning_modelprof.trace.damaged import OF_WHOLE_FILE
-from lightning_modelprof.units import milliseconds, percent
 
 
 def build_trace_report(
     traces: Sequence[TraceFacts],
     options: TableOptions = DEFAULT_OPTIONS,
     skipped: Sequence[str] = (),
+    *,
+    is_brief: bool = False,
 ) -> Report:
     """The report of one or several trace files.
 
     Args:
         traces: at least one. Those of several ranks of one job make one set of tables.
         skipped: sentences on files that were asked for and are no traces.
+        is_brief: without tables and charts.
     """
     groups = group_ranks(traces)
     tables: list[Table] = []
     charts: list[Chart] = []
-    for number, by_rank in enumerate(groups):
+    for number, by_rank in enumerate([] if is_brief else groups):
         id_suffix = f"_{number}" if number else ""
         title_suffix = f" of {_group_name(number, by_rank)}" if len(groups) > 1 else ""
         tables += trace_tables(by_rank, options, id_suffix=id_suffix, title_suffix=title_suffix)
@@ -71,10 +54,11 @@ def build_trace_report(
         if facts.step_origin
     )
     # Traces of several times or jobs have no verdict in common: the newest has the report, the others a line.
-    verdict, findings = diagnose_traces(newest.values())
-    card = step_card_of_traces(tuple(newest.values()), findings)
+    job = JobFacts(newest.values())
+    verdict, findings = diagnose_traces(job)
+    card = step_card_of_traces(job, findings)
     others = [
-        (name, group, diagnose_traces(group.values())[0])
+        (name, group, diagnose_traces(JobFacts(group.values()))[0])
         for name, group in sorted(
             zip(names, groups, strict=True), key=lambda named: _age(named[1]), reverse=True
         )
@@ -132,7 +116,7 @@ def group_ranks(traces: Sequence[TraceFacts]) -> list[Mapping[int, TraceFacts]]:
     when their times overlap. Two folders that hold the same rank are of two jobs or times. A trace that does
     not say its rank has that of its file's name; if that has none either, the trace stays alone.
     """
-    traces = [replace(facts, rank=_rank_of(facts)) for facts in traces]
+    traces = [facts.replaced(rank=_rank_of(facts)) for facts in traces]
     ranks_in: dict[Path, set[int | None]] = {}
     for facts in traces:
         ranks_in.setdefault(_folder_of(facts), set()).add(facts.rank)
@@ -254,97 +238,3 @@ def steps_text(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"step {numbers[0]}"
     return f"steps {numbers[0]} to {numbers[-1]}"
-
-
-_RULE: Final = InputBound()
-
-
-_DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (
-    HostDeviceSync(),
-    HostToDeviceCopy(),
-    LaunchBound(),
-    CommunicationExposed(),
-    StragglerInTraces(),
-    TensorCoresEligible(),
-)
-
-
-def diagnose_traces(traces: Iterable[TraceFacts]) -> tuple[Verdict, tuple[Finding, ...]]:
-    """What limits the steps in traces of one job, over all ranks, and what each rule about them says.
-
-    The wait for batches is what the Step time breakdown counts as Dataloader: fetches while no device works.
-    The other rules are those that judge the windows of a run, with the same arithmetic.
-
-    Args:
-        traces: at least one.
-    """
-    traces = tuple(traces)
-    shares, host = device_shares(traces), host_shares(traces)
-    waits = pooled_waits(traces)
-    step_ns = recorded_step_ns(traces, waits)
-    circumstances = Circumstances(step_ns=step_ns or None)
-    lost = lost_work(facts.launch_count for facts in traces)
-    of_device = [finding for rule in _DEVICE_RULES for finding in rule.judge_known(traces, circumstances)]
-    of_device = [of_step(one, step_ns) for one in of_device]
-    loading = _input_bound(traces, shares or host, lost if shares else "", step_ns)
-    findings = [*(of_step(one, step_ns) for one in loading), *of_device]
-    verdict = _verdict(shares, host, waits, of_device, lost)
-    return verdict, in_order(findings, (_RULE, *_DEVICE_RULES), verdict)
-
-
-def _verdict(
-    shares: DeviceShares | None,
-    host: DeviceShares | None,
-    waits: HostWaits | Absent,
-    of_device: Sequence[Finding],
-    lost: str,
-) -> Verdict:
-    if isinstance(waits, Absent) and waits in NO_STEPS_TO_COMPARE:
-        reason = f"{waits.reason[:1].upper()}{waits.reason[1:]}."
-        return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
-    if host is not None:
-        return verdict_of_host_traces(host.fetch)
-    return verdict_of_traces(shares, wait_shares(waits), of_device, _DEVICE_RULES, lost)
-
-
-def _input_bound(
-    traces: tuple[TraceFacts, ...], shares: DeviceShares | None, lost: str, step_ns: float
-) -> tuple[Finding, ...]:
-    if shares is None:
-        return _RULE.not_evaluated("the traces have no steps")
-    if lost:
-        return _RULE.not_evaluated(lost)
-    waits = pooled_waits(traces)
-    if isinstance(waits, Absent) and waits in NO_STEPS_TO_COMPARE:
-        return _RULE.not_evaluated(waits.reason)
-    loading = {
-        one
-        for facts in traces
-        if not isinstance(facts.dataloader, Absent)
-        for one in facts.dataloader.loading
-    }
-    if all(isinstance(facts.dataloader, Absent) for facts in traces):
-        return _RULE.not_evaluated("the traces have no fetches")
-    unknown = unaccounted(shares, wait_shares(waits))
-    if shares.computing and 1.0 - unknown < LEAST_ACCOUNTED:
-        return _RULE.not_evaluated(f"{percent(unknown)} of the steps has no events")
-    wait_ns = shares.fetch * step_ns
-    evidence = [duration(WAIT, wait_ns)]
-    if not _RULE.is_found(shares.fetch, wait_ns):
-        return _RULE.clean(f"Training waits {milliseconds(wait_ns)} per step for data.", evidence)
-    rest_ns = max(step_ns - wait_ns, 1.0)
-    action = "Make batches faster, or use more DataLoader workers."
-    if loading == {"main thread"}:
-        needed = math.ceil(wait_ns / rest_ns)
-        evidence.append(count("recommended num_workers", needed))
-        action = f"Set num_workers={needed} or more (currently 0)."
-    return (
-        _RULE.found(
-            f"{'The GPU' if shares.computing else 'Training'} waits {COST} for data.",
-            action,
-            _RULE.severity(shares.fetch),
-            saving_ns=wait_ns,
-            saving_is="up to",
-            evidence=evidence,
-        ),
-    )

@@ -135,7 +135,7 @@ def _verdicts() -> Section:
 
 def _rules() -> Section:
     head = ("rule", "criterion", "warning, critical", "where")
-    rows = [(f"`{rule.kind}`", rule.help.found, rule.levels, rule.help.where) for rule in RULES]
+    rows = [(f"`{rule.kind}`", rule.help, rule.levels, rule.where) for rule in RULES]
     terms = (
         Term(
             f"rule:{rule.kind}",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleTree, above, nearest
 from lightning_modelprof.analysis.source.call_tree import CallNode, CallTree
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
@@ -25,17 +24,15 @@ _MOST_BOXES: Final = 1_000
 _LOCALS: Final = "<locals>."
 
 
-def call_flame(analysis: Analysis) -> FlameGraph | None:
-    """Where the thread that runs the loop spent its time, by phase and function; ``None`` without samples.
+def call_flame(facts: Facts) -> FlameGraph:
+    """Where the thread that runs the loop spent its time, by phase and function.
 
     Definition: the width of a box is the time that the samples stand for in which the function was on the
     stack. Boxes of less than 0.2% of all sampled time are joined into one box, ``other``, beside the rest of
     what the same function called, and the widths still add up.
     """
-    tree, hot = analysis.call_tree, analysis.hot_lines
-    if isinstance(tree, Absent):
-        return None
-    notes = _notes("the training thread", tree, None if isinstance(hot, Absent) else hot.samples)
+    tree, hot = facts.call_tree, facts.get(Facts.hot_lines)
+    notes = _notes("the training thread", tree, None if hot is None else hot.samples)
     return FlameGraph(
         id="call_stacks",
         title="Training thread (flame graph)",
@@ -45,16 +42,15 @@ def call_flame(analysis: Analysis) -> FlameGraph | None:
     )
 
 
-def worker_flame(analysis: Analysis) -> FlameGraph | None:
-    """Where the workers of the busiest loader spent their time, by function; ``None`` without samples.
+def worker_flame(facts: Facts) -> FlameGraph:
+    """Where the workers of the busiest loader spent their time, by function.
 
     Definition: as of :func:`call_flame`, all workers of the loader together.
     """
-    stacks = analysis.worker_stacks
-    if isinstance(stacks, Absent):
-        return None
+    stacks = facts.worker_stacks
     notes = _notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
-    if not isinstance(analysis.workers, Absent) and len(analysis.workers) > 1:
+    workers = facts.get(Facts.workers)
+    if workers is not None and len(workers) > 1:
         notes = (f"Loader {stacks.loader}, the one with the busiest workers.", *notes)
     return FlameGraph(
         id="worker_stacks",
@@ -171,9 +167,9 @@ def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[st
 _DEVICE: Final = "Times are between events on the GPU stream, so they include waiting for the CPU."
 
 
-def module_flame(analysis: Analysis) -> FlameGraph | None:
+def module_flame(facts: Facts) -> FlameGraph | None:
     """The flame graph of a run's modules; ``None`` when no module was timed."""
-    return None if isinstance(analysis.modules, Absent) else flame_of_modules(analysis.modules)
+    return flame_of_modules(facts.modules)
 
 
 def flame_of_modules(tree: ModuleTree) -> FlameGraph | None:

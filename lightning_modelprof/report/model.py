@@ -231,6 +231,8 @@ class Finding(Record, frozen=True, kw_only=True):
         wants: what the action sets: pairs of argument and value, or of module and ``False``
             for ``requires_grad_``.
         change: what to write; ``None`` where that isn't known.
+        verdict_ns: what of its time speaks for the verdict; ``None`` for the saving.
+        passes: what changed it after its rule, by the names in ``report/rules/passes.py``.
     """
 
     kind: str
@@ -249,6 +251,8 @@ class Finding(Record, frozen=True, kw_only=True):
     slices: tuple[Slices, ...] = ()
     wants: tuple[tuple[str, Any], ...] = ()
     change: CodeChange | None = None
+    verdict_ns: float | None = None
+    passes: tuple[str, ...] = ()
 
     @property
     def share(self) -> float | None:
@@ -275,6 +279,7 @@ class Finding(Record, frozen=True, kw_only=True):
                 {"label": one.label, "value": one.value, "unit": one.unit.value} for one in self.evidence
             ],
             "change": None if self.change is None else asdict(self.change),
+            "passes": list(self.passes),
         }
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final
 
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
-from lightning_modelprof.report.rules.base import Rule
+from lightning_modelprof.report.rules.rule import Rule
 
 _STATUS: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 

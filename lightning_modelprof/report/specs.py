@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, Generic, Literal, TypeVar
 
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.record import Record, field
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 
@@ -156,7 +157,7 @@ class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
 
     Attributes:
         id, title: as of it; its title may name the steps of its loop.
-        draw: makes it; ``None`` where there is nothing to draw: what was not measured stands in the tables.
+        draw: makes it; ``None`` where there is nothing to draw.
         help: its definition, in Markdown.
         views: keys of the dashboard's views that it is in.
     """
@@ -166,3 +167,10 @@ class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
     draw: Callable[[_FactsT], _DrawnT | None]
     help: str
     views: tuple[str, ...] = ()
+
+    def of(self, facts: _FactsT) -> _DrawnT | None:
+        """The chart; ``None`` also where it isn't measured, as the tables say why."""
+        try:
+            return self.draw(facts)
+        except NotMeasured:
+            return None

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.trace.device_shares import gpu_idle
 from lightning_modelprof.analysis.trace.host_waits import HostWaits
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.device_shares import device_shares, gpu_idle, lost_work, recorded_step_ns
 from lightning_modelprof.report.model import Finding, Status, StepCard, StepPart, Unit
-from lightning_modelprof.report.rules.device import DeviceRule, pooled_waits
-from lightning_modelprof.report.rules.host_waits import WaitRule
+from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASES
 
@@ -39,56 +38,50 @@ _FIGURES: Final = (
 """Label, and the field of the Device Summary."""
 
 
-def step_card(analysis: Analysis, findings: Sequence[Finding]) -> StepCard | None:
+_OF_DEVICE: Final = frozenset(
+    rule.kind for rule in RULES if rule.is_of_device or rule.kind == "straggler_rank"
+)
+_OF_WAITS: Final = frozenset(rule.kind for rule in RULES if rule.bound == "sync_bound")
+
+
+def step_card(facts: Facts, findings: Sequence[Finding]) -> StepCard | None:
     """Of a run: its mean clean step."""
-    costs = analysis.step_costs
-    if isinstance(costs, Absent):
-        return None
-    host, step = _host_of(costs, loop_of(analysis.info.loop).steps)
-    if not host:
-        return None
-    traces = [window.facts for window in analysis.windows if window.facts is not None]
-    return _card(step, host, traces, findings)
+    costs = facts.get(Facts.step_costs)
+    host, step = ((), "") if costs is None else _host_of(costs, loop_of(facts.info.loop).steps)
+    return _card(step, host, facts, findings) if host else None
 
 
-def step_card_of_traces(traces: Sequence[TraceFacts], findings: Sequence[Finding]) -> StepCard | None:
-    """Of traces of one job: the mean recorded step of all ranks.
-
-    Args:
-        traces: at least one.
-    """
-    known = [one.model_summary for one in traces if not isinstance(one.model_summary, Absent)]
+def step_card_of_traces(facts: JobFacts, findings: Sequence[Finding]) -> StepCard | None:
+    """Of traces of one job: the mean recorded step of all ranks."""
+    known = [one for trace in facts.traces if (one := trace.get(TraceFacts.model_summary)) is not None]
     num_steps = sum(one.num_steps for one in known)
     if not num_steps:
         return None
     host = _host_of_summaries(known, num_steps)
     if not host:
         return None
-    waits = pooled_waits(traces)
-    step_ns = recorded_step_ns(traces, waits)
+    waits, step_ns = facts.get(JobFacts.waits), facts.get(JobFacts.step_ns)
     if step_ns:  # the lanes show shares of it: the device's steps end later than the CPU's
         scale = step_ns / sum(part.ns for part in host)
         host = tuple(replace(part, ns=part.ns * scale) for part in host)
-    num_steps = num_steps if isinstance(waits, Absent) else waits.num_steps
-    return _card(f"mean of {num_steps} recorded steps", host, traces, findings)
+    num_steps = num_steps if waits is None else waits.num_steps
+    return _card(f"mean of {num_steps} recorded steps", host, facts, findings)
 
 
-def _card(
-    step: str, host: tuple[StepPart, ...], traces: Sequence[TraceFacts], findings: Sequence[Finding]
-) -> StepCard:
+def _card(step: str, host: tuple[StepPart, ...], facts: JobFacts, findings: Sequence[Finding]) -> StepCard:
     found = [
         one
         for one in findings
         if one.status is Status.FOUND and one.saving_ns_per_step and one.share_of == "step"
     ]
-    if lost_work(one.launch_count for one in traces):
-        traces = ()
+    if facts.lost_work:
+        facts = JobFacts(())
     return StepCard(
         step=step,
         host=host,
-        device=_device(sum(part.ns for part in host), traces, found),
+        device=_device(sum(part.ns for part in host), facts, found),
         better=_without(host, found),
-        figures=_figures(traces),
+        figures=_figures(facts.traces),
     )
 
 
@@ -122,7 +115,7 @@ def _without(host: tuple[StepPart, ...], found: Sequence[Finding]) -> tuple[Step
     saving count alone.
     """
     sides = [
-        _taken(host, [one for one in found if (one.kind in _kinds(DeviceRule)) is of_device])
+        _taken(host, [one for one in found if (one.kind in _OF_DEVICE) is of_device])
         for of_device in (False, True)
     ]
     best = min(sides, key=lambda side: sum(part.ns for part in side))
@@ -141,10 +134,10 @@ def _taken(host: tuple[StepPart, ...], findings: Sequence[Finding]) -> tuple[Ste
     return tuple(StepPart(key=part.key, label=part.label, ns=left[part.key]) for part in host)
 
 
-def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Finding]) -> tuple[StepPart, ...]:
+def _device(wall_ns: float, facts: JobFacts, found: Sequence[Finding]) -> tuple[StepPart, ...]:
     """What the device does in the recorded steps, as shares of them, drawn as long as the host's lane."""
-    shares = device_shares(traces)
-    idle = gpu_idle(traces)
+    shares = facts.get(JobFacts.device_shares)
+    idle = gpu_idle(facts.traces)
     if shares is None or idle is None:
         return ()
     parts: list[StepPart] = []
@@ -157,15 +150,14 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
             )
 
     # Communication on the host keeps no device busy.
-    is_on_host = all(
-        isinstance(one.distributed, Absent) or one.distributed.source == "host" for one in traces
-    )
+    known = [one.get(TraceFacts.distributed) for one in facts.traces]
+    is_on_host = all(one is None or one.source == "host" for one in known)
     communication = 0.0 if is_on_host else min(idle.busy, shares.communication)
     add("computing", "computing", idle.busy - communication)
     add("communication", "communication", communication)
     add("idle_input", "waiting for data", idle.by_cause["data loading"], _place_of(found, _INPUT))
     host = idle.by_cause["host"]
-    for label, share, location in _idle_by_waits(pooled_waits(traces), wall_ns, found):
+    for label, share, location in _idle_by_waits(facts.get(JobFacts.waits), wall_ns, found):
         add("idle_sync", label, min(host, share), location)
         host -= min(host, share)
     add("idle_host", "waiting for the CPU", host)
@@ -177,15 +169,15 @@ def _device(wall_ns: float, traces: Sequence[TraceFacts], found: Sequence[Findin
 
 
 def _idle_by_waits(
-    waits: HostWaits | Absent, wall_ns: float, found: Sequence[Finding]
+    waits: HostWaits | None, wall_ns: float, found: Sequence[Finding]
 ) -> list[tuple[str, float, Place | None]]:
     """The idle time that waits of the host cause, that of each finding about them apart."""
-    if isinstance(waits, Absent) or not waits.steps_ns:
+    if waits is None or not waits.steps_ns:
         return []
     left = waits.saves_ns / waits.steps_ns
     result: list[tuple[str, float, Place | None]] = []
     for one in found:
-        if one.kind in _kinds(WaitRule):
+        if one.kind in _OF_WAITS:
             share = min(left, (one.saving_ns_per_step or 0.0) / wall_ns)
             left -= share
             place = one.locations[0] if one.locations else None
@@ -201,8 +193,8 @@ def _figures(traces: Sequence[TraceFacts]) -> tuple[tuple[str, float, Unit], ...
     """GPU busy, SM efficiency and tensor cores: means over the devices of all traces that tell."""
     devices = [
         (device, usage.covered_ns)
-        for usage in (one.device_usage for one in traces)
-        if not isinstance(usage, Absent)
+        for one in traces
+        if (usage := one.get(TraceFacts.device_usage)) is not None
         for device in usage.devices
     ]
     figures: list[tuple[str, float, Unit]] = []
@@ -212,9 +204,3 @@ def _figures(traces: Sequence[TraceFacts]) -> tuple[tuple[str, float, Unit], ...
         if whole_ns:
             figures.append((label, sum(value * ns for value, ns in known) / whole_ns, Unit.RATIO))
     return tuple(figures)
-
-
-def _kinds(of: type) -> set[str]:
-    """The rules of a type, as far as they are imported: those that found something are."""
-    kinds = {str(of.kind)} if hasattr(of, "kind") else set()
-    return kinds.union(*map(_kinds, of.__subclasses__()))

@@ -12,31 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.trace.device_shares import DeviceShares, WaitShares, unaccounted
+from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.device_shares import (
-    DeviceShares,
-    WaitShares,
-    device_shares,
-    lost_work,
-    unaccounted,
-    wait_shares,
-)
 from lightning_modelprof.report.model import Finding, Status, Verdict
-from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.cpus import BusyCpus
-from lightning_modelprof.report.rules.device import (
+from lightning_modelprof.report.rules.rule import (
     HOST_LATE,
+    LATE_PHASE,
+    LATE_RANK,
     LATE_SHARE,
     LATE_WORK,
     PYTHON_CODE,
-    DeviceRule,
-    LaunchBound,
-    pooled_waits,
+    Rule,
 )
-from lightning_modelprof.report.rules.ranks import LATE_PHASE, LATE_RANK, StragglerRank
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.units import milliseconds, percent
 
@@ -161,10 +153,12 @@ class Accounting(Record, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def account(costs: StepCosts | Absent) -> Accounting:
+def account(facts: Facts) -> Accounting:
     """What share of the steady steps is in named phases, and whether that is enough to judge."""
-    if isinstance(costs, Absent):
-        return Accounting(ratio=None, is_enough=False, reason=costs.reason)
+    try:
+        costs = facts.step_costs
+    except NotMeasured as why:
+        return Accounting(ratio=None, is_enough=False, reason=why.reason)
     other_ns, share = costs.steady.total_ns("other"), costs.steady.share("other")
     if other_ns is None or share is None:
         return Accounting(ratio=None, is_enough=False, reason="the steps have no measurable duration")
@@ -182,39 +176,38 @@ def account(costs: StepCosts | Absent) -> Accounting:
 
 
 def give_verdict(
-    analysis: Analysis, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
+    facts: Facts, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
 ) -> Verdict:
     """What limits the speed, and whether the machine was busy.
 
     Args:
         rules: that gave the findings, which know what verdict their time speaks for.
     """
-    verdict = _what_limits(analysis, findings, rules, accounting)
-    is_busy = any(one.kind == BusyCpus.kind and one.status is Status.FOUND for one in findings)
-    if not is_busy or isinstance(analysis.slow, Absent):
+    verdict = _what_limits(facts, findings, rules, accounting)
+    is_busy = any(one.kind == "busy_cpus" and one.status is Status.FOUND for one in findings)
+    slow = facts.get(Facts.slow)
+    if not is_busy or slow is None:
         return verdict
-    share = percent(analysis.slow.record.cpu_wait_share)
+    share = percent(slow.record.cpu_wait_share)
     busy = f"CPU contention: training spent {share} of the time waiting for a CPU, so timings are inflated."
     return replace(verdict, summary=f"{verdict.summary} {busy}")
 
 
 def _what_limits(
-    analysis: Analysis, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
+    facts: Facts, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
 ) -> Verdict:
-    costs = analysis.step_costs
     ended = next((one for one in findings if one.kind == OUT_OF_MEMORY and one.status is Status.FOUND), None)
     if ended is not None:
         return _verdict(OUT_OF_MEMORY, ended.summary, accounting)
-    if isinstance(costs, Absent) or not accounting.is_enough:
+    if not accounting.is_enough:
         return _verdict("cannot_tell", f"{accounting.reason[:1].upper()}{accounting.reason[1:]}.", accounting)
-    facts = [window.facts for window in analysis.windows if window.facts is not None]
-    device = device_shares(facts)
+    costs = facts.step_costs
+    device, waits = facts.get(Facts.device_shares), facts.get(Facts.wait_shares)
     if device is not None and device.computing >= DEVICE_BUSY:
         return _device_bound(device, accounting)
-    lost = lost_work(one.launch_count for one in facts)
+    lost = facts.lost_work
     if lost:  # what the host's clock says holds all the same
-        facts, device = [], None
-    waits = wait_shares(pooled_waits(facts), device) if facts else None
+        device = waits = None
     of_host = _host_shares(costs, findings, rules, waits)
     bounds = device_bounds(_by_bound(findings, rules), device, waits)
     of_device = {kind: (share, _EACH_STEP) for kind, share in bounds.items()}
@@ -226,11 +219,11 @@ def _what_limits(
     }
     if over:
         (kind, how, whole), share = max(over.items(), key=lambda one: one[1])
-        more = _which_rank(analysis) if kind == "straggler_bound" else ""
+        more = _which_rank(facts) if kind == "straggler_bound" else ""
         what = _around_model(findings, rules) if kind == "overhead_bound" else ""
         summary = f"{how.format(share=percent(share), whole=whole, what=what)}{more}."
         return _verdict(kind, summary, accounting)
-    if analysis.info.device_type != "cpu" and device is None:
+    if facts.info.device_type != "cpu" and device is None:
         reason = lost or "No profiler window shows how busy the GPU was"
         return _verdict("cannot_tell", f"{reason}, and no CPU time stands out.", accounting)
     if device is not None:
@@ -244,8 +237,9 @@ def _what_limits(
     return _largest_part(costs, findings, accounting, are_unlike=are_unlike)
 
 
-def _which_rank(analysis: Analysis) -> str:
-    late = None if isinstance(analysis.rank_skew, Absent) else analysis.rank_skew.straggler
+def _which_rank(facts: Facts) -> str:
+    skew = facts.get(Facts.rank_skew)
+    late = None if skew is None else skew.straggler
     if late is None:
         return ""
     return f" (rank {late.rank} in {next(phase.label for phase in PHASES if phase.key == late.phase)})"
@@ -255,7 +249,7 @@ def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
     """The phases around the model that the findings are about, those with the largest saving first."""
     kinds = {rule.kind for rule in rules if rule.bound == "overhead_bound"}
     found = [one for one in findings if one.kind in kinds and one.status is Status.FOUND]
-    found.sort(key=lambda one: -(one.saving_ns_per_step or 0.0))
+    found.sort(key=lambda one: -max(one.saving_ns_per_step or 0.0, one.verdict_ns or 0.0))
     labels = {phase.key: phase.label.lower() for phase in PHASES} | {"dataloader": "data loading"}
     named = list(dict.fromkeys(labels[one.phases[-1]] for one in found if one.phases))
     listed = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
@@ -270,24 +264,25 @@ def _host_shares(
     What the host waits for the device around the model, in a logger say, is no work of its own: it is taken
     off, and what it costs is in the device's shares. Waiting for a copy to end is the transfer's own time.
     """
-    by_kind = {rule.kind: rule for rule in rules if not isinstance(rule, DeviceRule)}
+    bounds = {rule.kind: rule.bound for rule in rules if not rule.is_of_device}
     shares: dict[str, tuple[float, str]] = {}
     for bound in LEAST_SHARE:
-        some = [
-            (by_kind[one.kind], one)
-            for one in findings
-            if one.status is Status.FOUND and one.kind in by_kind and by_kind[one.kind].bound == bound
-        ]
-        is_of_loop = any(one.share_of == "loop" for _, one in some if one.whole_ns)
+        some = [one for one in findings if one.status is Status.FOUND and bounds.get(one.kind) == bound]
+        is_of_loop = any(one.share_of == "loop" for one in some if one.whole_ns)
         whole_ns = costs.loop.wall_ns if is_of_loop else costs.step_ns
-        saves_ns = sum(rule.saves_ns(one) for rule, one in some)
+        saves_ns = sum(map(_speaking_ns, some))
         if bound == "overhead_bound":  # one that says another one's time too counts at least for itself
-            saves_ns = max(saves_ns, *(one.saving_ns_per_step or 0.0 for _, one in some), 0.0)
+            saves_ns = max(saves_ns, *(one.saving_ns_per_step or 0.0 for one in some), 0.0)
         share = saves_ns / whole_ns if whole_ns else 0.0
         if waits is not None and bound in ("overhead_bound", "host_bound"):
             share -= waits.around_model if bound == "overhead_bound" else waits.forward_saving
         shares[bound] = min(max(share, 0.0), 1.0), _THE_LOOP if is_of_loop else _EACH_STEP
     return shares
+
+
+def _speaking_ns(finding: Finding) -> float:
+    """What of a finding's time speaks for the verdict."""
+    return (finding.saving_ns_per_step or 0.0) if finding.verdict_ns is None else finding.verdict_ns
 
 
 def _by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
@@ -296,7 +291,7 @@ def _by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, f
     Of a late host it is all that this costs, of which the finding may name a part.
     """
     shares: dict[str, float] = {}
-    bounds = {rule.kind: rule.bound for rule in rules if isinstance(rule, DeviceRule)}
+    bounds = {rule.kind: rule.bound for rule in rules if rule.is_of_device or rule.on_traces}
     for finding in findings:
         bound = bounds.get(finding.kind)
         if bound is not None and finding.status is Status.FOUND and finding.whole_ns:
@@ -308,7 +303,7 @@ def _by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, f
 
 def _late_rank(findings: Sequence[Finding]) -> str:
     """Which rank the others wait for, and in which phase it takes longer."""
-    late = next(one for one in findings if one.kind == StragglerRank.kind and one.status is Status.FOUND)
+    late = next(one for one in findings if one.kind == "straggler_rank" and one.status is Status.FOUND)
     known = {one.label: one.value for one in late.evidence}
     phase = f" in {known[LATE_PHASE]}" if known[LATE_PHASE] else ""
     return f" (rank {known[LATE_RANK]}{phase})"
@@ -316,7 +311,7 @@ def _late_rank(findings: Sequence[Finding]) -> str:
 
 def _late_work(findings: Sequence[Finding]) -> tuple[str, float]:
     """What the CPU does while the device is idle, where that is no launching, and its share of a step."""
-    found = [one for one in findings if one.status is Status.FOUND and one.kind == LaunchBound.kind]
+    found = [one for one in findings if one.status is Status.FOUND and one.kind == "launch_bound"]
     known = {one.label: one.value for finding in found for one in finding.evidence}
     work, share = known.get(LATE_WORK), known.get(LATE_SHARE)
     return (work, share) if isinstance(work, str) and isinstance(share, float) else ("", 0.0)
@@ -344,7 +339,7 @@ def device_bounds(
     return shares
 
 
-def verdict_of_host_traces(fetch: float) -> Verdict:
+def _of_host_traces(fetch: float) -> Verdict:
     """Of traces without a device: whether the steps wait for their batches, and no more.
 
     Args:
@@ -357,17 +352,29 @@ def verdict_of_host_traces(fetch: float) -> Verdict:
     return Verdict(kind="input_bound", summary=summary, accounted_ratio=None)
 
 
-def verdict_of_traces(
+def verdict_of_traces(facts: JobFacts, findings: Sequence[Finding], rules: Sequence[Rule]) -> Verdict:
+    """What limits the speed of the steps in traces, without anything else of the run."""
+    reason = facts.why_not(JobFacts.waits)
+    if reason in NO_STEPS_TO_COMPARE:
+        summary = f"{reason[:1].upper()}{reason[1:]}."
+        return Verdict(kind="cannot_tell", summary=summary, accounted_ratio=None)
+    host, shares = facts.get(JobFacts.host_shares), facts.get(JobFacts.device_shares)
+    if host is not None:
+        return _of_host_traces(host.fetch)
+    return of_device_traces(shares, facts.get(JobFacts.wait_shares), findings, rules, facts.lost_work)
+
+
+def of_device_traces(
     shares: DeviceShares | None,
     waits: WaitShares | None = None,
     findings: Sequence[Finding] = (),
     rules: Sequence[Rule] = (),
     lost: str = "",
 ) -> Verdict:
-    """What limits the speed of the steps in traces, without anything else of the run.
+    """Of traces with a device.
 
     Args:
-        findings: of the rules about the device's side, in times per step of the traces.
+        findings: in times per step of the traces.
         lost: why the traces tell nothing of the device, unless it is busy anyway.
     """
     if shares is None:

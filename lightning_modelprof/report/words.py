@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, SlowCause
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -24,13 +24,13 @@ STEP_LABELS: Final = {
 """By keys of ``STEP_CATEGORIES``; the removed TensorBoard plugin's own words."""
 
 
-def other_shares(analysis: Analysis) -> tuple[str, ...]:
+def other_shares(facts: Facts) -> tuple[str, ...]:
     """That shares of all finished steps are not those of clean ones, where some are not clean."""
-    if not analysis.exclusions:
+    if not facts.exclusions:
         return ()
     return (
-        f"Ratios are computed over all {loop_of(analysis.info.loop).steps}. The verdict, most findings and"
-        f" Perf Summary use only clean {loop_of(analysis.info.loop).steps}, which exclude warm-up, an"
+        f"Ratios are computed over all {loop_of(facts.info.loop).steps}. The verdict, most findings and"
+        f" Perf Summary use only clean {loop_of(facts.info.loop).steps}, which exclude warm-up, an"
         " epoch's start and"
         " profiling.",
     )

@@ -42,7 +42,7 @@ def find_run(path: str | Path) -> Path:
     return path.with_name(RUN_FILE) if path.name == "report.json" else path
 
 
-def told_choice(path: str | Path) -> str:
+def choice_note(path: str | Path) -> str:
     """What to tell of the run that :func:`find_run` takes where a folder holds several, else ``""``."""
     runs = _runs_of_a_logger(Path(path))
     if len(runs) < 2:
@@ -66,7 +66,7 @@ def newest_run(path: Any) -> tuple[Path, str]:
         ArchiveError: when there is none, or it may not be looked for there.
     """
     given = as_path(path, ArchiveError)
-    file, choice = find_run(given), told_choice(given)
+    file, choice = find_run(given), choice_note(given)
     if choice or file.exists():
         repeats = [folder / RUN_FILE for folder in _repeats(file.parent)] if given.is_dir() else []
         if not repeats:

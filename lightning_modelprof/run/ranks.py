@@ -53,7 +53,7 @@ def unpack_rank_steps(message: bytes) -> RankSteps:
         raise ArchiveError(f"expected a rank's step record, got something else: {error}") from None
 
 
-def side_by_side(run: Run, heard: Mapping[int, bytes], absent: Mapping[int, str]) -> Run:
+def side_by_side(run: Run, messages: Mapping[int, bytes], absent: Mapping[int, str]) -> Run:
     """The run with what the other ranks say; of those that say nothing, the reason.
 
     Args:
@@ -61,8 +61,8 @@ def side_by_side(run: Run, heard: Mapping[int, bytes], absent: Mapping[int, str]
         heard: rank → its message.
         absent: rank → why there is none.
     """
-    found = [run.ranks[0].rank, *heard]
-    steps = {rank: _unpacked(heard[rank]) if rank in heard else rank_steps(run) for rank in found}
+    found = [run.ranks[0].rank, *messages]
+    steps = {rank: _unpacked(messages[rank]) if rank in messages else rank_steps(run) for rank in found}
     missing = {rank: "its message was damaged" for rank in found if steps[rank] is None} | dict(absent)
     return replace(
         run,

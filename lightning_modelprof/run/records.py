@@ -26,7 +26,7 @@ RUN_SCHEMA_VERSION: Final = 3
 
 SANITY_CHECK: Final = "sanity_check"
 REPORT: Final = "report"
-"""What is an action in :class:`AroundLoop` and none of Lightning's: the report of the loop itself."""
+"""What is an action in :class:`OutsideLoop` and none of Lightning's: the report of the loop itself."""
 
 
 MAX_WINDOWS: Final = 10_000
@@ -103,7 +103,7 @@ class ActionTime(Record, frozen=True, kw_only=True):
     after_ns: Int
 
 
-class AroundLoop(Record, frozen=True, kw_only=True):
+class OutsideLoop(Record, frozen=True, kw_only=True):
     """What passed around the loop: with the steps and ``outside_ns`` it sums to all that was seen.
 
     Attributes:
@@ -176,7 +176,7 @@ class RankRecord(Record, frozen=True, kw_only=True):
     steps: StepTimings
     totals: StepTotals | None = None
     outside_ns: dict[str, Int] = field(default_factory=dict)
-    around: AroundLoop | None = None
+    around: OutsideLoop | None = None
     validation: ValidationTimes | None = None
     unfinished_steps: Count = 0
     callbacks: tuple[CallbackTime, ...] = ()

@@ -144,9 +144,9 @@ class StepSites(Record, frozen=True, kw_only=True):
 
 def _module_and_function(name: str) -> tuple[str, str]:
     """Of a dotted name; modules are written small, classes and functions in classes come after."""
-    parts = name.split(".")
-    end = next((number for number, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
-    return ".".join(parts[:end]), ".".join(parts[end:])
+    names = name.split(".")
+    end = next((number for number, one in enumerate(names) if one[:1].isupper()), len(names) - 1)
+    return ".".join(names[:end]), ".".join(names[end:])
 
 
 _LIGHTNING: Final = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")

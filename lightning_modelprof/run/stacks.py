@@ -144,12 +144,12 @@ def logging_begins(frames: Sequence[StackFrame]) -> tuple[int, int] | None:
 
 
 def merge_stacks(
-    parts: Sequence[StackSamples], *, most: int | None = None, without: str = ""
+    pieces: Sequence[StackSamples], *, most: int | None = None, without: str = ""
 ) -> StackSamples:
     """The samples of several threads or processes as those of one.
 
     Args:
-        parts: at least one.
+        pieces: at least one.
         most: stacks that are kept, those with most time; the samples of others are dropped. ``None`` is all.
         without: what modules begin with whose frames are left out; ``""`` leaves out none.
 
@@ -159,15 +159,15 @@ def merge_stacks(
     numbers: dict[StackFrame, int] = {}
     stacks: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     hooks: set[int] = set()
-    for part in parts:
+    for piece in pieces:
         places = [
             -1
             if without and frame.python_module.startswith(without)
             else numbers.setdefault(frame, len(numbers))
-            for frame in part.frames
+            for frame in piece.frames
         ]
-        hooks |= {places[number] for number in part.hook_calls}
-        for stack in part.stacks:
+        hooks |= {places[number] for number in piece.hook_calls}
+        for stack in piece.stacks:
             frames = tuple(places[number] for number in stack.frames if places[number] >= 0)
             counts = stacks.setdefault((stack.phase, stack.part, frames), [0, 0])
             counts[0] += stack.samples
@@ -184,13 +184,13 @@ def merge_stacks(
     return StackSamples(
         frames=tuple(known[old] for old in used),
         stacks=tuple(replace(stack, frames=tuple(used[one] for one in stack.frames)) for stack in kept),
-        samples=sum(part.samples for part in parts),
-        first_interval_ns=min(part.first_interval_ns for part in parts),
-        last_interval_ns=max(part.last_interval_ns for part in parts),
-        dropped=sum(part.dropped for part in parts) + sum(stack.samples for stack in merged[len(kept) :]),
-        cost_ns=sum(part.cost_ns for part in parts),
-        log_calls=tuple(dict.fromkeys(call for part in parts for call in part.log_calls)),
+        samples=sum(piece.samples for piece in pieces),
+        first_interval_ns=min(piece.first_interval_ns for piece in pieces),
+        last_interval_ns=max(piece.last_interval_ns for piece in pieces),
+        dropped=sum(piece.dropped for piece in pieces) + sum(stack.samples for stack in merged[len(kept) :]),
+        cost_ns=sum(piece.cost_ns for piece in pieces),
+        log_calls=tuple(dict.fromkeys(call for piece in pieces for call in piece.log_calls)),
         hook_calls=tuple(sorted(used[one] for one in hooks & used.keys())),
-        loop_ns=sum(part.loop_ns for part in parts),
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        loop_ns=sum(piece.loop_ns for piece in pieces),
+        notes=tuple(dict.fromkeys(note for piece in pieces for note in piece.notes)),
     )

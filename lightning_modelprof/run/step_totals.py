@@ -109,11 +109,11 @@ class StepTotals:
         return _by_tags(steps.tags, one_each)
 
     @staticmethod
-    def merge(parts: Sequence[StepTotals]) -> StepTotals:
-        if not parts:
+    def merge(pieces: Sequence[StepTotals]) -> StepTotals:
+        if not pieces:
             return StepTotals.of(StepTimings.empty())
         columns = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in StepTotals.__slots__
+            name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in StepTotals.__slots__
         }
         nobody = columns["num_measured"] == 0
         columns["phases_min_ns"] = np.where(nobody, _LARGEST, columns["phases_min_ns"])

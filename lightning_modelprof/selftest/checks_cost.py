@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any, Final
 
 import torch
@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_modelprof.inspect.flops.count import FlopCount, count_flops
-from lightning_modelprof.selftest.comparison import Compared, Skip
-from lightning_modelprof.selftest.lab import Lab, Net, layers, pictures, row, rows
+from lightning_modelprof.run.memory import StepMemory
+from lightning_modelprof.selftest.comparison import Compared, Skip, there
+from lightning_modelprof.selftest.lab import Lab, Net, layers, pictures, row
 from lightning_modelprof.units import Unit
 
 _FLOPS: Final = Unit.FLOPS
@@ -48,10 +49,6 @@ def flops(lab: Lab) -> Iterator[Compared]:
     by_hand = 2 * count * width**2 * (3 * 3 - 1)
     of_step = row(callback.report, "flops", "Model")
     yield Compared("a training step", of_step.get("flops"), by_hand, unit=_FLOPS)
-    step_ns = row(callback.report, "perf_summary", "batch_cost").get("avg") or 0
-    speed = by_hand / (step_ns / 1e9) if step_ns else 0
-    if not lab.is_gpu:  # a GPU may take longer than the CPU's step
-        yield Compared("FLOP/s", of_step.get("flops_per_s"), speed, 1e-6, Unit.FLOPS_PER_S)
 
 
 def _counted(net: nn.Module, *batch: Tensor) -> FlopCount:
@@ -78,16 +75,22 @@ def _attention(lab: Lab) -> Iterator[Compared]:
     """Each kernel that torch has here; causal attention counts in full."""
     batch, heads, length, width = lab.pick((2, 8, 512, 64), (1, 2, 32, 16))
     by_hand = 4 * batch * heads * length**2 * width
-    for kernel in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"):
+    names = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
+    for kernel in (one for one in names if hasattr(SDPBackend, one)):
         parts = [
             torch.randn(batch, heads, length, width, device=lab.device, dtype=lab.half, requires_grad=True)
             for _ in range(3)
         ]
+        net, backend = _Attention(), getattr(SDPBackend, kernel)
         try:
-            with sdpa_kernel(getattr(SDPBackend, kernel)):
-                counted = _counted(_Attention(), *parts)
-        except (RuntimeError, AttributeError):
+            with sdpa_kernel(backend):
+                net(*parts).sum().backward()
+        except RuntimeError:
+            if kernel == "MATH":
+                raise
             continue  # torch has no such kernel for this device
+        with sdpa_kernel(backend):
+            counted = _counted(net, *parts)
         name = kernel.lower().replace("_", " ")
         yield Compared(f"{name}, forward", counted.flops["forward"], by_hand, 0.001, _FLOPS)
         yield Compared(f"{name}, backward", counted.flops["backward"], 2 * by_hand, 0.001, _FLOPS)
@@ -109,54 +112,65 @@ class _Products(nn.Module):
 
 def mfu(lab: Lab) -> Iterator[Compared]:
     """FLOP/s and MFU of large 16-bit matrix products."""
-    x = torch.randn(4096, 4096, device=lab.device, dtype=lab.half)
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        x @ x
-        lab.synchronize()
-        times.append(time.perf_counter() - begin)
-    size, depth = (8192 if min(times) < 0.002 else 4096), 4
+    size, depth = (8192 if lab.product_ns(4096) < 2e6 else 4096), 4
     needed = size**2 * 2 * (3 * depth + 8)
     if torch.cuda.mem_get_info()[0] < 2 * needed:
         raise Skip("too little free GPU memory")
     by_hand = 2 * size**3 * (3 * depth - 1)
     batch = [lab.tensor(size, size, dtype=lab.half)]
-    step_ns = lab.step_ns(Net(_Products(size, depth, lab.half)), batch, 40)
-    callback = lab.callback("mfu", active=0, flops=True)
-    lab.fit(Net(_Products(size, depth, lab.half)), batch, 40, [callback])
-    assert callback.report is not None
-    assert callback.run is not None
-    model = row(callback.report, "flops", "Model")
-    yield Compared("FLOPs per step", model.get("flops"), by_hand, 0.001, _FLOPS)
-    speed = by_hand / (step_ns / 1e9)
-    yield Compared("FLOP/s", model.get("flops_per_s"), speed, 0.1, Unit.FLOPS_PER_S)
-    cost = callback.run.ranks[0].model_cost
-    peaks = {} if cost is None else {one.dtype: one.flops_per_s for one in cost.peaks}
-    name = str(lab.half).removeprefix("torch.")
-    if name in peaks:
-        share = (model.get("flops_per_s") or 0) / peaks[name]
-        yield Compared("MFU", model.get("share_of_peak"), share, 1e-6, Unit.RATIO)
-        yield Compared("MFU is below 1", model.get("share_of_peak"), 1.0, unit=Unit.RATIO, at_most=True)
+    times: list[float] = []
+    ours: list[dict[str, Any]] = []
+    for has in (False, True, True, False):  # a GPU gets slower as it warms up
+        net = Net(_Products(size, depth, lab.half))
+        if not has:
+            times.append(lab.step_ns(net, batch, 40))
+            continue
+        callback = lab.callback(f"mfu {len(ours)}", active=0, flops=True)
+        lab.fit(net, batch, 40, [callback])
+        ours.append(row(callback.report, "flops", "Model") if callback.report else {})
+    yield Compared("FLOPs per step", ours[0].get("flops"), by_hand, 0.001, _FLOPS)
+    speed = by_hand * 1e9 / mean(times)
+    our_speed = mean(one.get("flops_per_s") or 0 for one in ours)
+    yield Compared("FLOP/s", our_speed, speed, 0.1, Unit.FLOPS_PER_S)
+    peak = _BF16_PEAKS.get(torch.cuda.get_device_name(0))
+    if peak is None or lab.half is not torch.bfloat16:
+        raise Skip("MFU is not comparable here")
+    share = mean(one.get("share_of_peak") or 0 for one in ours)
+    yield Compared("MFU", share, speed / peak, 0.1, Unit.RATIO)
+
+
+_BF16_PEAKS: Final = {
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 312e12),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989e12),
+}
+"""Dense FLOP/s, of the data sheets of NVIDIA's A100, H100 (SXM) and H200 Tensor Core GPUs."""
 
 
 class _Peaks(Callback):
-    """The most memory that torch counted in each phase, by resetting its peak where the phase starts."""
+    """What torch counted where each step starts, and the most in its phases, by resetting the peak."""
 
     def __init__(self) -> None:
-        self.peaks: dict[tuple[int, str], int] = {}
+        self.bytes: dict[tuple[int, str], int] = {}
         self.step = 0
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.step = batch_idx
+        self.bytes[batch_idx, "start"] = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        self.peaks[self.step, "forward"] = torch.cuda.max_memory_allocated()
+        self.bytes[self.step, "forward"] = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        self.peaks[self.step, "backward"] = torch.cuda.max_memory_allocated()
+        self.bytes[self.step, "backward"] = torch.cuda.max_memory_allocated()
+
+    def growth(self, ours: StepMemory) -> Iterator[Compared]:
+        """Over the step's start: torch also counts cuBLAS's workspaces, which a step before has made."""
+        for phase in ("forward", "backward"):
+            our = next((one.num_bytes - ours.begin_bytes for one in ours.peaks if one.phase == phase), None)
+            truth = self.bytes[ours.step, phase] - self.bytes[ours.step, "start"]
+            yield Compared(f"{phase}: growth to its peak", our, truth, 0.1, Unit.BYTES)
 
 
 def memory(lab: Lab) -> Iterator[Compared]:
@@ -167,22 +181,18 @@ def memory(lab: Lab) -> Iterator[Compared]:
     assert callback.run is not None
     record = callback.run.ranks[0].memory
     assert record is not None
-    for name, ours, truth in (
-        ("peak allocated", record.peak_allocated_bytes, torch.cuda.max_memory_allocated()),
-        ("peak reserved", record.peak_reserved_bytes, torch.cuda.max_memory_reserved()),
-        ("GPU memory", record.total_bytes, torch.cuda.get_device_properties(0).total_memory),
-    ):
-        yield Compared(name, ours, truth, unit=Unit.BYTES)
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    yield Compared("peak allocated", record.peak_allocated_bytes, allocated, unit=Unit.BYTES)
+    yield Compared("peak reserved", record.peak_reserved_bytes, reserved, unit=Unit.BYTES)
+    yield Compared("GPU memory", record.total_bytes, torch.cuda.mem_get_info()[1], 0.01, Unit.BYTES)
     peaks, callback = _Peaks(), lab.callback("phases", active=0, flops=True, profile_memory=True)
     lab.fit(Net(layers(1024, 6)), batch, 60, [peaks, callback])
     assert callback.run is not None
     record = callback.run.ranks[0].memory
     of_step = None if record is None else record.step_memory
     yield Compared("memory by phase is there", int(of_step is not None), 1)
-    for one in () if of_step is None else of_step.peaks:
-        at = (of_step.step, one.phase) if of_step is not None else (-1, "")
-        if at in peaks.peaks:
-            yield Compared(f"{one.phase}: peak", one.num_bytes, peaks.peaks[at], 0.1, Unit.BYTES)
+    if of_step is not None:
+        yield from peaks.growth(of_step)
     yield from _out_of_memory(lab)
 
 
@@ -220,4 +230,5 @@ def _out_of_memory(lab: Lab) -> Iterator[Compared]:
     yield Compared("out of memory: phase", None if event is None else event.phase, "forward")
     asked = None if event is None else event.requested_bytes
     yield Compared("out of memory: requested", asked, 2**28, 0.01, Unit.BYTES)
-    yield Compared("out of memory: in the report", int(bool(report and rows(report, "memory_peaks"))), 1)
+    counted = row(report, "memory_peaks", "Allocator out-of-memory errors") if report else {}
+    yield there("out of memory: errors in the report", counted.get("value"))

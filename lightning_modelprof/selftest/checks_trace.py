@@ -14,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_modelprof.reading_traces import analyze
-from lightning_modelprof.selftest.comparison import Compared
+from lightning_modelprof.selftest.comparison import Compared, there
 from lightning_modelprof.selftest.lab import Lab, Net, layers, pictures, row, rows
 from lightning_modelprof.selftest.plain_trace import PlainTrace, covered, spans
 from lightning_modelprof.units import Unit
@@ -40,6 +40,8 @@ def window(lab: Lab) -> Iterator[Compared]:
         yield Compared(f"{name}: window status", recorded.status.value, "complete")
         path = lab.folder / name / str(recorded.trace_file)
         plain = PlainTrace(path)
+        if lab.kind == "cuda":
+            yield there(f"{name}: kernels in the trace", len(plain.kernels))
         numbers = [int(one.name.partition("#")[2]) for one in plain.steps]
         yield Compared(f"{name}: recorded steps", len(recorded.recorded_steps), 3)
         yield Compared(f"{name}: first recorded step", recorded.recorded_steps[0], numbers[0])
@@ -135,6 +137,7 @@ def waiting_calls(lab: Lab) -> Iterator[Compared]:
             lab.fit(net, [lab.tensor(64, 256)], 80, [*callbacks, traced], **settings)
             counts.append(traced)
         bare, ours = counts
+        yield there(f"{name}: kernels without the callback", bare.kernels)
         waits = [sum(n for call, n in one.calls.items() if _WAITS.search(call)) for one in (ours, bare)]
         yield Compared(f"{name}: calls that wait, in 30 steps", waits[0], waits[1], at_most=True)
         yield Compared(f"{name}: kernels in 30 steps", ours.kernels, bare.kernels)
@@ -148,6 +151,7 @@ class _Traced(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 40:
+            self.lab.synchronize()
             self.profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
             self.profiler.start()
 

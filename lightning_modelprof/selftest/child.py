@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import describe_error
+from lightning_modelprof.errors import describe_error, printable
 from lightning_modelprof.selftest.comparison import Compared, Skip
-from lightning_modelprof.selftest.machine import facts, scrubbed
+from lightning_modelprof.selftest.machine import facts, scrubbed, told
 
 RESULTS: Final = "results.jsonl"
 
@@ -63,10 +63,12 @@ def main() -> None:
         for one in function_of(options.check)(Lab(options.device, options.folder)):
             write(comparison=one.as_json())
     except Skip as reason:
-        write(skip=str(reason))
+        write(skip=scrubbed(str(reason)))
     except Exception as error:
         traceback.print_exc()
-        write(error=f"raised {scrubbed(describe_error(error))}", place=places(traceback.format_exc()))
+        # Of the machine the terminal alone is told, where a whole message helps.
+        said = printable(describe_error(error)) if options.check == "machine" else told(error)
+        write(error=f"raised {said}", place=places(traceback.format_exc()))
         sys.exit(1)
 
 

@@ -60,6 +60,11 @@ class Compared:
         return asdict(self) | {"unit": self.unit.value, "passes": self.passes}
 
 
+def there(name: str, count: float | None) -> Compared:
+    """Without it, other comparisons may be of nothing with nothing."""
+    return Compared(name, int(bool(count and count > 0)), 1)
+
+
 def from_json(values: dict[str, Any]) -> Compared:
     kept = {name: value for name, value in values.items() if name != "passes"}
     return Compared(**kept | {"unit": Unit(kept["unit"])})

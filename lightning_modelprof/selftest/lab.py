@@ -55,6 +55,18 @@ class Lab:
         """A size for a GPU, or a small one."""
         return gpu if self.is_gpu else cpu
 
+    def product_ns(self, size: int) -> float:
+        """What a 16-bit product of two square matrices takes, of a few in a row."""
+        x, times = torch.randn(size, size, device=self.device, dtype=self.half), []
+        for _ in range(3):
+            self.synchronize()
+            begin = time.perf_counter_ns()
+            for _ in range(8):
+                x @ x
+            self.synchronize()
+            times.append((time.perf_counter_ns() - begin) / 8)
+        return min(times)
+
     def event(self) -> Any:
         return getattr(torch, self.kind).Event(enable_timing=True)
 

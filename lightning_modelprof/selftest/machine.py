@@ -9,19 +9,34 @@ import platform
 import re
 import socket
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import printable
+from lightning_modelprof.errors import ModelProfError, describe_error, printable
 
 _PACKAGES: Final = ("lightning-modelprof", "torch", "lightning", "torchmetrics", "numpy")
 
-_PATH: Final = re.compile(
-    r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/:,;'\"()<>|]+){2,}[\\/]?|~[\\/]\S+|\b\w+\.(?:pyc?|so|json|gz|pt)\b"
+_PRIVATE: Final = re.compile(
+    r"""
+    (?<!\w)(["'])(?:(?!\1).)*[\\/@](?:(?!\1).)*\1     # in quotes: a path with its spaces
+    | \S+@[\w.-]+                                     # mail
+    | (?<![^\s(=])(?:[A-Z]:|~)?[\\/][^:;,'"()<>|]*    # a path has spaces, so to the next mark
+    | [^\s'"(]*[\\/][^\s'"),;]*                       # a relative path
+    | (?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:])  # IPv6, MAC
+    | \b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?            # IPv4
+    | (?<![\w.-])[\w-]+:\d{4,5}\b                     # a host and its port
+    | (?!torch\.|lightning)\b[\w-]+(?:\.[\w-]+)*\.[a-z]\w+(?::\d+)?  # a host's full name, or a file's
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
-"""Of any system, and names of files."""
+
+_KNOWN: Final = re.compile(
+    r"CUDA out of memory|CUDA error: [a-z -]+|no kernel image is available|CU(?:BLAS|DNN)_STATUS_[A-Z_]+"
+    r"|CUPTI_ERROR_[A-Z_]+|NCCL error|not permitted when stream is capturing|No working C\+\+ compiler found"
+    r"|Failed to find C compiler|working triton installation|No module named '(?:torch|triton|lightning)'"
+    r"|No space left on device|Address already in use|Permission denied|Too many open files"
+)
+"""What errors of others say and nobody has to hide."""
 
 
 def facts(asked: str | None) -> dict[str, Any]:
@@ -68,18 +83,24 @@ def _driver() -> str:
     return said.strip().split("\n")[0]
 
 
+def told(error: BaseException) -> str:
+    """What may be sent of an error: of somebody else's only the type, and a known text."""
+    text = describe_error(error)
+    if isinstance(error, ModelProfError):
+        return scrubbed(text)
+    known = _KNOWN.search(text)
+    return f"{type(error).__name__}: {known[0]}" if known else type(error).__name__
+
+
 def scrubbed(text: str) -> str:
-    """A message without paths, file names and the names of the user and the machine."""
+    """A message without paths, addresses, file names and the names of users and machines."""
     text = printable(" ".join(text.split()))
-    for folder in (str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix):
-        if len(folder) > 1:
-            text = text.replace(folder, "/x/x")
-    text = _PATH.sub("<path>", text)
     names = {socket.gethostname(), platform.node(), Path.home().name, _user()}
     names |= {name.partition(".")[0] for name in names}
+    text = _PRIVATE.sub("<removed>", text)
     for name in sorted(names, key=len, reverse=True):
         if len(name) > 1:
-            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text, flags=re.IGNORECASE)
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<removed>", text, flags=re.IGNORECASE)
     return text[:300]
 
 

@@ -23,8 +23,11 @@ CHILD: Final = ("-m", "lightning_modelprof.selftest.child")
 _LEAST_S: Final = 8.0
 """No check starts with less time than it takes to import torch."""
 
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
 _STRANGE: Final = (
     "LIGHTNING_MODELPROF",
+    "PL_",
     "SLURM_",
     "LOCAL_RANK",
     "RANK",
@@ -80,7 +83,7 @@ class Result:
 
     Attributes:
         status: ``PASS``, ``FAIL`` or ``SKIP``.
-        reason: why it was skipped, or why it didn't finish.
+        reason: why it was skipped, all or the rest of it, or why it didn't finish.
     """
 
     name: str
@@ -124,7 +127,7 @@ def run_check(check: Check, device: str, limit_s: float) -> Result:
     result.reason = (skips or errors or [ending])[0]
     if errors or not all(one.passes for one in result.comparisons):
         result.status = "FAIL"
-    elif skips or (ending.startswith("stopped") and limit_s < check.seconds):
+    elif (skips and not result.comparisons) or (ending.startswith("stopped") and limit_s < check.seconds):
         result.status = "SKIP"
         result.reason = skips[0] if skips else "no time left; raise --budget"
     elif ending or not result.comparisons:
@@ -140,12 +143,16 @@ def run_child(function: str, device: str | None, limit_s: float) -> tuple[list[d
         device: a kind; ``None`` for the best one.
         limit_s: after which it is stopped, with all that it started.
     """
+    # Not where the user is: of a file there, such as a select.py, Python would make a module.
+    paths = [str(Path(one).resolve()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    paths += [str(_ROOT)] if Path.cwd() == _ROOT else []  # an own copy, which isn't installed
     # Windows keeps open files, and a process may still be ending.
     with tempfile.TemporaryDirectory(prefix="selftest_", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         command = [sys.executable, *CHILD, function]
         command += ["--folder", name, "--seconds", f"{limit_s}", *(["--device", device] if device else [])]
         environment = {key: one for key, one in os.environ.items() if not key.startswith(_STRANGE)}
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the same sums each time
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
@@ -153,6 +160,7 @@ def run_child(function: str, device: str | None, limit_s: float) -> tuple[list[d
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=name,
                 env=environment,
                 start_new_session=True,
             )

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from lightning_modelprof.selftest.machine import scrubbed
 from lightning_modelprof.selftest.runner import CHECKS, Result
 from lightning_modelprof.units import size
 
@@ -40,7 +39,8 @@ def line_of(result: Result) -> str:
     if result.comparisons and result.status == "PASS":
         nearest = max(result.comparisons, key=lambda one: one.used())
         count = len(result.comparisons)
-        text = f"{count} agree, such as {nearest.sentence()}"
+        rest = f"; {result.reason}" if result.reason else ""
+        text = f"{count} agree{rest}, such as {nearest.sentence()}"
     elif result.status == "FAIL" and not text:
         wrong = sum(not one.passes for one in result.comparisons)
         text = f"{wrong} of {len(result.comparisons)} numbers differ"
@@ -74,7 +74,7 @@ def attachment(machine: dict[str, Any], results: Sequence[Result]) -> bytes:
             "name": one.name,
             "status": one.status,
             "seconds": round(one.seconds, 1),
-            "reason": scrubbed(one.reason),
+            "reason": one.reason,
             "comparisons": [comparison.as_json() for comparison in one.comparisons],
         }
         for one in results

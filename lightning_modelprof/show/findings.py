@@ -147,22 +147,22 @@ def saving_text(finding: Finding) -> str:
     saving = finding.saving_ns_per_step
     if saving is None:
         return ""
-    told = (
+    amount = (
         f"−{milliseconds(saving)}/step"
         if finding.share_of == "step"
         else f"−{percent(finding.share)} of the loop"
     )
-    return f"{finding.saving_is} {told}".strip()
+    return f"{finding.saving_is} {amount}".strip()
 
 
-def told_figures(finding: Finding) -> tuple[Evidence, ...]:
+def shown_evidence(finding: Finding) -> tuple[Evidence, ...]:
     """The most telling figures of a finding, which are shown with it; report.json has all."""
     return tuple(one for one in finding.evidence if one.value is not None)[:MOST_FIGURES]
 
 
 def evidence_text(finding: Finding) -> str:
     """The most telling figures in one line."""
-    return " · ".join(f"{one.label} {format_amount(one.value, one.unit)}" for one in told_figures(finding))
+    return " · ".join(f"{one.label} {format_amount(one.value, one.unit)}" for one in shown_evidence(finding))
 
 
 def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:

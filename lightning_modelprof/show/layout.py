@@ -31,7 +31,7 @@ _NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\))::")
 
 _TEMPLATE = re.compile(r"\w<")
 
-_WHOLE_PART = re.compile(r"[-+]?[0-9,]+")
+_INTEGER_PART = re.compile(r"[-+]?[0-9,]+")
 
 
 class LayoutColumn(Record, frozen=True):
@@ -67,14 +67,14 @@ class LayoutColumn(Record, frozen=True):
         if self.unit is Unit.BY_ROW:
             # Seconds above samples: their decimal points have nothing to do with each other.
             return align_right(self.cells)
-        matches = [_WHOLE_PART.match(cell) for cell in self.cells]
+        matches = [_INTEGER_PART.match(cell) for cell in self.cells]
         ends = [
             len(cell) if match is None else match.end()
             for cell, match in zip(self.cells, matches, strict=True)
         ]
-        whole = align_right([cell[:end] for cell, end in zip(self.cells, ends, strict=True)])
+        integers = align_right([cell[:end] for cell, end in zip(self.cells, ends, strict=True)])
         rest = align_left([cell[end:] for cell, end in zip(self.cells, ends, strict=True)])
-        return tuple(left + right for left, right in zip(whole, rest, strict=True))
+        return tuple(left + right for left, right in zip(integers, rest, strict=True))
 
 
 class LayoutGroup(Record, frozen=True):
@@ -102,8 +102,8 @@ class LayoutGroup(Record, frozen=True):
         shown = [strip.aligned() if align else strip.cells for strip in self.strips]
         return tuple(
             # A dash says as much as five of them.
-            parts[0] if all(part.strip() == DASH for part in parts) else SEPARATOR.join(parts)
-            for parts in zip(*shown, strict=True)
+            cells[0] if all(cell.strip() == DASH for cell in cells) else SEPARATOR.join(cells)
+            for cells in zip(*shown, strict=True)
         )
 
 
@@ -339,15 +339,15 @@ def _last_parenthesis(text: str) -> int:
 
 def _without_templates(name: str, level: int) -> str:
     """Cut what is in ``level`` or more pairs of angle brackets; other uses of ``<`` and ``>`` cut nothing."""
-    parts = []
+    kept = []
     depth = 0
     for char in name:
         depth -= char == ">"
         if depth < 0:
             return name
         if depth < level:
-            parts.append(char)
+            kept.append(char)
         depth += char == "<"
         if char == "<" and depth == level:
-            parts.append(ELLIPSIS)
-    return "".join(parts) if depth == 0 else name
+            kept.append(ELLIPSIS)
+    return "".join(kept) if depth == 0 else name

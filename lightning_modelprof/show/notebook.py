@@ -89,10 +89,10 @@ def _where(page: str, value: str) -> str:
 
 
 def _card(report: Report, last: str) -> str:
-    return f'<div style="{_BOX}">{"".join(_parts(report))}{last}</div>'
+    return f'<div style="{_BOX}">{"".join(_pieces(report))}{last}</div>'
 
 
-def _parts(report: Report) -> Iterator[str]:
+def _pieces(report: Report) -> Iterator[str]:
     if report.verdict is None:
         yield f"<div>{_text(report.title)}</div>"
     else:

@@ -36,7 +36,7 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
     bar: Any = None
     is_wanted = not hasattr(sys.stderr, "rich_proxied_file")
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal bar, is_wanted
         if not is_wanted or total < _LARGE_BYTES:
             return
@@ -50,7 +50,7 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
             is_wanted = False
 
     try:
-        yield tell
+        yield show
     finally:
         if bar is not None:
             with contextlib.suppress(Exception):
@@ -74,7 +74,7 @@ def show_waiting(label: str) -> Iterator[None]:
     """A line on the standard error stream, if that is a terminal, once something takes over a second."""
     is_over = threading.Event()
 
-    def tell() -> None:
+    def print_label() -> None:
         with contextlib.suppress(Exception):  # a standard error that is closed, or somebody's own
             if not is_over.wait(_WAIT_S):
                 print(printable(f"{label} ..."), file=sys.stderr, flush=True)
@@ -84,7 +84,7 @@ def show_waiting(label: str) -> Iterator[None]:
         return
     thread = None
     with contextlib.suppress(RuntimeError):  # the program is ending
-        thread = start_thread(tell, "modelprof-waiting")
+        thread = start_thread(print_label, "modelprof-waiting")
     try:
         yield
     finally:

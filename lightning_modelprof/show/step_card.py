@@ -85,7 +85,7 @@ class _Drawing:
         if gain >= _LEAST_GAIN:
             title = f"Step time {self._numbers.step} → {self._numbers.best} ms"
             condition = "if all findings are fixed"
-        whole_title = f"{title} {condition}".rstrip()
+        full_title = f"{title} {condition}".rstrip()
         large = 'font-size="16" font-weight="600"'
         self._y = _HEAD
         if self._is_narrow:
@@ -94,7 +94,7 @@ class _Drawing:
                 self._text(0, self._y + 6, line, 'opacity=".7"')
                 self._y += _LINE
         else:
-            self._text(0, 18, whole_title, large)
+            self._text(0, 18, full_title, large)
             self._text(self._width - 12, 18, card.step, 'text-anchor="end" opacity=".7"')
         self._lane("CPU", self._host)
         if card.device:
@@ -123,9 +123,9 @@ class _Drawing:
             for line in figures if self._is_narrow else [" · ".join(figures)]:
                 self._text(self._left, self._y + 13, line, 'font-weight="600"')
                 self._y += _LINE
-        return self._whole(whole_title)
+        return self._svg(full_title)
 
-    def _whole(self, title: str) -> str:
+    def _svg(self, title: str) -> str:
         height = round(self._y + 6)
         behind = f'<rect width="{self._width}" height="{height}" fill="#fff"/>' if self._is_alone else ""
         color = ' color="#1b1f24"' if self._is_alone else ""

@@ -30,11 +30,11 @@ def merge_small(parts: Sequence[StepPart], small: float = _SMALL) -> tuple[StepP
         parts: of the host's lane.
         small: share of the lane below which a part is small.
     """
-    whole_ns, rest_ns = sum(part.ns for part in parts), 0.0
+    total_ns, rest_ns = sum(part.ns for part in parts), 0.0
     merged: set[str] = set()
     for part in sorted(parts, key=lambda one: one.ns):
-        is_small = part.key not in CORE and part.ns < small * whole_ns
-        if is_small and rest_ns + part.ns <= MOST_REST * whole_ns:
+        is_small = part.key not in CORE and part.ns < small * total_ns
+        if is_small and rest_ns + part.ns <= MOST_REST * total_ns:
             merged.add(part.key)
             rest_ns += part.ns
     kept = tuple(part for part in parts if part.key not in merged)
@@ -67,8 +67,8 @@ class StepNumbers:
         alone = {part.key: part.ns for part in parts if part.key != REST}
         if not alone.items() <= {(part.key, part.ns) for part in phases}:  # the device's
             phases = parts
-        whole = self._best() if is_best else self._rounded(self._card.wall_ns)
-        shown = self._adding_up([part.ns for part in phases], whole)
+        total = self._best() if is_best else self._rounded(self._card.wall_ns)
+        shown = self._adding_up([part.ns for part in phases], total)
         at = {part.key: number for part, number in zip(phases, shown, strict=True)}
         rest = sum((number for key, number in at.items() if key not in alone), Decimal(0))
         numbers = [rest if part.key == REST else at[part.key] for part in parts]
@@ -77,11 +77,11 @@ class StepNumbers:
             for part, number in zip(parts, numbers, strict=True)
         ]
 
-    def _adding_up(self, parts_ns: Sequence[float], whole: Decimal) -> list[Decimal]:
+    def _adding_up(self, parts_ns: Sequence[float], total: Decimal) -> list[Decimal]:
         unit = Decimal(1).scaleb(-self._places)
         exact = [Decimal(ns) / 10**6 for ns in parts_ns]
         floors = [one.quantize(unit, ROUND_FLOOR) for one in exact]
-        left = int((whole - sum(floors)) / unit)
+        left = int((total - sum(floors)) / unit)
         order = sorted(range(len(exact)), key=lambda number: floors[number] - exact[number])
         for number in order[: max(0, left)]:
             floors[number] += unit

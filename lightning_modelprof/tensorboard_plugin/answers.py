@@ -228,7 +228,7 @@ class ComparedSide(Record, frozen=True, kw_only=True):
     read_steps: Callable[[], StepTimings]
 
 
-_TELLING: Final = (
+_COMPARED: Final = (
     ("model", lambda run, _: run.get("model")),
     ("device", lambda run, _: run.get("device_name") or run.get("device_type")),
     ("ranks", lambda run, _: run.get("world_size")),
@@ -246,7 +246,7 @@ def _differs(before: ComparedSide, after: ComparedSide) -> str:
     sections = [report.sections for report in reports if report is not None]
     values = [
         (name, *(find(one.get("run") or {}, one.get("benchmark") or {}) for one in sections))
-        for name, find in _TELLING
+        for name, find in _COMPARED
     ]
     known = [(name, old, new) for name, old, new in values if old and new and old != new]
     if not known:
@@ -285,14 +285,14 @@ def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
     ]
     if chosen[0] == chosen[1]:
         return "Both sides are the same. Select another run or window for Before."
-    kinds = [
+    reasons = [
         f"{side.run_name} is only a trace"
         if side.selection.run is None
         else f"{side.run_name} has no torch.profiler window"
         for side in (before, after)
         if side.selection.run is None or side.selection.window is None
     ]
-    why = f": {', and '.join(kinds)}" if len(kinds) == len(chosen) else ""
+    why = f": {', and '.join(reasons)}" if len(reasons) == len(chosen) else ""
     return f"These can't be compared{why}. Select another run or window for Before."
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.module_tree import ModuleTree, module_tree
 from lightning_modelprof.errors import ModelProfError, as_path, describe_error, did_you_mean, quoted
 from lightning_modelprof.inspect.core.counter import FlopCounter
@@ -148,10 +148,11 @@ def profile_model(
 
 
 def _tree_of(cost: ModelCost, ignored: Collection[str]) -> ModuleTree:
-    tree = module_tree(cost, ignored)
-    if isinstance(tree, Absent):
-        raise ModelProfError(f"profile_model(ignore_modules): no modules are left: {tree.reason}.")
-    return tree
+    try:
+        return module_tree(cost, ignored)
+    except NotMeasured as why:
+        message = f"profile_model(ignore_modules): no modules are left: {why.reason}."
+        raise ModelProfError(message) from None
 
 
 def _profile_of(tree: ModuleTree, report: Report, *, as_string: bool) -> ModelProfile:
@@ -179,7 +180,7 @@ def _time(
     model: nn.Module, call: ProfiledCall, timer: ModuleTimer, steps: int, device: torch.device
 ) -> _Latency:
     """Time whole calls without hooks, which in a small model take as long as it does; then its modules."""
-    calls = [_whole_call(model, call, device) for _ in range(steps)]
+    calls = [_time_call(model, call, device) for _ in range(steps)]
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
         with timer:
@@ -197,7 +198,7 @@ def _time(
     )
 
 
-def _whole_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
+def _time_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
     """Time one call; the device is waited for around it, and never inside."""
     model.zero_grad(set_to_none=True)
     wait_for(device)

@@ -354,6 +354,13 @@ class TraceBuilder:
         """Of the device events in some rows of these events, which are of the categories."""
         pairs = [(events[row], events[row].args or NO_ARGS) for row in rows.tolist()]
         all_args = [args for _, args in pairs]
+        # As in "stream 7", or in the queue; else it is the thread.
+        streams = [
+            args.stream if args.stream is not None else event.tid if args.queue is None else args.queue
+            for event, args in pairs
+        ]
+        if str in set(map(type, streams)):
+            streams = list(map(stream_number, streams))
         size_bytes = sizes([args.size_bytes for args in all_args])
         is_unsized = (category == Category.MEMCPY) & (size_bytes == NOT_RECORDED)
         if is_unsized.any():
@@ -364,9 +371,7 @@ class TraceBuilder:
             "device": integers(
                 [device_number(event) if args.device is None else args.device for event, args in pairs]
             ),
-            "stream": integers(
-                [stream_number(_first_known(args.stream, args.queue, event.tid)) for event, args in pairs]
-            ),
+            "stream": integers(streams),
             "size_bytes": size_bytes,
             "blocks_per_sm": positive_floats([args.blocks_per_sm for args in all_args]),
             "occupancy": positive_floats([args.occupancy_percent for args in all_args]) / 100,
@@ -453,10 +458,6 @@ def sizes(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
 def device_number(event: Event) -> Any:
     """The process, which is the device; of a row without a category, as Ascend's, it is not known."""
     return NOT_RECORDED if event.cat is None else event.pid
-
-
-def _first_known(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
 
 
 def stream_number(value: Any) -> Any:

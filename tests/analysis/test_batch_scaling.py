@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.batches import batch_scaling
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.batches import SmallBatches
+from lightning_modelprof.report.rules.batches import small_batches
+from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import ModelCost, StepCount
 from lightning_modelprof.run.sites import LineCount, StepSites
@@ -39,8 +41,8 @@ LAST = [*[64] * 19, 20] * 8
 """Eight epochs of 19 batches and a smaller one."""
 
 
-def evaluate(steps, rule=None, **arguments):
-    return only((rule or SmallBatches()).evaluate(analysis_of(steps, **arguments)))
+def evaluate(steps, limits=None, **arguments):
+    return only(judge(small_batches, analysis_of(steps, **arguments), limits))
 
 
 def test_known_costs_are_found_to_the_nanosecond():
@@ -78,7 +80,7 @@ def test_no_batch_is_advised_where_a_square_takes_the_gain_back():
     """Of 18 ms 2 are the same for any batch; 16 ms that grow with the square would be 64 ms."""
     sizes = np.array([*[64] * 19, 80] * 8)
     steps = experiment(2, 0.25, sizes)
-    finding = evaluate(steps, SmallBatches(least_share=0.1))
+    finding = evaluate(steps, {"least_share": 0.1})
     assert finding.status is Status.FOUND
     assert finding.action == ""
     assert "twice" not in finding.summary
@@ -160,7 +162,8 @@ def test_last_batches_with_a_validation_are_compared_by_the_model_alone():
 @pytest.mark.parametrize("tag", [tag for tag in StepTag if NOT_CLEAN & tag and tag != StepTag.VALIDATION])
 def test_steps_that_are_special_in_another_way_are_not_compared(tag):
     tags = np.where(np.array(LAST) == 20, int(tag), 0)
-    assert isinstance(batch_scaling(experiment(6, 0.03, LAST, tags=tags), None), Absent)
+    with pytest.raises(NotMeasured):
+        batch_scaling(experiment(6, 0.03, LAST, tags=tags), None)
 
 
 def test_the_optimizer_counts_only_where_it_always_steps():
@@ -210,12 +213,11 @@ def test_not_on_a_device_nor_with_other_ranks_nor_outside_of_a_fit():
 )
 def test_batches_that_also_differ_otherwise_are_no_experiment(shapes, is_judged):
     sizes = BatchSizes(shapes=shapes, clean_steps=(1,) * len(shapes))
-    found = batch_scaling(experiment(6, 0.03125, LAST), sizes)
-    assert isinstance(found, Absent) is not is_judged
-    if not is_judged:
-        assert "more than their sample count" in found.reason
-    rounded = replace(sizes, num_rounded=1)
-    assert isinstance(batch_scaling(experiment(6, 0.03125, LAST), rounded), Absent)
+    steps, refused = experiment(6, 0.03125, LAST), "more than their sample count"
+    with nullcontext() if is_judged else pytest.raises(NotMeasured, match=refused):
+        batch_scaling(steps, sizes)
+    with pytest.raises(NotMeasured):
+        batch_scaling(steps, replace(sizes, num_rounded=1))
 
 
 class Costly(Net):
@@ -256,7 +258,7 @@ def test_tiny_batches_that_are_accumulated(samples, every, is_found):
     """Where all batches are of one size and no step was counted, only their size is known."""
     steps = steps_of(forward=9)
     steps = type(steps)(**(steps.columns() | {"samples": np.full(20, samples)}))
-    finding = only(SmallBatches().evaluate(analysis_of(steps, accumulate_grad_batches=every)))
+    finding = only(judge(small_batches, analysis_of(steps, accumulate_grad_batches=every)))
     assert (finding.title == "Gradients are accumulated over tiny batches") is is_found
     assert not is_found or "Try batches of 4 samples or more" in finding.action
 
@@ -281,6 +283,6 @@ def test_tiny_batches_are_a_warning_where_calling_operators_takes_the_time():
     sites = StepSites(step=2, device="cpu", sites=(), lines=(line,))
     count = StepCount(step=2, samples=1, on_fake_tensors=False, operators=())
     analysis = analysis_of(steps, cost=ModelCost(count=count, sites=sites), accumulate_grad_batches=32)
-    finding = only(SmallBatches().evaluate(analysis))
+    finding = only(judge(small_batches, analysis))
     assert finding.severity is Severity.WARNING
     assert "Try batches of 2 samples or more" in finding.action

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.call_tree import call_tree
 from lightning_modelprof.report import flames
 from lightning_modelprof.report.flames import call_flame
@@ -18,6 +17,7 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.steps import StepTimings
 from tests.analysis.test_hot_lines import CALL, stacks_of
+from tests.support.facts import why_not
 
 
 def shape(nodes):
@@ -27,7 +27,7 @@ def shape(nodes):
 
 def graph_of(samples):
     record = RankRecord(rank=0, steps=StepTimings.empty(), stacks=samples)
-    return call_flame(analyze(Run(info=RunInfo(created="today"), ranks=(record,)), {}, {}))
+    return call_flame(Facts(Run(info=RunInfo(created="today"), ranks=(record,))))
 
 
 SAMPLES = stacks_of(
@@ -122,8 +122,7 @@ def test_functions_in_functions_are_named_by_what_is_theirs():
 
 @pytest.mark.parametrize("samples", [None, StackSamples()])
 def test_without_samples_there_is_none(samples):
-    assert isinstance(call_tree(samples), Absent)
-    assert graph_of(samples) is None
+    assert why_not(call_tree, samples)
 
 
 def check(graph, samples):

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.analyze import analyze
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, FEW_STEPS, Change
 from lightning_modelprof.analysis.compare import (
     DEFAULT_TOLERANCE,
@@ -23,6 +22,7 @@ from lightning_modelprof.analysis.compare import (
     decide,
     detectable_change,
 )
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.statistics import (
     automatic_block_length,
     block_lengths,
@@ -507,7 +507,7 @@ def compared(timings, *, source="run", findings=(), **info):
         info=RunInfo(**({"created": "2026-01-01T00:00:00+00:00", "status": "finished"} | info)),
         ranks=(RankRecord(rank=0, steps=timings),),
     )
-    analysis = analyze(run, {}, {})
+    analysis = Facts(run)
     report = replace(build_report(analysis), findings=tuple(findings))
     return compared_run(source, analysis, report)
 
@@ -667,7 +667,7 @@ def test_a_report_and_its_steps_are_enough(tmp_path):
         folder = tmp_path / str(batch_size)
         live = run_fit(folder, data=loader(size=128, batch_size=batch_size), wait=5, active=3).report
         run = load_run(str(folder))
-        analysis = analyze(run, {}, {})
+        analysis = Facts(run)
         report = build_report(analysis)
         assert report.sections["settings"] == live.sections["settings"]
         measured.append(compared_run(str(folder), analysis, report))
@@ -687,7 +687,7 @@ def test_a_report_and_its_steps_are_enough(tmp_path):
 
 def test_a_run_without_a_clean_step_is_kept_too():
     run = Run(info=RunInfo(created="now"), ranks=(RankRecord(rank=0, steps=steps([MS] * 3, tags=1)),))
-    one = stored("a", run, build_report(analyze(run, {}, {})))
+    one = stored("a", run, build_report(Facts(run)))
     assert (one.num_clean_steps, one.batch_cost_ns, one.global_batch_size) == (0, None, None)
 
 

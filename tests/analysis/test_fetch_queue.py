@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.fetch_queue import HANDOVER_NS
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
 from tests.analysis.test_loader_queue import torchs_times
 from tests.support.diagnosed import MS, SETUP, analysis_of, steps_of, with_loader
+from tests.support.facts import why_not
 
 HANDOVER = HANDOVER_NS / MS
 
@@ -136,9 +137,7 @@ def test_what_a_device_hides_of_a_fetch_is_not_to_be_gained():
     ],
 )
 def test_reasons_why_nothing_is_predicted(changes, reason):
-    found = queue_of(changes.pop("fetch_ms", 40), 10, **changes)
-    assert isinstance(found, Absent)
-    assert found.reason.startswith(reason)
+    assert why_not(queue_of, changes.pop("fetch_ms", 40), 10, **changes).startswith(reason)
 
 
 def test_choosing_indices_is_not_the_workers_business():
@@ -151,11 +150,12 @@ def test_choosing_indices_is_not_the_workers_business():
         is_users=False,
     )
     stack = SampledStack(phase="dataloader", frames=(0,), samples=50, time_ns=900 * MS)
-    found = queue_of(40, 10, stacks=StackSamples(frames=(frame,), stacks=(stack,), samples=50))
-    assert found == Absent("a fetch mostly chooses indices, which always runs in the main process")
+    stacks = StackSamples(frames=(frame,), stacks=(stack,), samples=50)
+    reason = "a fetch mostly chooses indices, which always runs in the main process"
+    assert why_not(queue_of, 40, 10, stacks=stacks) == reason
 
 
 def test_workers_that_were_looked_into_stay_absent():
-    analysis = analysis_of(steps_of(40, forward=10, dataloader=40), cpu=used(40, 10))
-    assert isinstance(analysis.workers, Absent)
-    assert not isinstance(analysis.fetch_queue, Absent)
+    facts = analysis_of(steps_of(40, forward=10, dataloader=40), cpu=used(40, 10))
+    assert facts.get(Facts.workers) is None
+    assert facts.fetch_queue.num_batches == 40

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.modules.forward_check import forward_facts
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.tables.run.forward_table import forward_tables
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.tables.run.forward_table import FORWARD_MODULES, FORWARD_OPERATORS
 from lightning_modelprof.run.model_cost import (
     ForwardCount,
     ForwardTable,
@@ -19,6 +19,8 @@ from lightning_modelprof.run.model_cost import (
     OperatorCount,
     StepCount,
 )
+from tests.support.diagnosed import analysis_of, steps_of
+from tests.support.facts import tables_of, why_not
 
 # One multiply-add more or less in 1000 is within the tolerance, two are not.
 MACS = {"encoder.a": 1000, "encoder.b": 3000, "head": 4000}
@@ -42,6 +44,11 @@ def table(macs=MACS, **options):
         "unsupported": {},
     }
     return ForwardTable(**(known | options))
+
+
+def forward_tables(forward, depth=None):
+    facts = analysis_of(steps_of(), cost=ModelCost()).replaced(forward=forward)
+    return tables_of(facts, FORWARD_MODULES, FORWARD_OPERATORS, options=TableOptions(module_depth=depth))
 
 
 def facts_of(ours, theirs=MACS, extra=(), **options):
@@ -94,18 +101,18 @@ def test_the_same_work_in_another_module_is_no_difference():
     facts = facts_of({"encoder": 4000, "head": 4000})
     assert (facts.agrees, facts.disagreements) == (True, ())
     assert facts.placed_differently == ("encoder",)
-    notes = forward_tables(facts, module_depth=None)[0].notes
+    notes = forward_tables(facts)[0].notes
     assert "Both counts assign the same work to different modules inside encoder." in notes
 
 
 def test_what_is_missing_says_why():
     cost = ModelCost(forward_table_note="fvcore failed: a reason")
-    assert forward_facts(cost) == Absent("fvcore failed: a reason")
-    (absent,) = forward_tables(Absent("fvcore failed: a reason"), module_depth=None)
+    assert why_not(forward_facts, cost) == "fvcore failed: a reason"
+    (absent,) = tables_of(analysis_of(steps_of(), cost=cost), FORWARD_MODULES, FORWARD_OPERATORS)
     assert (absent.rows, absent.absent_reason) == ((), "fvcore failed: a reason")
     facts = forward_facts(ModelCost(forward_table=table(), count_note="counting is off"))
     assert (facts.agrees, facts.check_note, facts.disagreements) == (None, "counting is off", ())
-    notes = forward_tables(facts, module_depth=None)[0].notes
+    notes = forward_tables(facts)[0].notes
     assert "Not checked against the step count: counting is off." in notes
     assert not any("agree" in note for note in notes)
 
@@ -114,7 +121,7 @@ def test_a_model_without_contractions():
     facts = forward_facts(ModelCost(forward_table=table({}), count=counted()))
     assert (facts.macs, facts.agrees) == (0, True)
     assert all(module.share is None for module in facts.modules)
-    modules, operators = forward_tables(facts, module_depth=None)
+    modules, operators = forward_tables(facts)
     assert modules.rows == (("(model)", None, 0, 0, None, 0),)
     assert operators.absent_reason == "fvcore counted no multiply-adds"
 
@@ -142,7 +149,7 @@ def small():
 
 
 def test_the_tables_of_a_small_model():
-    modules, operators = forward_tables(forward_facts(small()), module_depth=None)
+    modules, operators = forward_tables(forward_facts(small()))
     total = 1440 + 1200
     assert [column.label for column in modules.columns] == [
         *("Module", "Class", "Parameters", "MACs", "MACs(%)", "Activations")
@@ -167,7 +174,7 @@ def test_the_tables_of_a_small_model():
 
 @pytest.mark.parametrize(("depth", "names"), [(0, 1), (1, 4), (2, 5), (None, 5)])
 def test_the_depth_of_the_rows(depth, names):
-    modules, operators = forward_tables(forward_facts(small()), module_depth=depth)
+    modules, operators = forward_tables(forward_facts(small()), depth)
     assert len(modules.rows) == len(modules.depths) == names
     assert modules.rows[0][3] == 2640
     assert len(operators.rows) == 2
@@ -180,7 +187,7 @@ def test_notes_name_what_differs_and_what_is_not_covered():
         uncalled=("spare", "spare.inside", "other"),
     )
     assert facts.uncalled == ("spare", "other")
-    assert forward_tables(facts, module_depth=None)[0].notes[2:] == (
+    assert forward_tables(facts)[0].notes[2:] == (
         "head: the counted step has 4700 MACs, fvcore 4000.",
         "Operators that fvcore doesn't support (calls): mine::product (2).",
         "Not called: spare, other. Work that uses their weights counts at their parents.",
@@ -192,7 +199,7 @@ def test_many_differences_are_counted_and_not_named():
     theirs = dict.fromkeys(paths, 1000)
     ours = {path: 1100 + 7 * index for index, path in enumerate(paths)}
     facts = facts_of(ours, theirs)
-    notes = forward_tables(facts, module_depth=None)[0].notes
+    notes = forward_tables(facts)[0].notes
     assert len(facts.disagreements) == 20
     assert sum("the counted step has" in note for note in notes) == 8
     assert "12 more modules differ." in notes

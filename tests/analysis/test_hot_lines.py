@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import at_exact_lines
 from lightning_modelprof.report.advice.loader import sampler_advice
 from lightning_modelprof.report.model import Finding, Status
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
+from tests.support.facts import why_not
 
 FIRST_LINES = {"step": 10, "loss": 20, "row": 30, "again": 40, "<listcomp>": 12}
 
@@ -320,7 +320,7 @@ def test_the_lines_at_the_top():
 
 
 def test_without_samples_there_is_a_reason():
-    assert hot_lines(None) == Absent("not measured (set inspect={'sampling': True})")
-    assert hot_lines(StackSamples()) == Absent("the loop ended before the first sample")
+    assert why_not(hot_lines, None) == "not measured (set inspect={'sampling': True})"
+    assert why_not(hot_lines, StackSamples()) == "the loop ended before the first sample"
     samples = stacks_of(("forward", "step:12", 1, 5))
     assert hot_lines(samples).samples is samples

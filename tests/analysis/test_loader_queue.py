@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.loader_queue import ASSUMED_HANDOVER_NS, WITHIN, loader_queue
 from lightning_modelprof.analysis.steps.simulated_loader import simulate_loader
 from lightning_modelprof.run.workers import WorkerBatches
 from tests.support.diagnosed import MS
+from tests.support.facts import why_not
 
 
 class SimulatedLoader(_MultiProcessingDataLoaderIter):
@@ -352,12 +352,8 @@ def test_the_advice_is_the_least_number_within_two_percent(workers, cpu_share, r
 
 def test_few_batches_say_nothing():
     batches, _ = measured([MS] * 19, 0)
-    found = loader_queue(
-        batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(3), waits_ns=np.ones(3)
-    )
-    assert found == Absent("only 19 batches were timed (at least 20)")
+    present = {"num_workers": 0, "prefetch_factor": None}
+    reason = why_not(loader_queue, batches, **present, rests_ns=np.ones(3), waits_ns=np.ones(3))
+    assert reason == "only 19 batches were timed (at least 20)"
     batches, _ = measured([MS] * 20, 0)
-    assert isinstance(
-        loader_queue(batches, num_workers=0, prefetch_factor=None, rests_ns=np.ones(0), waits_ns=np.ones(0)),
-        Absent,
-    )
+    assert why_not(loader_queue, batches, **present, rests_ns=np.ones(0), waits_ns=np.ones(0))

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import MeanSquaredError, MetricCollection
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.analysis.source.logging_calls import (
     COMPUTE,
@@ -27,10 +26,13 @@ from lightning_modelprof.measure.sampling.log_calls import log_call
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.callbacks import SlowLoggingCalls
-from lightning_modelprof.report.rules.lines import SlowForwardOutsideModel, SlowLineInModule
+from lightning_modelprof.report.rules.callbacks import slow_logging_calls
+from lightning_modelprof.report.rules.engine import diagnose, judge
+from lightning_modelprof.report.rules.lines import (
+    slow_forward_outside_model,
+    slow_line_in_module,
+)
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.setup import CallbackSetup
 from lightning_modelprof.run.sites import LOG, LOGGER, logging_kind
@@ -126,7 +128,6 @@ def test_shares_are_of_all_samples():
         (35, 0.1, 10),
         (50, 0.1, 10),
     ]
-    assert isinstance(logging_calls(Absent("not sampled")), Absent)
 
 
 # The rule
@@ -143,9 +144,7 @@ def logged(logging=40, others=60, *, phase="forward", frames=(STEP_33, LOGS), ca
 def test_many_calls_are_found():
     """40 of 100 samples of a step of 20 ms: 8 ms. The error is sqrt(0.4 * 0.6 / 100) = 0.049."""
     call = LogCall(file=NET, line=33, names=("loss", "acc"), options=("prog_bar", "sync_dist"))
-    found = only(
-        SlowLoggingCalls().evaluate(logged(calls=(call,), setup=replace(SETUP, log_every_n_steps=50)))
-    )
+    found = only(judge(slow_logging_calls, logged(calls=(call,), setup=replace(SETUP, log_every_n_steps=50))))
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert found.locations == (Place(file=NET, line=33, function="Net.training_step", is_exact=True),)
@@ -165,18 +164,18 @@ def test_many_calls_are_found():
     ],
 )
 def test_the_boundary(logging, others, status):
-    assert only(SlowLoggingCalls().evaluate(logged(logging, others))).status is status
+    assert only(judge(slow_logging_calls, logged(logging, others))).status is status
 
 
 def test_little_time_is_clean():
     """All samples, but of a step of 0.2 ms: below the floor."""
     stacks = samples_of(("forward", (STEP_33, LOGS), 100))
     analysis = analysis_of(steps_of(forward=0.2), stacks=stacks)
-    assert only(SlowLoggingCalls().evaluate(analysis)).status is Status.CLEAN
+    assert only(judge(slow_logging_calls, analysis)).status is Status.CLEAN
 
 
 def test_without_samples_nothing_is_said():
-    assert only(SlowLoggingCalls().evaluate(analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
+    assert only(judge(slow_logging_calls, analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_without_samples_nothing_is_said():
     ],
 )
 def test_what_helps_hangs_on_the_call(frames, advice):
-    found = only(SlowLoggingCalls().evaluate(logged(frames=frames)))
+    found = only(judge(slow_logging_calls, logged(frames=frames)))
     assert advice in found.action
     assert "global_step" not in found.action
 
@@ -207,7 +206,7 @@ def test_ranks_that_meet_for_the_loss_are_left_alone(is_kept):
     )
     call = LogCall(file=NET, line=33, names=("self.criterion",), is_kept=is_kept)
     analysis = analysis_of(steps_of(forward=12, backward=8), stacks=replace(stacks, log_calls=(call,)))
-    found = only(SlowLoggingCalls().evaluate(analysis))
+    found = only(judge(slow_logging_calls, analysis))
     assert found.saving_ns_per_step == pytest.approx(4 * MS)
     assert [one.line for one in found.locations] == [35]
     assert not any(told in found.action for told in SYNC_ADVICE)
@@ -240,7 +239,7 @@ def test_no_sync_advice_inside_a_library(frames):
         ("backward", (STEP_35,), 50),
     )
     analysis = analysis_of(steps_of(forward=12, backward=8), stacks=replace(stacks, log_calls=(call,)))
-    found = only(SlowLoggingCalls().evaluate(analysis))
+    found = only(judge(slow_logging_calls, analysis))
     assert found.saving_ns_per_step == pytest.approx(6 * MS)
     assert "dist_sync_on_step" not in found.action
     assert ("sync_dist" in found.action) is (not frames[0].package)
@@ -253,7 +252,7 @@ def test_a_logger_that_is_called_itself_is_called_less_often():
         analysis = logged(
             frames=(STEP_33, ADDS), calls=(call,), setup=replace(SETUP, log_every_n_steps=every)
         )
-        found = only(SlowLoggingCalls().evaluate(analysis))
+        found = only(judge(slow_logging_calls, analysis))
         assert "line 33 with self.logger.experiment.add_scalar in a loop (40%)" in found.summary
         assert told in found.action
         assert "self.log_dict" in found.action
@@ -271,19 +270,19 @@ def test_a_callback_asks_the_trainer_for_the_step():
             calls=(call,),
             setup=replace(SETUP, log_every_n_steps=20, callbacks=callbacks),
         )
-        assert f"if {step} % 20 == 0" in only(SlowLoggingCalls().evaluate(analysis)).action
+        assert f"if {step} % 20 == 0" in only(judge(slow_logging_calls, analysis)).action
 
 
 def test_keys_built_in_a_loop_are_said_to_be():
     call = LogCall(file=NET, line=33, names=("f'value_{n}'",), is_repeated=True)
-    found = only(SlowLoggingCalls().evaluate(logged(calls=(call,))))
+    found = only(judge(slow_logging_calls, logged(calls=(call,))))
     assert "line 33 with f'value_{n}' in a loop (40%)" in found.summary
 
 
 def test_thirty_lines_are_one_finding():
     stacks = [("forward", (replace(STEP_33, line=100 + n), LOGS), 1) for n in range(30)]
     analysis = analysis_of(steps_of(forward=20), stacks=samples_of(*stacks, ("forward", (STEP_35,), 10)))
-    found = only(SlowLoggingCalls().evaluate(analysis))
+    found = only(judge(slow_logging_calls, analysis))
     assert found.saving_ns_per_step == pytest.approx(15 * MS)
     assert len(found.locations) == 5
     assert "and 25 more" in found.summary
@@ -318,7 +317,7 @@ def test_the_rest_of_the_steps_own_code_is_still_found():
     )
     cost = cost_of(("", 0, 0, 0), ("layer", 10, 2, 4))
     analysis = analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
-    _, findings = diagnose(analysis, [SlowForwardOutsideModel()])
+    _, findings = diagnose(analysis, [slow_forward_outside_model])
     assert findings[0].status is Status.FOUND
     assert findings[0].saving_ns_per_step == pytest.approx(6.4 * MS)
     assert findings[0].locations[0].line == 35
@@ -328,9 +327,9 @@ def test_time_in_a_validation_does_not_speak_twice_for_the_verdict():
     """In a validation of 12 of 20 ms: 60% is overhead, and not 60% more for the logging in it."""
     stacks = samples_of(("validation", (VALIDATES, LOGS), 60), ("backward", (STEP_35,), 40))
     analysis = analysis_of(steps_of(validation=12, backward=8), stacks=stacks)
-    found = only(SlowLoggingCalls().evaluate(analysis))
+    found = only(judge(slow_logging_calls, analysis))
     assert found.saving_ns_per_step == pytest.approx(12 * MS)
-    assert SlowLoggingCalls().saves_ns(found) == 0
+    assert found.verdict_ns == 0
 
 
 def test_operators_and_tensors_of_logging_are_no_loop_in_a_layer():
@@ -340,12 +339,12 @@ def test_operators_and_tensors_of_logging_are_no_loop_in_a_layer():
     cost = replace(analysis.cost, sites=replace(analysis.cost.sites, lines=lines))
     stacks = analysis.hot_lines.samples
     changed = analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
-    assert only(SlowLineInModule().evaluate(changed)).status is Status.CLEAN
+    assert only(judge(slow_line_in_module, changed)).status is Status.CLEAN
 
     inner = frame(NET, 13, "Cell.forward", 11)
     stacks = samples_of(("forward", (STEP_33, CALL, inner, UPDATES), 40), ("backward", (STEP_33,), 60))
     changed = analysis_of(steps_of(forward=12, backward=8), cost=analysis.cost, stacks=stacks)
-    assert only(SlowLineInModule().evaluate(changed)).status is Status.CLEAN
+    assert only(judge(slow_line_in_module, changed)).status is Status.CLEAN
 
 
 # What is measured of real calls

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MOST_POINTS
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import summarize_memory
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_dashboard_entry import window_profile
 from lightning_modelprof.report.charts.memory import window_memory, window_memory_of_run
 from lightning_modelprof.run.model_cost import ModelCost, ModelSize, TensorSize
@@ -219,7 +217,7 @@ def test_against_a_replay(number):
 def test_a_real_trace_without_addresses_or_counts():
     """V100, torch 1.9: the running sum of the sizes on the GPU, which the removed plugin drew as well."""
     trace = load("v100_resnet50_workers0")
-    facts = analyze_trace(trace)
+    facts = TraceFacts(trace)
     events = trace.allocations
     gpu = next(one for one in facts.memory.devices if one.total.name == "GPU 0")
     sizes = events.size_bytes[(events.device_type == 1) & (events.device == 0)]
@@ -243,7 +241,7 @@ def test_a_real_trace_without_addresses_or_counts():
 def test_the_view_memory_has_it_once_with_its_peak():
     """The chart of a run and that of a window have one name."""
     trace = make_trace([*steps(2), block(150, 2**20, 1, 2**20), block(350, -(2**20), 1, 0)])
-    profile = window_profile([(trace, analyze_trace(trace))], window=0)
+    profile = window_profile([(trace, TraceFacts(trace))], window=0)
     stored = unpack_profile(pack_profile(profile)[0])
     view = next(one for one in VIEWS if one.key == "memory")
     page = render(view, Selection(window=stored, window_tag="modelprof/window_0"))
@@ -255,15 +253,15 @@ def test_the_view_memory_has_it_once_with_its_peak():
 def test_of_a_run_the_model_s_own_tensors_are_apart():
     """100 bytes from before: 40 of parameters, 5 of buffers, and 55 of others; state is the window's."""
     events = [*steps(2), block(150, 8, 1, 108), block(700, 30, 2, 138)]
-    facts = analyze_trace(make_trace(events))
+    trace = TraceFacts(make_trace(events))
     sizes = tuple(
         TensorSize(kind=kind, dtype="float32", tensors=1, elements=1, num_bytes=size)
         for kind, size in (("trainable parameters", 40), ("buffers", 5), ("optimizer state", 30))
     )
-    window = WindowFacts(window=Window(index=0, first_step=0, last_step=1), facts=facts)
+    window = Window(index=0, first_step=0, last_step=1)
     cost = ModelCost(size=ModelSize(sizes=sizes))
-    analysis = replace(analysis_of(steps_of(forward=10), cost=cost), windows=(window,))
-    chart = window_memory_of_run(analysis)
+    run = {"cost": cost, "windows": (window,), "facts": {0: trace}}
+    chart = window_memory_of_run(analysis_of(steps_of(forward=10), **run))
     last = {one.key: one.values[-1] for one in chart.series}
     assert last == {"parameters": 40, "buffers": 5, "before": 55, "optimizer_state": 30, "activations": 8}
     assert chart.level == sum(last.values())

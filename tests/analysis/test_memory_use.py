@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.analysis.steps.memory import grown, memory_use
 from lightning_modelprof.measure.resources import memory as measured
@@ -34,9 +34,13 @@ from lightning_modelprof.measure.resources.memory import (
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.model import memory_curve
 from lightning_modelprof.report.model import Severity, Status, Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.rules.memory import MemoryCreep, MemoryFragmentation, MemoryNearCapacity
-from lightning_modelprof.report.tables.run.memory_by_phase import memory_tables
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.memory import (
+    memory_creep,
+    memory_fragmentation,
+    memory_near_capacity,
+)
+from lightning_modelprof.report.tables.run.memory_by_phase import MEMORY_BY_PHASE, MEMORY_PEAKS
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.memory import (
     CATEGORIES,
@@ -49,6 +53,7 @@ from lightning_modelprof.run.memory import (
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.units import size
 from tests.support.diagnosed import SETUP, only, steps_of
+from tests.support.facts import tables_of, why_not
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
 
 pytestmark = pytest.mark.slow
@@ -66,7 +71,7 @@ def run_with(record, steps=None, **info):
 
 
 def analysis_with(record, **info):
-    return analyze(run_with(record, **info), {}, {})
+    return Facts(run_with(record, **info))
 
 
 def curve_of(sizes, kind="anonymous_bytes", every=1):
@@ -315,7 +320,7 @@ def test_growth_is_that_of_the_second_half():
 
 
 def evaluate(sizes, kind="anonymous_bytes", **record):
-    return MemoryCreep().evaluate(analysis_with(MemoryRecord(curve=curve_of(sizes, kind), **record)))
+    return judge(memory_creep, analysis_with(MemoryRecord(curve=curve_of(sizes, kind), **record)))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -366,9 +371,7 @@ def test_a_sawtooth_is_no_leak_and_a_rising_one_is():
 def in_epochs(sizes, length, kind="anonymous_bytes"):
     """What the rule says of a curve with a point a step, in epochs of so many steps."""
     steps = steps_of(len(sizes), [0, *(int(n % length == 0) for n in range(1, len(sizes)))], forward=100)
-    return MemoryCreep().evaluate(
-        analyze(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps), {}, {})
-    )
+    return judge(memory_creep, Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps)))
 
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 5, 12])
@@ -493,15 +496,16 @@ def test_rss_is_asked_where_the_process_own_memory_is_not_known():
     files = tuple(
         replace(point, rss_bytes=int(500 * MIB + point.step * MIB)) for point in curve_of(sizes(noise=0))
     )
-    assert only(MemoryCreep().evaluate(analysis_with(MemoryRecord(curve=files)))).status is Status.CLEAN
+    assert only(judge(memory_creep, analysis_with(MemoryRecord(curve=files)))).status is Status.CLEAN
 
 
 def test_not_evaluated():
-    assert only(MemoryCreep().evaluate(analysis_with(None))).status is Status.NOT_EVALUATED
+    assert only(judge(memory_creep, analysis_with(None))).status is Status.NOT_EVALUATED
     short = only(evaluate(sizes(MIB, num=39)))
     assert short.status is Status.NOT_EVALUATED
     assert "fewer than 40 times" in short.summary
-    assert isinstance(memory_use(None), Absent)
+    with pytest.raises(NotMeasured, match="memory wasn't recorded"):
+        memory_use(None)
 
 
 # Fragmentation and capacity
@@ -524,7 +528,7 @@ def test_fragmentation(allocated, reserved, retries, status):
         peak_reserved_bytes=None if reserved is None else int(reserved),
         num_retries=retries,
     )
-    finding = only(MemoryFragmentation().evaluate(analysis_with(record)))
+    finding = only(judge(memory_fragmentation, analysis_with(record)))
     assert finding.status is status
     if status is Status.FOUND:
         assert finding.severity is Severity.WARNING
@@ -532,8 +536,8 @@ def test_fragmentation(allocated, reserved, retries, status):
 
 def test_capacity_from_the_record():
     record = MemoryRecord(peak_reserved_bytes=97, total_bytes=100)
-    assert only(MemoryNearCapacity().evaluate(analysis_with(record))).severity is Severity.CRITICAL
-    assert only(MemoryNearCapacity().evaluate(analysis_with(None))).status is Status.NOT_EVALUATED
+    assert only(judge(memory_near_capacity, analysis_with(record))).severity is Severity.CRITICAL
+    assert only(judge(memory_near_capacity, analysis_with(None))).status is Status.NOT_EVALUATED
 
 
 def test_sizes_in_words():
@@ -571,7 +575,7 @@ def whole_record():
 
 
 def test_tables():
-    peaks, phases = memory_tables(analysis_with(whole_record()), DEFAULT_OPTIONS)
+    peaks, phases = tables_of(analysis_with(whole_record()), MEMORY_PEAKS, MEMORY_BY_PHASE)
     assert peaks.rows == (("Peak resident memory", 8), ("Allocator out-of-memory errors", 0))
     assert peaks.row_units == (Unit.BYTES, Unit.COUNT)
     assert phases.id == "memory_by_phase"
@@ -580,8 +584,8 @@ def test_tables():
         ("Forward", 70, 30, 0, 0, 0, 0, 40, 0, "aten::relu", "1"),
     )
     assert "torch.sparse_coo" in phases.notes[-1]
-    assert memory_tables(analysis_with(None), DEFAULT_OPTIONS) == ()
-    _, without = memory_tables(analysis_with(MemoryRecord(notes=("Because.",))), DEFAULT_OPTIONS)
+    assert tables_of(analysis_with(None), MEMORY_PEAKS, MEMORY_BY_PHASE) == []
+    [without] = tables_of(analysis_with(MemoryRecord(notes=("Because.",))), MEMORY_BY_PHASE)
     assert (without.rows, without.notes) == ((), ("Because.",))
     assert without.absent_reason
 
@@ -590,7 +594,7 @@ def test_chart_has_what_was_measured():
     chart = memory_curve(analysis_with(whole_record()))
     assert (chart.kind, chart.unit, chart.x) == ("line", Unit.BYTES, (0.0, 1.0))
     assert [(one.key, one.values) for one in chart.series] == [("rss", (5, 6))]
-    assert memory_curve(analysis_with(None)) is None
+    assert why_not(memory_curve, analysis_with(None))
     assert memory_curve(analysis_with(MemoryRecord(curve=curve_of([1])))) is None
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.model_flops import ideal_seconds, model_flops
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.run.flops import flop_tables
+from lightning_modelprof.report.tables.run.flops import FLOPS, FLOPS_BY_OPERATOR
 from lightning_modelprof.run.model_cost import ModelCost, OperatorCount, PeakRate, StepCount
+from tests.support.diagnosed import analysis_of, steps_of
+from tests.support.facts import tables_of, why_not
 
 
 def operator(phase, flops, *, name="aten::mm", module="", dtype="float32", calls=1):
@@ -38,12 +37,8 @@ STEP = (
 
 
 def tables(facts, unit="samples"):
-    return flop_tables(
-        SimpleNamespace(
-            flops=facts, cost=facts, benchmark=None, info=SimpleNamespace(sample_unit=unit, loop="fit")
-        ),
-        DEFAULT_OPTIONS,
-    )
+    known = analysis_of(steps_of(0), cost=ModelCost(), sample_unit=unit).replaced(flops=facts)
+    return tables_of(known, FLOPS, FLOPS_BY_OPERATOR)
 
 
 def test_totals_leave_transforms_out():
@@ -79,9 +74,9 @@ def test_without_clean_steps_there_is_no_rate(step_ns):
 
 
 def test_reasons_of_absence():
-    assert model_flops(None, 1.0) == Absent("not counted (set flops=True to count one step)")
-    assert model_flops(ModelCost(count_note="why"), 1.0) == Absent("why")
-    phases, operators = tables(Absent("why"))
+    assert why_not(model_flops, None, 1.0) == "not counted (set flops=True to count one step)"
+    assert why_not(model_flops, ModelCost(count_note="why"), 1.0) == "why"
+    phases, operators = tables(NotMeasured("why"))
     assert phases.absent_reason == operators.absent_reason == "why"
 
 

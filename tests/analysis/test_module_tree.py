@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.modules.module_tree import module_tree
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.tables.run.module_tree import module_tables
+from lightning_modelprof.report.tables.run.module_tree import (
+    MODULE_TREE,
+    SLOWEST_MODULES,
+    TOP_MODULES,
+    module_tables,
+)
 from lightning_modelprof.run.model_cost import (
     ModelCost,
     ModuleRecord,
@@ -21,6 +25,8 @@ from lightning_modelprof.run.model_cost import (
     StepCount,
 )
 from lightning_modelprof.show.text import render_text
+from tests.support.diagnosed import analysis_of, steps_of
+from tests.support.facts import tables_of, why_not
 
 
 def record(path, kind, parameters=0, trainable=None):
@@ -134,7 +140,7 @@ def test_ignored_class_inside_of_kept_modules():
     assert [module.path for module in tree.modules] == ["", "body", "body.1"]
     assert tree.root.parameters == 10
     assert tree.root.forward_ns == 700
-    assert module_tree(COST, {"Net"}) == Absent("all modules are ignored")
+    assert why_not(module_tree, COST, {"Net"}) == "all modules are ignored"
 
 
 def test_what_was_ignored_is_said():
@@ -156,7 +162,7 @@ def test_nothing_measured_is_none_and_not_zero():
         "FLOPs weren't measured: switched off.",
         "Latency wasn't measured: too short.",
     )
-    assert module_tree(ModelCost()) == Absent("the model's modules weren't recorded")
+    assert why_not(module_tree, ModelCost()) == "the model's modules weren't recorded"
 
 
 @pytest.mark.parametrize(("calls", "is_said"), [(0, True), (2, False)])
@@ -280,10 +286,10 @@ def inside(path, root):
 def test_sums_are_those_of_a_brute_force(cost, ignore):
     dropped = [m.path for m in cost.modules if m.type_name in ignore or m.path in ignore]
     kept = [m for m in cost.modules if not any(inside(m.path, path) for path in dropped)]
-    tree = module_tree(cost, ignore)
     if not kept:
-        assert tree == Absent("all modules are ignored")
+        assert why_not(module_tree, cost, ignore) == "all modules are ignored"
         return
+    tree = module_tree(cost, ignore)
     paths = {m.path for m in kept}
     operators = [entry for entry in cost.count.operators if entry.module in paths]
     has_backward = {"backward"} & {entry.phase for entry in cost.count.operators}
@@ -379,6 +385,6 @@ def test_what_was_not_measured_has_no_columns_but_a_note():
 
 
 def test_absent_tree_says_why():
-    tables = module_tables(Absent("the model's modules weren't recorded"))
+    tables = tables_of(analysis_of(steps_of(), cost=ModelCost()), SLOWEST_MODULES, TOP_MODULES, MODULE_TREE)
     assert [table.absent_reason for table in tables] == ["the model's modules weren't recorded"] * 2
     assert "weren't recorded" in render(*tables)

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.ranks import LEAST_STEPS, rank_skew
 from lightning_modelprof.analysis.statistics import t_quantile
 from lightning_modelprof.errors import ArchiveError
@@ -36,6 +35,7 @@ from lightning_modelprof.run.records import RankRecord, RankSteps, Run, RunInfo
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from tests.support import warm
+from tests.support.facts import why_not
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def report_of(*steps, device_type="cpu"):
     told = [rank_steps(run_of(rank, one, len(steps))) for rank, one in enumerate(steps)]
     run = run_of(0, steps[0], len(steps))
     run = replace(run, info=replace(run.info, device_type=device_type), rank_steps=tuple(told))
-    return build_report(analyze(run, {}, {}))
+    return build_report(Facts(run))
 
 
 def finding_of(report):
@@ -482,9 +482,8 @@ def test_only_steps_that_are_clean_on_all_ranks_are_compared():
     ],
 )
 def test_what_cannot_be_compared(ranks, world_size, reason):
-    found = rank_skew([rank_steps(run_of(rank, one)) for rank, one in enumerate(ranks)], world_size)
-    assert isinstance(found, Absent)
-    assert reason in found.reason
+    steps = [rank_steps(run_of(rank, one)) for rank, one in enumerate(ranks)]
+    assert reason in why_not(rank_skew, steps, world_size)
 
 
 # Messages and files
@@ -529,7 +528,7 @@ def test_ranks_that_say_nothing_are_rows_that_say_why():
         (1, "no ModelProfCallback joined there"),
         (3, "its message was damaged"),
     ]
-    tables = {table.id: table for table in build_report(analyze(run, {}, {})).tables}
+    tables = {table.id: table for table in build_report(Facts(run)).tables}
     ranks = tables["rank_phases"]
     assert [row[0] for row in ranks.rows] == [
         "rank 0",
@@ -546,7 +545,7 @@ def test_ranks_that_say_nothing_are_rows_that_say_why():
 
 def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
     run = side_by_side(run_of(0, steps_of(20, dataloader=1), 2), {}, {1: "left the loop early"})
-    report = build_report(analyze(run, {}, {}))
+    report = build_report(Facts(run))
     tables = {table.id: table for table in report.tables}
     assert [row[0] for row in tables["rank_phases"].rows] == ["rank 1: left the loop early"]
     assert tables["rank_phases"].absent_reason is None
@@ -587,7 +586,7 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
 
 
 def test_a_report_of_one_rank_has_no_ranks():
-    report = build_report(analyze(run_of(0, steps_of(20, dataloader=1), 1), {}, {}))
+    report = build_report(Facts(run_of(0, steps_of(20, dataloader=1), 1)))
     assert report.sections["ranks"] is None
     assert not {table.id for table in report.tables} & {"rank_phases", "rank_spread", "all_ranks"}
     assert not {chart.id for chart in report.charts} & {"rank_phases"}
@@ -598,7 +597,7 @@ def test_tables_and_chart():
     own[13] += 30
     steps = [rank_steps(run_of(rank, one, 20)) for rank, one in enumerate(synchronous(own))]
     run = replace(run_of(0, synchronous(own)[0], 20), rank_steps=tuple(steps))
-    report = build_report(analyze(run, {}, {}))
+    report = build_report(Facts(run))
     tables = {table.id: table for table in report.tables}
     ranks = tables["rank_phases"]
     assert len(ranks.rows) == 20
@@ -628,7 +627,7 @@ def test_ranks_that_are_told_apart_by_nothing():
     run = replace(
         run_of(0, steps_of(20, dataloader=1)), rank_steps=(rank_steps(run_of(0, steps_of(20))), nothing)
     )
-    report = build_report(analyze(run, {}, {}))
+    report = build_report(Facts(run))
     table = next(table for table in report.tables if table.id == "rank_phases")
     assert table.absent_reason == "fewer than two ranks have clean steps"
 

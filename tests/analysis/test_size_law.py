@@ -9,9 +9,9 @@ import random
 import msgspec
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.modules.size_law import FlopsBySize, mean_step, size_laws
 from lightning_modelprof.run.batches import BatchSizes, PhaseFlops, SizeCount
+from tests.support.facts import fact_or_why, why_not
 
 PARTS = (("backward", "float32"), ("forward", "bfloat16"))
 
@@ -121,9 +121,7 @@ def test_a_size_is_counted_or_fitted():
 )
 def test_reasons(counts, steps, others, reason):
     by_size = FlopsBySize([counted(((n,),), 10 * n) for n in counts])
-    found = mean_step(by_size, sizes_of(steps, others))
-    assert isinstance(found, Absent)
-    assert reason in found.reason
+    assert reason in why_not(mean_step, by_size, sizes_of(steps, others))
 
 
 @pytest.mark.parametrize("value", [-1, 2**63, 10**400, 0.5, "8"])
@@ -139,8 +137,9 @@ def test_the_largest_numbers_of_a_file_are_no_error():
     most = 2**63 - 1
     counts = [counted(((n, most // 2 + n),), most - n) for n in (1, most // 3, most)]
     for some in (counts, [counted(((n,),), 0) for n in (0, 1, 2, 3)]):
-        found = mean_step(FlopsBySize(some), sizes_of({((5, most),): most, ((5,),): most}))
-        assert isinstance(found, Absent) or found.error >= 0
+        sizes = sizes_of({((5, most),): most, ((5,),): most})
+        found = fact_or_why(mean_step, FlopsBySize(some), sizes)
+        assert isinstance(found, str) or found.error >= 0
 
 
 def test_the_standard_error_holds():
@@ -150,10 +149,9 @@ def test_the_standard_error_holds():
         chance = random.Random(seed)
         flops = {((n,),): round(1000 * n * n * (1 + chance.gauss(0, 0.02))) for n in range(20, 100)}
         some = chance.sample(sorted(flops), 8)
-        found = mean_step(
-            FlopsBySize([counted(size, flops[size]) for size in some]), sizes_of(dict.fromkeys(flops, 1))
-        )
-        if isinstance(found, Absent):
+        by_size = FlopsBySize([counted(size, flops[size]) for size in some])
+        found = fact_or_why(mean_step, by_size, sizes_of(dict.fromkeys(flops, 1)))
+        if isinstance(found, str):
             continue
         true = sum(flops.values()) / len(flops)
         off.append((found.flops[PARTS[1]] / true - 1) / found.error)

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import Callback
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE, slow_facts, step_costs
 from lightning_modelprof.measure.resources import cpu as cpu_module
 from lightning_modelprof.measure.steps import slow_steps as slow_steps_module
@@ -89,7 +88,7 @@ def test_with_too_few_steps_nobody_knows_what_is_slow(num_steps, is_known):
     record = watched(steps_of(0, [9] * num_steps))
     assert (record.count, record.why_not_looked_for == "") == (0, is_known)
     rank = RankRecord(rank=0, steps=steps_of(0, [9] * num_steps), slow=record)
-    report = build_report(analyze(Run(info=RunInfo(created="today"), ranks=(rank,)), {}, {}))
+    report = build_report(Facts(Run(info=RunInfo(created="today"), ranks=(rank,))))
     table = next(one for one in report.tables if one.id == "slow_steps")
     (finding,) = (one for one in report.findings if one.kind == "slow_steps")
     assert finding.status is (Status.CLEAN if is_known else Status.NOT_EVALUATED)
@@ -230,8 +229,9 @@ def test_words_of_causes():
 
 def test_runs_that_were_not_watched():
     costs = step_costs(steps_of(0, [9] * 50), {})
-    assert isinstance(slow_facts(None, costs), Absent)
-    assert isinstance(slow_facts(SlowSteps(factor=3.0), Absent("no steps")), Absent)
+    unwatched = RankRecord(rank=0, steps=steps_of(0, [9] * 50), outside_ns={}, callbacks=())
+    run = Run(info=RunInfo(created="today"), ranks=(unwatched,))
+    assert "an older version" in Facts(run).why_not(Facts.slow)
     assert slow_facts(SlowSteps(factor=3.0), costs).worst is None
 
 
@@ -447,7 +447,7 @@ def test_why_there_is_no_waiting_is_said_under_the_table(reason, is_said):
     record = SlowSteps(factor=3.0, count=1, why_no_cpu_wait=reason, worst=(slow(cpu_wait_ns=wait_ns),))
     rank = RankRecord(rank=0, steps=steps_of(0, [9] * 50), slow=record)
     run = Run(info=RunInfo(created="today"), ranks=(rank,))
-    table = next(one for one in build_report(analyze(run, {}, {})).tables if one.id == "slow_steps")
+    table = next(one for one in build_report(Facts(run)).tables if one.id == "slow_steps")
     place = [column.key for column in table.columns].index("cpu_wait")
     assert table.rows[0][place] == (None if reason else 0.005)  # of the second that was looked at
     assert any("nobody counts here" in note for note in table.notes) is is_said

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
 from lightning_modelprof.analysis.source.source_lines import source_lines
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt, module_pace
-from lightning_modelprof.report.build import diagnose
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.engine import diagnose, judge
 from lightning_modelprof.report.rules.lines import (
-    SlowCustomModule,
-    SlowForwardOutsideModel,
-    SlowLineInModule,
-    _forwards,
+    slow_custom_module,
+    slow_forward_outside_model,
+    slow_line_in_module,
 )
-from lightning_modelprof.report.tables.run.source_lines import source_lines_table
+from lightning_modelprof.report.tables.run.source_lines import SOURCE_LINES
 from lightning_modelprof.run.model_cost import OperatorCount, StepCount
 from lightning_modelprof.run.sites import HOST_TENSOR, SYNCHRONISATION, LineCount, SourceSite, StepSites
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
 from tests.support.diagnosed import SETUP, analysis_of, cost_of, only, steps_of
+from tests.support.facts import tables_of
 
 MS = 1_000_000
 NET = "/home/me/net.py"
@@ -151,15 +149,16 @@ def test_what_was_not_measured_is_none():
     assert [(one.operators, one.waits, one.num_bytes, one.samples) for one in only_sampled] == [
         (None, None, None, 3)
     ]
-    only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), hot_lines(None))
+    only_counted = source_lines(sites_of([line_of(NET, 33, "training_step", 30)]), None)
     assert [(one.operators, one.share, one.samples) for one in only_counted] == [(2, None, None)]
-    assert isinstance(source_lines(None, hot_lines(None)), Absent)
+    with pytest.raises(NotMeasured, match=r"no step was inspected .* and nothing was sampled"):
+        source_lines(None, None)
 
 
 def test_bytes_that_are_not_known_make_no_sum():
     unknown = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=None)
     known = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=8)
-    [line] = source_lines(sites_of(sites=[unknown, known]), hot_lines(None))
+    [line] = source_lines(sites_of(sites=[unknown, known]), None)
     assert line.num_bytes is None
     assert line.host_tensors == 2
 
@@ -168,7 +167,7 @@ def test_the_table():
     sites = sites_of([line_of(NET, 33, "training_step", 30)])
     stacks = samples_of(("forward", (STEP_35,), 4))
     analysis = analysis_of(steps_of(forward=10), cost=replace(cost_of(), sites=sites), stacks=stacks)
-    [table] = source_lines_table(analysis, DEFAULT_OPTIONS)
+    [table] = tables_of(analysis, SOURCE_LINES)
     rows = [dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows]
     assert [(row["place"], row["share"], row["operators"]) for row in rows] == [
         ("net.py:35", 1.0, 0),
@@ -179,11 +178,11 @@ def test_the_table():
 
 
 def test_without_either_there_is_no_table():
-    assert source_lines_table(analysis_of(steps_of(forward=10)), DEFAULT_OPTIONS) == ()
+    assert tables_of(analysis_of(steps_of(forward=10)), SOURCE_LINES) == []
 
 
 def test_the_table_says_why_it_is_empty():
-    [table] = source_lines_table(analysis_of(steps_of(forward=10), cost=cost_of()), DEFAULT_OPTIONS)
+    [table] = tables_of(analysis_of(steps_of(forward=10), cost=cost_of()), SOURCE_LINES)
     assert table.rows == ()
     assert "inspect={'sampling': True}" in table.absent_reason
 
@@ -269,7 +268,7 @@ def test_advice_by_what_the_line_runs(lines, sites, advice):
     analysis = slow_step(
         ("forward", (STEP_35, LOSS_7), 8), sites=sites_of(lines, sites) if lines or sites else None
     )
-    assert advice in only(SlowForwardOutsideModel().evaluate(analysis)).action
+    assert advice in only(judge(slow_forward_outside_model, analysis)).action
 
 
 def own_line(took_ms, calls=3, phase="forward", line=35, module=""):
@@ -335,9 +334,7 @@ def test_on_a_device_gradients_count_by_samples_outside_modules():
     cost = cost_of(("", 10, 2, 0))
     cost = replace(cost, times=replace(cost.times, clock="device"))
     steps = steps_of(forward=16, backward=4, device_ms={"forward": 16, "backward": 4})
-    found = only(
-        SlowForwardOutsideModel().evaluate(analysis_of(steps, cost=cost, stacks=samples_of(*stacks)))
-    )
+    found = only(judge(slow_forward_outside_model, analysis_of(steps, cost=cost, stacks=samples_of(*stacks))))
     assert (found.status, found.summary) == (Status.CLEAN, "Code outside the model takes 1.4 ms per step.")
 
 
@@ -402,7 +399,7 @@ def test_a_loop_in_a_function_is_named_where_no_line_of_it_takes_most():
         ("forward", (STEP_35, other), 8),
         ("forward", (STEP_35,), 4),
     )
-    action = only(SlowForwardOutsideModel().evaluate(slow_step(*samples, sites=sites))).action
+    action = only(judge(slow_forward_outside_model, slow_step(*samples, sites=sites))).action
     assert "(in rows_loss) runs 200 operators" in action
 
 
@@ -431,7 +428,7 @@ def with_criterion(forward_ms=6, *, parameters=0, flops=0, is_users=True):
 
 
 def test_a_slow_loss_module_is_found():
-    found = only(SlowCustomModule().evaluate(with_criterion()))
+    found = only(judge(slow_custom_module, with_criterion()))
     assert found.status is Status.FOUND
     assert found.severity is Severity.CRITICAL  # 6 of 20 ms
     assert found.saving_ns_per_step == 6 * MS
@@ -444,7 +441,7 @@ def test_a_module_s_long_operators_are_torch_s_work():
     line = replace(line_of(LOSS, 7, "forward", 5, views=0, module="criterion"), took_ns=round(5.9 * MS))
     cost = replace(analysis.cost, sites=sites_of([line]))
     changed = analysis_of(steps_of(forward=12, backward=8), cost=cost)
-    assert only(SlowCustomModule().evaluate(changed)).status is Status.CLEAN
+    assert only(judge(slow_custom_module, changed)).status is Status.CLEAN
 
 
 @pytest.mark.parametrize(
@@ -470,7 +467,7 @@ def test_a_gradient_penalty_is_no_slow_module(below, child, status):
         ("forward", (STEP_35, CALL, LOSS_7, *below), 90), ("forward", (STEP_35, CALL, LOSS_7), 10)
     )
     changed = analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks)
-    assert only(SlowCustomModule().evaluate(changed)).status is status
+    assert only(judge(slow_custom_module, changed)).status is status
 
 
 def test_module_times_are_scaled_to_the_other_steps():
@@ -483,14 +480,14 @@ def test_module_times_are_scaled_to_the_other_steps():
     scaled = analysis_of(steps_of(forward=forward, backward=8, tags=tags), cost=cost)
     assert module_pace(analysis) == 1.0
     assert module_pace(scaled) == 0.5
-    assert only(SlowCustomModule().evaluate(scaled)).saving_ns_per_step == 3 * MS
+    assert only(judge(slow_custom_module, scaled)).saving_ns_per_step == 3 * MS
     # The timing itself may have made these steps longer, so the modules' 10 ms stay 10 of the 12 ms.
-    assert only(SlowForwardOutsideModel().evaluate(scaled)).saving_ns_per_step == 2 * MS
+    assert only(judge(slow_forward_outside_model, scaled)).saving_ns_per_step == 2 * MS
     # The machine was twice as slow in the others: the modules' 10 ms are 20 of the 24 ms.
     forward = [12 if step in (7, 8, 9) else 24 for step in range(20)]
     slower = analysis_of(steps_of(forward=forward, backward=8, tags=tags), cost=cost)
     assert module_pace(slower) == 2.0
-    assert only(SlowForwardOutsideModel().evaluate(slower)).saving_ns_per_step == 4 * MS
+    assert only(judge(slow_forward_outside_model, slower)).saving_ns_per_step == 4 * MS
 
 
 @pytest.mark.parametrize(
@@ -499,13 +496,13 @@ def test_module_times_are_scaled_to_the_other_steps():
     ids=["short", "has parameters", "multiplies", "of a library"],
 )
 def test_other_modules_are_clean(changes):
-    assert only(SlowCustomModule().evaluate(with_criterion(**changes))).status is Status.CLEAN
+    assert only(judge(slow_custom_module, with_criterion(**changes))).status is Status.CLEAN
 
 
 def test_without_times_or_counts_nothing_is_said():
-    finding = only(SlowCustomModule().evaluate(analysis_of(steps_of(forward=10))))
+    finding = only(judge(slow_custom_module, analysis_of(steps_of(forward=10))))
     assert finding.status is Status.NOT_EVALUATED
-    finding = only(SlowCustomModule().evaluate(slow_step()))
+    finding = only(judge(slow_custom_module, slow_step()))
     assert finding.status is Status.NOT_EVALUATED
 
 
@@ -529,7 +526,7 @@ def analysis_stacks(samples):
 
 def test_a_loop_in_a_layer_is_found():
     """40 of 100 samples of a step of 20 ms: 8 ms."""
-    found = only(SlowLineInModule().evaluate(with_loop()))
+    found = only(judge(slow_line_in_module, with_loop()))
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert found.locations == (
@@ -546,7 +543,7 @@ def test_a_loop_s_backward_counts_too():
     cost = replace(analysis.cost, sites=replace(sites, lines=(*sites.lines, backward)))
     stacks = analysis_stacks(40)
     found = only(
-        SlowLineInModule().evaluate(analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks))
+        judge(slow_line_in_module, analysis_of(steps_of(forward=12, backward=8), cost=cost, stacks=stacks))
     )
     assert found.saving_ns_per_step == pytest.approx(11 * MS)
     assert "at least 3 ms of it in backward" in found.summary
@@ -554,7 +551,7 @@ def test_a_loop_s_backward_counts_too():
 
 def test_a_tensor_made_in_a_layer_is_found():
     site = site_of(HOST_TENSOR, NET, 13, "forward", 11)
-    found = only(SlowLineInModule().evaluate(with_loop(3, sites=[replace(site, module="cell")])))
+    found = only(judge(slow_line_in_module, with_loop(3, sites=[replace(site, module="cell")])))
     assert found.status is Status.FOUND
     assert "register_buffer" in found.action
 
@@ -566,18 +563,18 @@ def test_a_loop_that_also_calls_layers_is_found():
     of_layer = line_of(NET, 13, "forward", 11, calls=160, views=0, module="cell.linear")
     cost = replace(analysis.cost, sites=replace(sites, lines=(*sites.lines, of_layer)))
     stacks = analysis.hot_lines.samples
-    found = only(SlowLineInModule().evaluate(analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
+    found = only(judge(slow_line_in_module, analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
     assert (found.status, found.locations[0].module) == (Status.FOUND, "cell")
     # A residual stack: 100 additions of its own among 3,000 operators of the layers that it calls.
     of_layers = replace(of_layer, calls=3000)
     cost = replace(analysis.cost, sites=replace(sites, lines=(replace(sites.lines[0], calls=100), of_layers)))
-    clean = only(SlowLineInModule().evaluate(analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
+    clean = only(judge(slow_line_in_module, analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
     assert clean.status is Status.CLEAN
 
 
 def test_a_loop_in_a_function_that_a_forward_calls_is_found():
     """The forward begins at line 90; the line is in a function that begins at line 11."""
-    found = only(SlowLineInModule().evaluate(with_loop(module_line=90)))
+    found = only(judge(slow_line_in_module, with_loop(module_line=90)))
     assert (found.status, found.locations[0].line, found.locations[0].module) == (Status.FOUND, 13, "cell")
 
 
@@ -587,7 +584,7 @@ def test_a_loop_in_a_function_that_a_forward_calls_is_found():
     ids=["few operators", "few samples", "not sure", "of the modules it calls"],
 )
 def test_other_lines_in_layers_are_clean(changes):
-    assert only(SlowLineInModule().evaluate(with_loop(**changes))).status is Status.CLEAN
+    assert only(judge(slow_line_in_module, with_loop(**changes))).status is Status.CLEAN
 
 
 def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_line=None, forward=12):
@@ -613,7 +610,7 @@ def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_
         SETUP, module_hooks={"training_step": Place(function="Net.training_step", file=NET, line=step_line)}
     )  # fmt: skip
     analysis = analysis_of(steps_of(forward=forward, backward=8), cost=cost, stacks=stacks, setup=setup)
-    return only(SlowLineInModule().evaluate(analysis))
+    return only(judge(slow_line_in_module, analysis))
 
 
 def test_a_cell_that_is_stepped_by_hand_is_found():
@@ -655,9 +652,9 @@ def test_other_repeated_calls_are_clean(changes):
 
 def test_without_samples_or_sites_nothing_is_said_of_lines():
     unsampled = analysis_of(steps_of(forward=10), cost=cost_of(("", 10, 2, 2)))
-    assert only(SlowLineInModule().evaluate(unsampled)).status is Status.NOT_EVALUATED
+    assert only(judge(slow_line_in_module, unsampled)).status is Status.NOT_EVALUATED
     unseen = slow_step(("forward", (STEP_33,), 50))
-    assert only(SlowLineInModule().evaluate(unseen)).status is Status.NOT_EVALUATED
+    assert only(judge(slow_line_in_module, unseen)).status is Status.NOT_EVALUATED
 
 
 def test_without_samples_the_line_with_most_operators_is_named():
@@ -669,26 +666,25 @@ def test_without_samples_the_line_with_most_operators_is_named():
             line_of(NET, 33, "training_step", 30, calls=500, views=0, module="layers"),
         ]
     )
-    action = only(SlowForwardOutsideModel().evaluate(slow_step(sites=sites))).action
+    action = only(judge(slow_forward_outside_model, slow_step(sites=sites))).action
     assert "Line 7 (in rows_loss) runs 200 operators" in action
 
 
 def test_a_function_belongs_to_the_module_that_runs_it_and_not_to_those_it_calls():
     """As one that steps recurrent cells: its first line by samples is in the cells alone."""
-    modules = [SimpleNamespace(path=path, parameters=8, forward=None) for path in ("enc", "enc.cell", "head")]
-    analysis = SimpleNamespace(
-        cost=SimpleNamespace(modules=modules), modules=SimpleNamespace(modules=modules), setup=None
+    cost = cost_of(("", 0, 0, 0), ("enc", 10, 2, 2), ("enc.cell", 10, 2, 2), ("head", 10, 2, 2))
+    in_cells, own, of_the_step = (
+        line_of(NET, number, "run", 7, calls=300, views=0, module=module)
+        for number, module in ((9, "enc.cell"), (8, "enc"), (30, ""))
+    )
+    stacks = samples_of(
+        ("forward", (STEP_33, CALL, frame(NET, 9, "run", 7)), 50),
+        ("forward", (STEP_33, CALL, frame(NET, 8, "run", 7)), 40),
     )
 
-    def line(number, *paths):
-        return SimpleNamespace(
-            file="net.py",
-            function_line=7,
-            line=number,
-            phases=("forward",),
-            by_module=tuple((one, 9) for one in paths),
-        )
+    def judged(*lines):
+        facts = analysis_of(steps_of(forward=20), cost=replace(cost, sites=sites_of(lines)), stacks=stacks)
+        return only(judge(slow_line_in_module, facts))
 
-    in_cells, own, of_the_step = line(9, "enc.cell"), line(8, "enc"), line(30, "")
-    assert _forwards(analysis, [in_cells, own]) == {("net.py", 7): ["enc"]}
-    assert _forwards(analysis, [in_cells, own, of_the_step]) == {}
+    assert [(one.line, one.module) for one in judged(in_cells, own).locations] == [(8, "enc")]
+    assert judged(in_cells, own, of_the_step).status is Status.CLEAN

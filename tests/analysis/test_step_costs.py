@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.steps.step_costs import step_costs
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from tests.support.diagnosed import MS, steps_of
+from tests.support.facts import why_not
 
 FIRST, CHECK, OURS = StepTag.FIRST_OF_EPOCH, StepTag.VALIDATION, StepTag.INSPECTED
 
@@ -35,11 +35,11 @@ def test_steady_steps_hold_validations_and_epochs_but_nothing_of_ours():
     ],
 )
 def test_steps_that_are_not_steady(tag):
-    assert isinstance(step_costs(steps_of(3, tags=[tag] * 3, forward=1), {}), Absent)
+    assert why_not(step_costs, steps_of(3, tags=[tag] * 3, forward=1), {})
 
 
 def test_no_step_at_all():
-    assert isinstance(step_costs(StepTimings.empty(), {}), Absent)
+    assert why_not(step_costs, StepTimings.empty(), {})
 
 
 def test_where_every_step_is_special_the_steady_ones_are_typical():

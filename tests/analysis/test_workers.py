@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.workers import Cause, _late
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.steps import StepTag
@@ -226,14 +226,14 @@ def test_where_others_take_all_cpus_a_share_is_left():
 
 
 def test_runs_without_workers_say_why():
-    assert isinstance(analysis_of(steps_of()).workers, Absent)
-    assert isinstance(analysis_of(steps_of(), workers=()).workers, Absent)
+    assert analysis_of(steps_of()).get(Facts.workers) is None
+    assert analysis_of(steps_of(), workers=()).get(Facts.workers) is None
     record = LoaderWorkers(num_workers=2, prefetch_factor=2, notes=("Workers ran already.",))
     [facts] = analysis_of(steps_of(dataloader=3, forward=1), workers=(record,)).workers
-    assert isinstance(facts.queue, Absent)
+    assert facts.queue is None
     assert (facts.batch, facts.sample_ns, facts.making_ns) == (None, None, 0)
     [facts] = analysis_of(steps_of(dataloader=None, forward=1), workers=(record,)).workers
-    assert facts.queue == Absent("fetches weren't measured")
+    assert facts.why_no_queue == "fetches weren't measured"
 
 
 def ready(*rows):

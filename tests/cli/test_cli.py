@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.tables.run.all_tables import TABLES, TRACE_TABLES
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.json import render_json
 from tests.support.fits import Net, Numbers, report_of, run_fit
+from tests.support.traces import real_file
 
 pytestmark = pytest.mark.slow
 
@@ -361,6 +363,21 @@ def test_brief_prints_a_line_for_each_iteration_the_newest_first(iterations, cap
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("lightning-modelprof: iteration_10, newest of 2: 2 ranks of one job ")
     assert second.startswith("lightning-modelprof: iteration_9: ")
+
+
+def test_brief_asks_only_for_what_its_verdict_needs(monkeypatch, capsys):
+    asked = []
+    for name in ("summarize_operators", "summarize_memory", "summarize_critical_path"):
+        summarize = getattr(trace_facts, name)
+        monkeypatch.setattr(
+            trace_facts, name, lambda timeline, name=name, do=summarize: asked.append(name) or do(timeline)
+        )
+    file = str(real_file("h100_item"))
+    assert main(["analyze", file, "--brief"]) == 0
+    assert "DEVICE-BOUND" in capsys.readouterr().out
+    assert asked == []
+    assert main(["analyze", file, "--brief", "--json", "-"]) == 0  # JSON has everything
+    assert len(asked) == 3
 
 
 def test_a_folder_of_many_iterations_gets_a_short_report(iterations, capsys):

@@ -65,7 +65,7 @@ def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
     assert not HEAVY & set(result.stderr.rpartition("|")[2].split())
 
 
-def test_a_trace_needs_neither_the_rules_of_runs_nor_the_page(tmp_path):
+def test_a_trace_needs_neither_the_tables_of_runs_nor_the_page(tmp_path):
     (tmp_path / "trace.json").write_text(TRACE)
     script = (
         "import sys\nfrom lightning_modelprof.cli.main import main\nmain(sys.argv[1:])\n"
@@ -85,8 +85,6 @@ def test_a_trace_needs_neither_the_rules_of_runs_nor_the_page(tmp_path):
 
 
 UNUSED = (
-    "analysis.analyze",
-    "report.rules.all_rules",
     "report.tables.run.all_tables",
     "show.html.page",
     "callback",

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import lightning_modelprof
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.cli.compare import compare_runs, compare_stages
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
@@ -75,7 +75,7 @@ def reports(tmp_path_factory):
     found.append(compare_runs(*paths, tolerance=0.01)[0])
     found.append(compare_stages([one for side in paths for one in side], tolerance=0.01))
     jobs = [["sampled_2rank_rank0", "sampled_2rank_rank1"], ["a100_nccl"], ["v100_resnet50_workers0"]]
-    found += [build_trace_report([analyze_trace(load(name)) for name in names]) for names in jobs]
+    found += [build_trace_report([TraceFacts(load(name)) for name in names]) for names in jobs]
     return found
 
 
@@ -184,7 +184,7 @@ def test_phases_rules_and_key_figures():
         assert definition_of("verdict", kind), kind
 
 
-def test_levels_of_a_rule_are_its_fields():
+def test_levels_of_a_rule_are_its_limits():
     by_kind = {rule.kind: rule for rule in RULES}
     assert by_kind["input_bound"].levels == "5%, 20%"
     assert by_kind["slow_callback"].levels == "3%, 15% of the loop"

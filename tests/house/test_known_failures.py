@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.trace.model import Category
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 from tests.support.traces import break_down, load, make_trace, summarize
@@ -56,7 +57,7 @@ def test_kernels_have_their_operators(name):
     timeline = build_timeline(trace)
     kernel = trace.category[trace.device.event] == Category.KERNEL
     assert np.mean(timeline.launch.operator[kernel] >= 0) > 0.98
-    operators = analyze_trace(trace).operators
+    operators = TraceFacts(trace).operators
     work = trace.device.event
     assert operators.device_ns == int((trace.end_ns - trace.begin_ns)[work].sum())
     assert operators.not_launched.total_ns < 0.02 * operators.device_ns
@@ -75,7 +76,7 @@ def test_steps_last_until_their_last_kernel():
 
 def test_communication_is_told_by_the_kernels_name():
     """It was 0.35 ms a step; NCCL's kernels, which are on no operator's account, take 15.6."""
-    facts = analyze_trace(load("a100_nccl"))
+    facts = TraceFacts(load("a100_nccl"))
     assert facts.distributed.whole.communication_ns / 3 / MS == pytest.approx(15.6, abs=0.05)
 
 
@@ -152,4 +153,5 @@ def test_a_child_that_overruns_its_parent_by_rounding_stays_its_child():
 def test_a_trace_without_steps_is_one_step_and_has_no_model_summary():
     trace = load("a100_alexnet")
     assert [step.number for step in break_down(trace).steps] == [0]
-    assert "ProfilerStep" in summarize(trace).reason
+    with pytest.raises(NotMeasured, match="ProfilerStep"):
+        summarize(trace)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -322,6 +320,13 @@ def test_nothing_goes_in_circles():
     assert done >= set(FILES)
 
 
+def test_rules_know_nothing_of_who_asks_them():
+    asking = {f"report.rules.{name}" for name in ("engine", "passes", "all_rules")}
+    rules = [name for name in FILES if is_part(name, ["report.rules"]) and name not in asking]
+    assert len(rules) > 10
+    assert {name: found for name in rules if (found := OWN[name] & asking)} == {}
+
+
 def test_tables_know_no_rules():
     tables_of_reports = {name: own for name, own in OWN.items() if name.startswith("report.tables.")}
     assert tables_of_reports
@@ -338,9 +343,8 @@ TABLE_FILES = [name for name in FILES if name.startswith(("report.tables.run.", 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in MEETING_POINTS])
 def test_tables_are_imported_only_where_they_meet(name):
-    found = {imported for imported in OWN[name] if imported.startswith("report.tables")} - {
-        "report.tables.rows"
-    }
+    shared = {"report.tables.rows", "report.tables.trace.table"}
+    found = {imported for imported in OWN[name] if imported.startswith("report.tables")} - shared
     assert not found if name in TABLE_FILES else found <= set(MEETING_POINTS)
 
 
@@ -353,25 +357,21 @@ def builders():
 def test_every_table_is_in_a_tuple(name):
     """A file in the folder that no entry of the tuples leads to would never be seen."""
     seen = {builder.__module__.removeprefix(f"{PACKAGE}.") for builder in builders()}
-    assert name in seen | set(MEETING_POINTS) | {"report.tables.rows"}
+    assert name in seen | set(MEETING_POINTS) | {"report.tables.trace.table"}
 
 
 def test_every_fact_of_a_trace_has_its_table():
-    """And the other way round; what is no fact describes the trace itself."""
-    facts = {field.name for field in fields(TraceFacts) if "Absent" in str(field.type)}
-    described = {"source", "rank", "world_size", "begin_ns", "end_ns", "num_events", "step_numbers", "checks"}
-    described |= {"launch_count", "step_origin"}
-    assert {field.name for field in fields(TraceFacts)} == facts | described
-    named = SimpleNamespace(**{name: name for name in facts | described})
-    assert {entry.fact(named) for entry in tables.TRACE_TABLES} == facts
+    """But for the two that describe the trace itself."""
+    shown = {entry.which.name for entry in tables.TRACE_TABLES}
+    assert set(TraceFacts.names()) - shown == {"checks", "launch_count"}
 
 
 def derives_a_fact(name):
     """Whether the file has a function from a timeline to a fact."""
     return any(
         isinstance(node, ast.FunctionDef)
+        and node.name.startswith(("summarize_", "list_"))
         and [ast.unparse(argument.annotation) for argument in node.args.args] == ["Timeline"]
-        and ast.unparse(node.returns).endswith("| Absent")
         for node in ast.parse(FILES[name].read_text()).body
     )
 
@@ -400,7 +400,7 @@ LIGHT = [
     "run",
     "run.archive",
     "trace.reader",
-    "analysis.analyze",
+    "analysis.facts",
     "analysis.trace.trace_facts",
     "report.options",
     "report.build",

@@ -44,6 +44,15 @@ def same(name, bound, versions):
     return f"{versions[name]}.0".startswith(f"{bound}.") or versions[name] == bound
 
 
+def test_the_newest_patch_of_a_python_is_found(compat, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for patch in ("3.12.9", "3.12.10", "3.13.1"):
+        python = tmp_path / ".pyenv" / "versions" / patch / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+    assert "/3.12.10/" in compat["find_python"]("3.12")
+
+
 def test_what_ran_passed(results):
     assert {name: one["selftest_failed"] for name, one in results.items() if one["selftest_failed"]} == {}
     assert {failed for one in results.values() for failed in one["tests_failed"]} <= KNOWN

@@ -10,8 +10,9 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.constants import ConstantWatch
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.lines import ConstantWork
-from lightning_modelprof.report.rules.waste import FrozenForward
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.lines import constant_work
+from lightning_modelprof.report.rules.repeats import frozen_forward
 from lightning_modelprof.run.batches import RepeatedSamples
 from lightning_modelprof.run.model_cost import FrozenModule, StepWaste
 from lightning_modelprof.run.sites import LineCount, StepSites
@@ -226,7 +227,7 @@ def judged(*, constant, samples=40, callers=((), ())):
         constant=constant,
     )
     cost = replace(cost_of(("", 0, 0, 0)), sites=StepSites(step=3, device="cpu", sites=(), lines=(line,)))
-    return only(ConstantWork().evaluate(analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
+    return only(judge(constant_work, analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
 
 
 def test_what_it_costs():
@@ -275,7 +276,7 @@ def frozen(*constant):
     )
     repeated = RepeatedSamples(num_indices=9, num_compared=20, num_equal=20, sample_bytes=8)
     analysis = analysis_of(steps_of(forward=12, backward=6), cost=cost, repeated=repeated)
-    return only(FrozenForward().evaluate(analysis))
+    return only(judge(frozen_forward, analysis))
 
 
 def test_a_frozen_module_whose_input_is_constant_is_no_matter_of_the_data_set():

@@ -14,7 +14,8 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.waste import FrozenForward
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.repeats import frozen_forward
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.batches import RepeatedSamples
 from lightning_modelprof.run.model_cost import FrozenModule, StepWaste
@@ -213,7 +214,7 @@ def judged(*frozen, equal=20):
     )
     repeated = RepeatedSamples(num_indices=9, num_compared=20, num_equal=equal, sample_bytes=8)
     given = partial(analysis_of, steps_of(forward=14, backward=6), repeated=repeated)
-    return only(FrozenForward().evaluate(given(cost=replace(cost, waste=waste))))
+    return only(judge(frozen_forward, given(cost=replace(cost, waste=waste))))
 
 
 def test_only_those_that_compute_the_same_are_named():

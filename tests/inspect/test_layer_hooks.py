@@ -15,7 +15,8 @@ from lightning_modelprof.analysis.source.hot_lines import layer_hooks
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.callbacks import SlowLayerHooks
+from lightning_modelprof.report.rules.callbacks import slow_layer_hooks
+from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, analysis_of, only, steps_of
@@ -56,7 +57,7 @@ def samples_of(*stacks, calls=(1,)):
 
 
 def found(samples):
-    return only(SlowLayerHooks().evaluate(analysis_of(steps_of(forward=17, backward=3), stacks=samples)))
+    return only(judge(slow_layer_hooks, analysis_of(steps_of(forward=17, backward=3), stacks=samples)))
 
 
 def test_the_time_in_hooks():

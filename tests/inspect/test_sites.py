@@ -29,7 +29,7 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
 from lightning_modelprof.inspect.lines.site_sums import probe_of
 from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
-from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop import instruments
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.sites import (
     BATCH_END,
@@ -423,13 +423,13 @@ def test_places_are_capped(monkeypatch):
 @pytest.fixture
 def inspections(monkeypatch):
     made = []
-    make = loop_parts._make_inspection
+    make = instruments._make_inspection
 
     def recorded(*args, **kwargs):
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(loop_parts, "_make_inspection", recorded)
+    monkeypatch.setattr(instruments, "_make_inspection", recorded)
     return made
 
 
@@ -777,7 +777,7 @@ def frame_in(file, **names):
         (Path(sysconfig.get_paths()["scripts"]) / "lightning-modelprof", {}, False),  # what pip made of it
         (Path(site.getusersitepackages()) / "thing.py", {}, False),
         (torch.nn.functional.__file__, {}, False),
-        (loop_parts.__file__, {}, False),  # this package, installed from a checkout
+        (instruments.__file__, {}, False),  # this package, installed from a checkout
         (HERE, {}, True),
     ],
 )

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.waste import UnusedOutputs
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.unused import unused_outputs
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import StepWaste, UnusedOutput
 from tests.inspect.test_waste import backward, watched
@@ -255,7 +256,7 @@ def judged_fit(folder, take, width=12):
     waste = callback.run.ranks[0].model_cost.waste
     times = [("", 0, 0, 0)] + [(one.path, 10, 1 if one.rows else 0, 0) for one in waste.outputs]
     cost = replace(cost_of(*times), waste=waste)
-    return only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=20), cost=cost)))
+    return only(judge(unused_outputs, analysis_of(steps_of(forward=20), cost=cost)))
 
 
 def mean_of_tokens(read, kept):
@@ -299,7 +300,7 @@ def cost_with(*outputs):
 
 def found_with(*outputs):
     steps = steps_of(forward=8, backward=12)
-    return only(UnusedOutputs().evaluate(analysis_of(steps, cost=cost_with(*outputs))))
+    return only(judge(unused_outputs, analysis_of(steps, cost=cost_with(*outputs))))
 
 
 def test_whole_samples():
@@ -358,7 +359,7 @@ def mixing(path, *, inputs=(80, 0), rows=80, unused=64, **more):
 def test_rows_of_a_module_that_mixes_them(given, action):
     """4.8 of 20 ms, if no other row depends on them."""
     cost = replace(cost_with(), waste=StepWaste(outputs=(mixing("moe.0", **given), mixing("head", unused=0))))
-    found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    found = only(judge(unused_outputs, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert found.action == (action or "")
     assert found.saving_ns_per_step == (action and pytest.approx(4.8 * MS))
 
@@ -396,13 +397,13 @@ def test_the_line_that_pads_to_a_fixed_length(tmp_path, statement, is_named):
     setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], collate=collate),))
     call = Place(function="Net.forward", file="/home/me/net.py", line=40)
     padded = mixing("moe.0", inputs=(80, 64), places=10, unused_places=4, lines=(call,))
-    analysis = analysis_of(
+    facts = analysis_of(
         steps_of(forward=8, backward=12),
         cost=replace(cost_with(), waste=StepWaste(outputs=(padded, mixing("head", unused=0)))),
         setup=setup,
     )
-    analysis = replace(analysis, info=replace(analysis.info, created="2999-01-01T00:00:00+00:00"))
-    first, *others = only(UnusedOutputs().evaluate(analysis)).locations
+    facts = facts.replaced(info=replace(facts.info, created="2999-01-01T00:00:00+00:00"))
+    first, *others = only(judge(unused_outputs, facts)).locations
     assert ((first.file, first.line, first.is_exact) == (str(file), 6, True)) is is_named
     assert len(others) == is_named
 
@@ -411,7 +412,7 @@ def test_a_layer_beside_one_that_mixes_is_still_named():
     """A row of logits is made of one row, whatever the attention before it reads."""
     outputs = (mixing("moe.0"), replace(mixing("moe.1", unused=72), mixes=""), mixing("head", unused=0))
     cost = replace(cost_with(), waste=StepWaste(outputs=outputs))
-    found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    found = only(judge(unused_outputs, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert found.title == "90% of moe.1's output is unused"
     assert found.action.startswith("Select the needed rows before moe.1")
     assert found.saving_ns_per_step == pytest.approx(0.9 * 6 * MS)
@@ -426,14 +427,14 @@ def test_a_run_that_does_not_say_what_mixes(kind, status):
     modules = tuple(replace(one, type_name=kind if one.path == "moe.0" else "Linear") for one in cost.modules)
     cost = replace(cost, modules=modules)
     steps = steps_of(forward=8, backward=12)
-    assert only(UnusedOutputs().evaluate(analysis_of(steps, cost=cost))).status is status
+    assert only(judge(unused_outputs, analysis_of(steps, cost=cost))).status is status
 
 
 def test_all_of_a_module_that_mixes_rows():
     cost = replace(
         cost_with(), waste=StepWaste(outputs=(mixing("moe.0", unused=80), mixing("head", unused=0)))
     )
-    found = only(UnusedOutputs().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    found = only(judge(unused_outputs, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert "Don't call moe.0" in found.action
 
 

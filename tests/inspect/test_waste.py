@@ -22,7 +22,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.batches import fixed_by_work
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.waste import WasteWatch
@@ -30,15 +31,13 @@ from lightning_modelprof.measure.sampling.stack_probe import ThreadClocks
 from lightning_modelprof.measure.setup.model_setup import calls_by_name
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.batches import SmallBatches
-from lightning_modelprof.report.rules.cpus import CompetingThread
-from lightning_modelprof.report.rules.precision import DoublePrecision
-from lightning_modelprof.report.rules.waste import (
-    DenseEmbeddings,
-    RepeatedForward,
-    SlowTorchModule,
-    UnusedGradientsRule,
-)
+from lightning_modelprof.report.rules.batches import small_batches
+from lightning_modelprof.report.rules.cpus import competing_thread
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.precision import double_precision
+from lightning_modelprof.report.rules.repeats import repeated_forward
+from lightning_modelprof.report.rules.torch_modules import dense_embeddings, slow_torch_module
+from lightning_modelprof.report.rules.unused import unused_gradients
 from lightning_modelprof.run.archive import decode_record, encode_record
 from lightning_modelprof.run.model_cost import (
     DenseTable,
@@ -175,7 +174,7 @@ def test_a_batch_norm_only_writes_its_statistics():
 )
 def test_what_to_do_with_a_repeated_call(call, action):
     cost = replace(cost_of(("", 0, 0, 0), (call.path, 10, 4, 4)), waste=StepWaste(repeated=(call,)))
-    finding = only(RepeatedForward().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    finding = only(judge(repeated_forward, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert action in finding.action
 
 
@@ -225,7 +224,7 @@ def test_what_is_called_again_costs_its_part():
             )
         ),
     )
-    finding = only(RepeatedForward().evaluate(analysis_of(steps_of(forward=8, backward=12), cost=cost)))
+    finding = only(judge(repeated_forward, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert finding.saving_ns_per_step == 4 * MS
     assert finding.severity is Severity.CRITICAL
     assert [one.line for one in finding.locations] == [40, 39]
@@ -255,8 +254,7 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
     callback = make_callback(tmp_path, active=0, flops=True)
     loader = DataLoader(torch.ones(160, 8), batch_size=8)
     fit_quietly(make_trainer(tmp_path, callback), Normed(wrap), loader)
-    analysis = analyze(callback.run, {}, {})
-    finding = only(SlowTorchModule(warning=0.0, floor_ns=0.0).evaluate(analysis))
+    finding = only(judge(slow_torch_module, Facts(callback.run), {"warning": 0.0, "floor_ns": 0.0}))
     assert finding.locations[0].module == path
     assert "n_power_iterations=50" in finding.summary
     assert "n_power_iterations=1, " in finding.action
@@ -284,7 +282,7 @@ def test_torch_modules_that_dominate_the_step(arguments, parameters, forward_ms,
         for one in cost.modules
     )
     analysis = analysis_of(steps_of(forward=18, backward=2), cost=replace(cost, modules=modules))
-    assert only(SlowTorchModule().evaluate(analysis)).severity is severity
+    assert only(judge(slow_torch_module, analysis)).severity is severity
 
 
 ATTENTION = """
@@ -336,9 +334,9 @@ def test_attention_weights_that_nothing_uses(tmp_path, line, attention_ms, is_fo
         num_bytes=1,
     )
     cost = replace(cost, modules=modules, sites=StepSites(step=3, device="cpu", sites=(), lines=(counted,)))
-    analysis = analysis_of(steps_of(forward=10, backward=10), cost=cost)
-    analysis = replace(analysis, info=replace(analysis.info, created="2999-01-01T00:00:00+00:00"))
-    found = only(SlowTorchModule().evaluate(analysis))
+    facts = analysis_of(steps_of(forward=10, backward=10), cost=cost)
+    facts = facts.replaced(info=replace(facts.info, created="2999-01-01T00:00:00+00:00"))
+    found = only(judge(slow_torch_module, facts))
     assert (found.title == "Unused attention weights") == is_found
     if is_found:
         assert found.saving_ns_per_step == attention_ms / 2 * MS
@@ -469,9 +467,9 @@ class SleepsInBackward(torch.autograd.Function):
 def test_gradients_that_were_not_followed_are_not_said_to_be_used():
     cost = replace(cost_of(("", 0, 0, 0), ("layer", 10, 4, 8)), waste=StepWaste())
     steps = steps_of(forward=8, backward=12)
-    assert only(UnusedGradientsRule().evaluate(analysis_of(steps, cost=cost))).status is Status.NOT_EVALUATED
+    assert only(judge(unused_gradients, analysis_of(steps, cost=cost))).status is Status.NOT_EVALUATED
     cost = replace(cost, waste=StepWaste(follows_gradients=True))
-    assert only(UnusedGradientsRule().evaluate(analysis_of(steps, cost=cost))).status is Status.CLEAN
+    assert only(judge(unused_gradients, analysis_of(steps, cost=cost))).status is Status.CLEAN
 
 
 def test_accumulated_gradients_are_used_later():
@@ -509,7 +507,7 @@ def test_what_unused_gradients_cost():
             )
         ),
     )
-    finding = only(UnusedGradientsRule().evaluate(analysis_of(steps_of(forward=4, backward=16), cost=cost)))
+    finding = only(judge(unused_gradients, analysis_of(steps_of(forward=4, backward=16), cost=cost)))
     assert finding.saving_ns_per_step == pytest.approx(5.5 * MS)
     assert "Detach the output of generator" in finding.action
     assert "generator" in finding.action
@@ -539,7 +537,7 @@ def test_what_unused_rows_cost(used, severity):
     )
     cost = replace(cost, modules=tuple(replace(one, trainable=2000) for one in cost.modules))
     steps = steps_of(forward=10, optimizer=8, zero_grad=2)
-    finding = only(DenseEmbeddings().evaluate(analysis_of(steps, cost=cost, device_type="cpu")))
+    finding = only(judge(dense_embeddings, analysis_of(steps, cost=cost, device_type="cpu")))
     assert finding.severity is severity
     if severity is not None:
         assert finding.saving_ns_per_step == pytest.approx((1000 - used) * 2 / 4000 * 10 * MS)
@@ -548,7 +546,7 @@ def test_what_unused_rows_cost(used, severity):
 def test_a_device_does_the_optimizers_work():
     cost = replace(cost_of(("", 0, 0, 0)), waste=StepWaste())
     analysis = analysis_of(steps_of(forward=10), cost=cost, device_type="cuda")
-    assert only(DenseEmbeddings().evaluate(analysis)).status is Status.NOT_EVALUATED
+    assert only(judge(dense_embeddings, analysis)).status is Status.NOT_EVALUATED
 
 
 # float64
@@ -576,7 +574,7 @@ def test_float64(elements, precision, severity):
     """Half of 4 + 8 + 4 of 20 ms."""
     steps = steps_of(dataloader=4, forward=4, backward=8, optimizer=4)
     analysis = analysis_of(steps, cost=sized(**elements), precision=precision)
-    finding = only(DoublePrecision().evaluate(analysis))
+    finding = only(judge(double_precision, analysis))
     assert finding.severity is severity
     if severity is not None:
         assert finding.saving_ns_per_step == 8 * MS
@@ -617,7 +615,7 @@ def test_batches_of_one_size_promise_nothing():
     )
     sites = StepSites(step=2, device="cpu", sites=(), lines=(line,))
     count = StepCount(step=2, samples=8, on_fake_tensors=False, operators=())
-    finding = only(SmallBatches().evaluate(analysis_of(steps, cost=ModelCost(count=count, sites=sites))))
+    finding = only(judge(small_batches, analysis_of(steps, cost=ModelCost(count=count, sites=sites))))
     assert finding.status is Status.FOUND
     assert "(5.5 ms)" in finding.summary
     assert finding.action == ""
@@ -628,8 +626,8 @@ def test_batches_of_one_size_promise_nothing():
 def test_what_operators_cannot_take_so_long_for():
     """100 operators take 3 ms at most; 4.5 ms are somebody else's."""
     steps = one_size(forward=2, backward=3, optimizer=1)
-    found = fixed_by_work(steps, operators=100, flops=4_000_000, num_bytes=1_000_000)
-    assert "longer than calling its operators" in found.reason
+    with pytest.raises(NotMeasured, match="longer than calling its operators"):
+        fixed_by_work(steps, operators=100, flops=4_000_000, num_bytes=1_000_000)
 
 
 # Threads beside the training
@@ -716,7 +714,7 @@ def stacks_with(thread_ns, *, module="app", is_users=True):
 def test_a_thread_that_computes(thread_ms, severity):
     """That share of steps of 10 ms."""
     analysis = analysis_of(steps_of(forward=10), stacks=stacks_with(thread_ms * MS))
-    finding = only(CompetingThread().evaluate(analysis))
+    finding = only(judge(competing_thread, analysis))
     assert finding.severity is severity
     if severity is not None:
         assert finding.saving_ns_per_step == pytest.approx(thread_ms / 100 * MS)
@@ -725,15 +723,14 @@ def test_a_thread_that_computes(thread_ms, severity):
 
 def test_a_thread_of_a_library_is_named_by_module_and_function():
     stacks = stacks_with(600 * MS, module="tracker.sync", is_users=False)
-    finding = only(CompetingThread().evaluate(analysis_of(steps_of(forward=10), stacks=stacks)))
+    finding = only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks)))
     assert [one.function for one in finding.locations] == ["tracker.sync.walk"]
 
 
 def test_threads_of_torch_are_not_told():
     stacks = stacks_with(600 * MS, module="torch.utils.data._utils.pin_memory", is_users=False)
     assert (
-        only(CompetingThread().evaluate(analysis_of(steps_of(forward=10), stacks=stacks))).status
-        is Status.CLEAN
+        only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks))).status is Status.CLEAN
     )
 
 

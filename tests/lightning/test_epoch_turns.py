@@ -11,13 +11,14 @@ from lightning_modelprof.analysis.steps.benchmark import benchmark
 from lightning_modelprof.analysis.steps.step_costs import step_costs
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.validation import SlowEpochTurns, ValidationShare
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.validation import slow_epoch_turns, validation_share
 from lightning_modelprof.report.verdict import account
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import StepTag
-from tests.report.test_rules import analysis_of, only, steps_of
 from tests.support.bench import MS, Bench, HookedModel
+from tests.support.diagnosed import analysis_of, only, steps_of
 
 FIRST, WHOLE = int(StepTag.FIRST_OF_EPOCH), int(StepTag.WHOLE_EPOCH)
 
@@ -120,7 +121,7 @@ def turning(turn_ms, *, validation_ms=0.0, tag=StepTag.WHOLE_EPOCH):
     ],
 )
 def test_slow_epoch_turns(turn_ms, status, severity):
-    finding = only(SlowEpochTurns().evaluate(turning(turn_ms)))
+    finding = only(judge(slow_epoch_turns, turning(turn_ms)))
     assert (finding.status, finding.severity) == (status, severity)
     if severity is not None:
         assert finding.saving_ns_per_step == pytest.approx(turn_ms * MS * 19 / 20)
@@ -129,15 +130,15 @@ def test_slow_epoch_turns(turn_ms, status, severity):
 
 
 def test_one_epoch_has_no_turn():
-    assert only(SlowEpochTurns().evaluate(analysis_of(steps_of(forward=8)))).status is Status.NOT_EVALUATED
+    assert only(judge(slow_epoch_turns, analysis_of(steps_of(forward=8)))).status is Status.NOT_EVALUATED
 
 
 def test_validation_is_judged_where_turns_take_long():
     """40% validation beside turns of a fifth, which were no part of what is accounted for."""
     analysis = turning(4.0, validation_ms=8.0)
-    finding = only(ValidationShare().evaluate(analysis))
+    finding = only(judge(validation_share, analysis))
     assert finding.status is Status.FOUND
-    assert account(analysis.step_costs).is_enough
+    assert account(analysis).is_enough
 
 
 def test_no_start_of_workers_where_each_step_begins_an_epoch():

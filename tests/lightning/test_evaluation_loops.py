@@ -57,8 +57,8 @@ from tests.support.bench import (
 from tests.support.fits import (
     Net,
     fit_quietly,
-    host_of,
     loader,
+    loop_of_trainer,
     make_callback,
     our_warnings,
     phase_ranges,
@@ -810,8 +810,12 @@ def test_num_prefetched_is_of_the_loop_that_runs():
     trainer.validate_loop._combined_loader = type(
         "Loader", (), {"flattened": [DataLoader(torch.ones(3), num_workers=1)]}
     )()
-    assert num_prefetched(host_of(trainer, LOOPS["validate"])) == 2
-    assert num_prefetched(host_of(trainer)) == num_prefetched(host_of(trainer, LOOPS["test"])) == 0
+    assert num_prefetched(loop_of_trainer(trainer, LOOPS["validate"])) == 2
+    assert (
+        num_prefetched(loop_of_trainer(trainer))
+        == num_prefetched(loop_of_trainer(trainer, LOOPS["test"]))
+        == 0
+    )
 
 
 # The loop is sacred

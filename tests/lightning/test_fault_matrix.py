@@ -30,12 +30,10 @@ from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.lightning import callback as hooks
-from lightning_modelprof.lightning import classify, in_validation, session_keeper
+from lightning_modelprof.lightning import classify, in_validation, session_keeper, trainer_loop
 from lightning_modelprof.lightning import classify as evaluation
-from lightning_modelprof.lightning import trainer_loop as lightning_host
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop import outputs, session, step_timing, trace_work, windows
-from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop import instruments, outputs, session, step_timing, trace_work, windows
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
@@ -330,12 +328,12 @@ TIMING_ONLY = {"flops": False, "steps": None, "active": 0}
 PLACES = {
     # setup, when all that is refused on purpose has been checked
     "setup: session": Place(LoopSession, "__init__", steps=None, errors=ALL),
-    "setup: delegate": Place(lightning_host, "make_delegate", steps=None),
+    "setup: delegate": Place(trainer_loop, "make_delegate", steps=None),
     "setup: device clock": Place(step_timing, "device_clock", steps=None),
     "setup: counter": Place(session_keeper, "make_counter", steps=None),
     # on_train_start
     "on_train_start": Place(LoopSession, "arm", steps=None, errors=(*ALL, "ctrl-c")),
-    "on_train_start: training's setup": Place(loop_parts, "read_setup", steps=None),
+    "on_train_start: training's setup": Place(instruments, "read_setup", steps=None),
     "on_train_start: first save": Place(SaveTimer, "save", steps=0),
     "on_train_start: sampling": Place(session, "Sampling", steps=0),
     # on_train_batch_start
@@ -354,7 +352,7 @@ PLACES = {
     "on_train_end: stop": Place(LoopSession, "stop", errors=TWO),
     "on_train_end: training's setup": Place(session, "finish_setup"),
     "on_train_end: finish": Place(LoopSession, "finish", errors=(*ALL, "ctrl-c")),
-    "on_train_end: analysis": Place(trace_work, "analyze", 2),
+    "on_train_end: analysis": Place(trace_work, "Facts", 2),
     # on_exception and teardown
     "on_exception: note": Place(LoopMemory, "on_exception", raises=ValueError, steps=8),
     "on_exception: stop": Place(LoopSession, "stop", raises=ValueError, steps=8, errors=ALL),

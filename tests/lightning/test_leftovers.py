@@ -136,7 +136,7 @@ def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool =
     assert not stays, stays
     assert error == error_with or not ends_alike
     for one in callbacks:
-        assert (one._session, one._trainer, one._around) == (None, None, [])
+        assert (one._session, one._trainer, one._outer_loops) == (None, None, [])
         assert not [name for name, value in vars(one).items() if name.startswith("on_") and value is None]
     return callbacks
 

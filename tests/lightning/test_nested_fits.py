@@ -92,7 +92,7 @@ def test_each_fit_has_its_report_and_the_outer_one_is_the_callbacks_in_the_end(t
     assert sum("ran inside this one" in note for note in outer.ranks[0].notes) == 1
     assert len(inside.seen) == num_inner
     assert callback.report not in inside.seen
-    assert (callback._session, callback._trainer, callback._around) == (None, None, [])
+    assert (callback._session, callback._trainer, callback._outer_loops) == (None, None, [])
 
 
 def test_a_validation_of_another_trainer_inside_a_fit(tmp_path):
@@ -155,7 +155,7 @@ def test_a_copy_from_within_an_inner_fit_knows_of_no_loop(tmp_path):
         fit_quietly(trainer, module, loader(2))
 
     nested(tmp_path, "on_train_epoch_end", is_measured=True, active=0, run=fit)
-    assert [(one._session, one._trainer, one._around) for one in copies] == [(None, None, [])] * 2
+    assert [(one._session, one._trainer, one._outer_loops) for one in copies] == [(None, None, [])] * 2
 
 
 def test_a_callback_that_measures_in_another_thread_is_refused(tmp_path):

@@ -140,10 +140,10 @@ def nothing(module, batch_idx):
 def breaks_setup(rank):
     def change():
         make = LoopSession.__init__
-        def broken(self, config, host, *args, **kwargs):
-            if host.rank == rank:
+        def broken(self, config, loop, *args, **kwargs):
+            if loop.rank == rank:
                 raise ValueError("broken by a test")
-            make(self, config, host, *args, **kwargs)
+            make(self, config, loop, *args, **kwargs)
         LoopSession.__init__ = broken
     return change
 

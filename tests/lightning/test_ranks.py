@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.options import SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.rows import row_order, split_ranks
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
+from tests.support.facts import ranks_with, table_of, why_not
 
-NONE, LOST = Absent("there is none"), Absent("its file is lost")
+NONE, LOST = "there is none", "its file is lost"
+
+
+def split(by_rank):
+    """By a fact of each rank, or a text why there's none."""
+    return split_ranks(ranks_with("kernels", by_rank), TraceFacts.kernels)
 
 
 def test_all_ranks_have_the_fact():
-    ranks = split_ranks({3: "c", 0: "a"})
-    assert list(ranks.found.items()) == [(0, "a"), (3, "c")]
-    assert (ranks.notes, ranks.absent_reason, ranks.are_several) == ((), None, True)
+    ranks = split({3: ("c",), 0: ("a",)})
+    assert list(ranks.found.items()) == [(0, ("a",)), (3, ("c",))]
+    assert (ranks.notes, ranks.are_several) == ((), True)
     assert ranks.prefix(3) == "rank 3 "
 
 
 def test_one_rank_is_not_named():
-    ranks = split_ranks({5: "a"})
+    ranks = split({5: ("a",)})
     assert (ranks.prefix(5), ranks.are_several) == ("", False)
 
 
 def test_ranks_without_the_fact_stand_in_the_notes_by_reason():
-    ranks = split_ranks({4: NONE, 2: LOST, 1: NONE, 0: "a"})
+    ranks = split({4: NONE, 2: LOST, 1: NONE, 0: ("a",)})
     assert list(ranks.found) == [0]
     assert ranks.notes == ("Without ranks 1, 4: there is none.", "Without rank 2: its file is lost.")
-    assert ranks.absent_reason is None
     assert ranks.prefix(0) == "rank 0 "  # there are several, though only one has the fact
 
 
 def test_without_any_fact_every_reason_stands_once():
-    ranks = split_ranks({1: LOST, 0: NONE, 2: NONE})
-    assert (dict(ranks.found), ranks.notes) == ({}, ())
-    assert ranks.absent_reason == "there is none; its file is lost"
-    assert split_ranks({}).absent_reason == "no trace"
+    assert why_not(split, {1: LOST, 0: NONE, 2: NONE}) == "there is none; its file is lost"
+    assert why_not(split, {}) == "no trace"
 
 
 @pytest.mark.parametrize("entry", TRACE_TABLES, ids=lambda entry: entry.build.__name__)
 def test_every_table_gives_the_reason(entry):
-    table = entry.build({0: NONE, 1: NONE}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason, table.notes) == ((), NONE.reason, ())
+    table = table_of(entry.kind, {0: NONE, 1: NONE})
+    assert (table.rows, table.absent_reason, table.notes) == ((), NONE, ())
 
 
 @pytest.mark.parametrize(

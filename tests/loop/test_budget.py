@@ -164,7 +164,7 @@ class Count(Inspection):
         timing = rank.timing
         super().__init__(
             plan_inspection(rank.config.schedule, skip_first=rank.config.skip_first, num_timed=3),
-            rank.host,
+            rank.loop,
             options=rank.config.inspect,
             follows_memory=False,
             samples=lambda: 1,
@@ -178,7 +178,7 @@ class Count(Inspection):
         if not super().begin_step(step):
             return False
         costs, steps_ns = self._of.costs, self._of.step_ns * step_boundaries.COUNT_STEPS
-        num_modules = len(list(self._of.host.module.modules()))
+        num_modules = len(list(self._of.loop.module.modules()))
         expected = step_boundaries.COUNT_NS + min(steps_ns, num_modules * step_boundaries.NS_PER_MODULE)
         if not is_first:  # as the inspected step before it
             expected = costs["times" if self._of.taken_of("times") else "count"]
@@ -214,14 +214,14 @@ class Rank:
         self.began_ns, self.ours_ns, self.asked_ns = self.clock.now, 0, 0
         self.windows, self.opened, self.taken, self.logged = [], [], [], []
         self.slowed = self.surprise_ns = 0
-        host = self.host = Loop()
-        host.rank, host.world_size = number, world_size
-        host.module = nn.Sequential(*(nn.Identity() for _ in range(20)))
-        host.log_every_n_steps = 1
-        host.make_phase_source = lambda ledger: SimpleNamespace(choose_table=int)
+        loop = self.loop = Loop()
+        loop.rank, loop.world_size = number, world_size
+        loop.module = nn.Sequential(*(nn.Identity() for _ in range(20)))
+        loop.log_every_n_steps = 1
+        loop.make_phase_source = lambda ledger: SimpleNamespace(choose_table=int)
         self.free_ns = FREE_NS if world_size == 1 else 0
         timing = self.timing = StepTiming(
-            config, host, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_untold=int
+            config, loop, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_missed_end=int
         )
         self.ledger = timing.ledger
         scheduled = ScheduledSteps(config.schedule) if world_size > 1 else None
@@ -241,7 +241,7 @@ class Rank:
         saves.next_ns = 10**18
         self.boundaries = StepBoundaries(
             config,
-            host,
+            loop,
             timing,
             parts,
             check=int,

@@ -19,8 +19,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.lightning.phases import GuardedAction, PhaseProfiler
-from lightning_modelprof.loop import outputs, trace_work, windows
-from lightning_modelprof.loop import parts as loop_parts
+from lightning_modelprof.loop import instruments, outputs, trace_work, windows
 from lightning_modelprof.loop import step_timing as live
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.loop.session import LoopSession
@@ -101,12 +100,12 @@ def harmless(tmp_path, weights, monkeypatch):
     ("owner", "name", "num_steps"),
     [
         pytest.param(LoopSession, "arm", None, id="arm"),
-        pytest.param(loop_parts, "run_info", None, id="inside arm"),
+        pytest.param(instruments, "run_info", None, id="inside arm"),
         pytest.param(LoopSession, "_on_boundary", 0, id="first boundary"),
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),
         pytest.param(Capture, "_close", 6, id="window closes"),
-        pytest.param(trace_work, "analyze", 6, id="run is analyzed"),
+        pytest.param(trace_work, "Facts", 6, id="run is analyzed"),
         pytest.param(trace_work, "build_report", 6, id="report is built"),
     ],
 )
@@ -376,7 +375,7 @@ def test_samples_fn_has_another_chance_in_the_next_fit(tmp_path):
 
 def test_the_broken_parts_are_used_at_all(tmp_path):
     """The faults above are thrown into functions that a good fit calls."""
-    assert trace_work.analyze_trace is trace_facts.analyze_trace
+    assert trace_work.TraceFacts is trace_facts.TraceFacts
     assert {path.name for path in tmp_path.iterdir()} == set()
     callback = make_callback(tmp_path, steps=(3, 6))
     train(tmp_path, callback)

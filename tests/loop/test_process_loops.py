@@ -109,11 +109,11 @@ def test_from_where_on_a_loop_has_a_report(tmp_path, loop, batches, has_report):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_test_of_two_batches_is_short_with_any_number_of_ranks(world_size):
-    host = Loop()
-    host.world_size = world_size
+    loop = Loop()
+    loop.world_size = world_size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "num_steps", 2)
-        found = short_loop(ProfileConfig(), host, model="Small", wanted=None, now=0)
+        found = short_loop(ProfileConfig(), loop, model="Small", wanted=None, now=0)
     assert found is not None
     assert found.batches == 2
 
@@ -199,7 +199,7 @@ def test_a_loop_that_fails_counts_as_failed(tmp_path):
 def short(**changes):
     return ShortLoop(
         **{
-            "loop": LOOPS["predict"], "model": "Small", "batches": 2, "begin_ns": 0, "wanted": None,
+            "kind": LOOPS["predict"], "model": "Small", "batches": 2, "begin_ns": 0, "wanted": None,
             "uses_terminal": False, **changes,
         }
     )  # fmt: skip
@@ -221,7 +221,7 @@ def test_of_many_loops_some_durations_are_kept_spread_evenly(tmp_path):
 def test_without_files_nothing_is_written(tmp_path, capsys):
     loops = ProcessLoops()
     loops.add_short(short(uses_terminal=True), 2_000_000, failed=False)
-    loops.add_short(short(uses_terminal=True, loop=LOOPS["test"]), 1_000_000, failed=False)
+    loops.add_short(short(uses_terminal=True, kind=LOOPS["test"]), 1_000_000, failed=False)
     loops.end()
     assert capsys.readouterr().out == (
         "lightning-modelprof: 1 prediction loop of Small took 2 ms, 1 test loop of Small took 1 ms; too short"
@@ -242,7 +242,7 @@ def test_a_child_begins_anew(tmp_path):
 def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypatch):
     """As one of another Lightning, or one that somebody made up."""
 
-    def fail(host):
+    def fail(loop):
         raise AttributeError("max_batches")
 
     monkeypatch.setattr(TrainerLoop, "num_steps", property(fail))
@@ -299,9 +299,9 @@ def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
 
 
 def test_ray_is_told_by_what_it_sets(monkeypatch):
-    host = SimpleNamespace(world_size=1, is_launched=False)
-    assert not process_loops.is_worker(host)
+    loop = SimpleNamespace(world_size=1, is_launched=False)
+    assert not process_loops.is_worker(loop)
     monkeypatch.setenv("RAY_RAYLET_PID", "7")
-    assert process_loops.is_worker(host)
-    host.world_size = 2
-    assert not process_loops.is_worker(host), "a training of several ranks reports once"
+    assert process_loops.is_worker(loop)
+    loop.world_size = 2
+    assert not process_loops.is_worker(loop), "a training of several ranks reports once"

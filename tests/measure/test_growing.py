@@ -189,8 +189,7 @@ def advice_at(folder, line, created="2999-01-01T00:00:00+00:00"):
         owner="Net", name="seen", first_step=1, last_step=99, first_size=1, last_size=99, lines=(adds,)
     )
     analysis = analysis_of(steps_of(forward=10))
-    analysis = replace(
-        analysis,
+    analysis = analysis.replaced(
         memory=memory_use(MemoryRecord(growing=(one,))),
         info=replace(analysis.info, created=created),
     )

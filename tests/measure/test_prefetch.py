@@ -19,8 +19,8 @@ from tests.support.fits import (
     Net,
     Numbers,
     fit_quietly,
-    host_of,
     loader,
+    loop_of_trainer,
     make_callback,
     make_trainer,
     report_of,
@@ -41,7 +41,7 @@ def trainer_with(*loaders):
 
 
 def host_with(*loaders):
-    return host_of(trainer_with(*loaders))
+    return loop_of_trainer(trainer_with(*loaders))
 
 
 class Raising:
@@ -84,7 +84,7 @@ def test_of_another_loader(odd):
     ],
 )
 def test_without_a_loader(trainer):
-    assert num_prefetched(host_of(trainer)) == 0
+    assert num_prefetched(loop_of_trainer(trainer)) == 0
 
 
 # Which, by the recorder

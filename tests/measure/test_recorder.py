@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.benchmark import benchmark
 from lightning_modelprof.measure.steps.recorder import MAX_KEPT, Recorder
 from lightning_modelprof.report.build import build_report
@@ -224,7 +224,7 @@ def test_a_report_of_a_long_run_has_the_figures_of_all_its_steps(tmp_path):
     save_run(thin, tmp_path / "run.json")
     thin = load_run(tmp_path / "run.json")
     assert thin.ranks[0].num_steps == 20_000
-    reports = [build_report(analyze(run, {}, {})) for run in (whole, thin)]
+    reports = [build_report(Facts(run)) for run in (whole, thin)]
     sections = [report.sections for report in reports]
     for key in ("num_steps", "wall_ns", "excluded_steps", "num_steps_without_optimizer_step"):
         assert sections[0]["run"][key] == sections[1]["run"][key], key
@@ -256,4 +256,4 @@ def test_without_a_clean_step_there_is_no_benchmark(max_kept):
     recorder = record(3_000, lambda step: (phases(forward=1), tags, 1), max_kept=max_kept)
     assert benchmark(recorder.steps(), recorder.totals()) is None
     run = run_of(recorder)
-    assert analyze(replace(run), {}, {}).exclusions[0].num_steps == 3_000
+    assert Facts(replace(run)).exclusions[0].num_steps == 3_000

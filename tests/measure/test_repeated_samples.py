@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_modelprof.measure.steps.repeated_samples import ENOUGH, NUM_WATCHED, RepeatedSampleWatch, _hash
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.input import RepeatedWork
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.input import repeated_work
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import RepeatedSamples
 from tests.support.diagnosed import analysis_of, only, steps_of, with_loader
-from tests.support.fits import Net, Numbers, fit_quietly, host_of, make_callback, make_trainer
+from tests.support.fits import Net, Numbers, fit_quietly, loop_of_trainer, make_callback, make_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +161,7 @@ def test_torchs_iterators_are_left_as_they_were_and_are_not_kept(tmp_path):
 
     Loop._combined_loader = type("Loader", (), {"_iterator": type("Modes", (), {"iterators": [iterator]})})
     trainer = type("Trainer", (), {"fit_loop": Loop})
-    watch, inner = RepeatedSampleWatch(host_of(trainer)), iterator._sampler_iter
+    watch, inner = RepeatedSampleWatch(loop_of_trainer(trainer)), iterator._sampler_iter
     watch.begin_batch(next(iterator))
     assert iterator._sampler_iter is not inner
     watch.begin_batch(next(iterator))
@@ -242,7 +243,7 @@ WAITING = {"dataloader": 20, "forward": 20}
 def evaluate(seen=SAME, *, setup=None, phases=None, **info):
     setup = setup or with_loader(batch_size=8)
     steps = steps_of(**(phases or WAITING))
-    return only(RepeatedWork().evaluate(analysis_of(steps, repeated=seen, setup=setup, **info)))
+    return only(judge(repeated_work, analysis_of(steps, repeated=seen, setup=setup, **info)))
 
 
 def test_it_is_found_with_the_memory_of_all_samples():

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, seed_everything
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
-from lightning_modelprof.loop.parts import Sampling, _memory_look
+from lightning_modelprof.loop.instruments import Sampling, _memory_look
 from lightning_modelprof.measure.sampling import stack_probe as stack_look_module
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe

@@ -23,7 +23,7 @@ from lightning_modelprof.measure.user_code import own_methods, place_of
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT
-from tests.support.fits import Net, Numbers, host_of, loader, report_of, run_fit
+from tests.support.fits import Net, Numbers, loader, loop_of_trainer, report_of, run_fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_costs_only_itself(tmp_path):
     class Odd:
         """No trainer at all."""
 
-    setup = read_setup(host_of(Odd()))
+    setup = read_setup(loop_of_trainer(Odd()))
     assert {note.partition(" ")[0] for note in setup.notes} >= {"trainer", "callbacks"}
     assert setup.loaders == ()
 
@@ -234,7 +234,7 @@ def test_findings_in_report_json(tmp_path):
     document = report_of(tmp_path)
     assert set(document["verdict"]) == {"kind", "summary", "accounted_ratio"}
     keys = {"kind", "status", "severity", "title", "summary", "action", "saving_ns_per_step", "locations"}
-    keys |= {"saving_is", "share", "share_of", "phases", "evidence", "change"}
+    keys |= {"saving_is", "share", "share_of", "phases", "evidence", "change", "passes"}
     assert all(set(one) == keys for one in document["findings"])
     assert len({one["kind"] for one in document["findings"]}) > 20
 

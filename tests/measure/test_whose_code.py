@@ -19,8 +19,9 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.libraries import LIBRARIES, Way, reached
 from lightning_modelprof.report.advice.owners import owner_of_loader, owner_of_optimizer
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.input import InputBound, WorkerStartup
-from lightning_modelprof.report.rules.optimizer import OptimizerNotFused
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.input import input_bound
+from lightning_modelprof.report.rules.optimizer import optimizer_not_fused
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.setup import Library, LoaderSetup, OptimizerSetup
 from lightning_modelprof.show.findings import found_texts
@@ -323,7 +324,7 @@ def setup_of(package, **changes):
 
 
 def action(rule, setup, **phases):
-    finding = only(rule.evaluate(analysis_of(steps_of(40, **phases), setup=setup)))
+    finding = only(judge(rule, analysis_of(steps_of(40, **phases), setup=setup)))
     assert finding.status is Status.FOUND
     return finding.action
 
@@ -332,21 +333,21 @@ WAITS = {"dataloader": 20, "forward": 10, "backward": 10}
 
 
 def test_the_argument_that_a_library_has():
-    said = action(InputBound(), setup_of("darts"), **WAITS)
+    said = action(input_bound, setup_of("darts"), **WAITS)
     assert said.startswith("Call model.fit(..., dataloader_kwargs={'num_workers': ")
     assert "'persistent_workers': True}) (darts makes the DataLoader in Data.train_dataloader" in said
-    said = action(OptimizerNotFused(), setup_of("neuralforecast"), optimizer=10, forward=10, backward=10)
+    said = action(optimizer_not_fused, setup_of("neuralforecast"), optimizer=10, forward=10, backward=10)
     assert said.startswith("Pass optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} to the model")
 
 
 def test_settings_one_by_one():
-    said = action(InputBound(), setup_of("scvi"), **WAITS)
+    said = action(input_bound, setup_of("scvi"), **WAITS)
     assert said.startswith("Set scvi.settings.dl_num_workers = ")
     assert " and set scvi.settings.dl_persistent_workers = True (scvi makes" in said
 
 
 def test_arguments_by_two_ways():
-    said = action(InputBound(), setup_of("pytorch_tabular"), **WAITS)
+    said = action(input_bound, setup_of("pytorch_tabular"), **WAITS)
     assert said.startswith("Use DataConfig(num_workers=")
     assert (
         " and use DataConfig(dataloader_kwargs={'persistent_workers': True}) (pytorch_tabular makes" in said
@@ -354,38 +355,38 @@ def test_arguments_by_two_ways():
 
 
 def test_an_argument_that_a_library_lacks_is_said():
-    said = action(InputBound(), setup_of("anomalib"), **WAITS)
+    said = action(input_bound, setup_of("anomalib"), **WAITS)
     assert "which has no argument for persistent_workers=True)" in said
 
 
 def test_a_cache_is_named_where_batches_are_to_be_cheaper():
-    said = action(InputBound(), setup_of("gluonts", kind="Batches", num_workers=None), **WAITS)
+    said = action(input_bound, setup_of("gluonts", kind="Batches", num_workers=None), **WAITS)
     assert said.endswith(
         " Alternatively, call estimator.train(..., cache_data=True), to transform each series once (gluonts)."
     )
 
 
 def test_a_library_without_an_entry_is_named_with_its_function():
-    said = action(InputBound(), setup_of("fakelib"), **WAITS)
+    said = action(input_bound, setup_of("fakelib"), **WAITS)
     assert not said.startswith("DataLoader(")
     assert "through fakelib, which makes the DataLoader in Data.train_dataloader (fakelib/data.py:33)" in said
-    said = action(OptimizerNotFused(), setup_of("fakelib"), optimizer=10, forward=10, backward=10)
+    said = action(optimizer_not_fused, setup_of("fakelib"), optimizer=10, forward=10, backward=10)
     assert said.startswith("Set fused=True through fakelib, which makes the Adam in Lit.configure_optimizers")
     assert "override configure_optimizers in a subclass" in said
 
 
 def test_the_users_own_loader_of_a_librarys_data():
     theirs = setup_of("chemprop", made_by=None)
-    assert action(InputBound(), theirs, **WAITS).startswith(
+    assert action(input_bound, theirs, **WAITS).startswith(
         "Call chemprop.data.build_dataloader(dataset, num_workers="
     )
     theirs = setup_of("fakelib", made_by=None)
-    assert action(InputBound(), theirs, **WAITS).startswith("Set num_workers=")
+    assert action(input_bound, theirs, **WAITS).startswith("Set num_workers=")
 
 
 def test_no_advice_is_a_constructor_that_the_user_cannot_write():
     """All rules that speak of a DataLoader or an optimizer."""
-    from lightning_modelprof.report.build import diagnose  # noqa: PLC0415
+    from lightning_modelprof.report.rules.engine import diagnose  # noqa: PLC0415
 
     setup = setup_of("fakelib")
     analysis = analysis_of(steps_of(40, dataloader=20, optimizer=20, forward=10, backward=10), setup=setup)
@@ -400,7 +401,6 @@ def test_a_setup_of_an_older_version_is_the_users():
     loader = SETUP.loaders[0]
     assert owner_of_loader(SETUP, loader) is None
     assert owner_of_loader(None, None) is None
-    assert WorkerStartup.kind == "worker_startup"
 
 
 # The entries

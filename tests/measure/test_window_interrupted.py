@@ -31,7 +31,7 @@ PLACES = {
     "cpu": (capture.Capture, "_noted"),
     "save": (Outputs, "save_trace"),
     "parse": (trace_work, "parse_trace"),
-    "analyze": (trace_work, "analyze_trace"),
+    "analyze": (trace_work, "TraceFacts"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.all_charts import CHARTS
 from lightning_modelprof.report.charts.bins import MAX_BINS, MAX_LAYERS, bin_sizes, bin_starts
@@ -34,7 +34,7 @@ def make_steps(phases_ns, *, samples=None, tags=None):
 
 def charts_of(steps, **info):
     run = Run(info=RunInfo(created="", **info), ranks=(RankRecord(rank=0, steps=steps),))
-    charts = build_report(analyze(run, {}, {})).charts
+    charts = build_report(Facts(run)).charts
     return {chart.id: chart for chart in charts}
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count as count_from
-from types import SimpleNamespace
 
 import pytest
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
-from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.build import diagnose
-from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.one_step import COST
-from lightning_modelprof.report.rules.device import Circumstances, LaunchBound
-from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
-from lightning_modelprof.report.rules.input import SlowTransfer
-from lightning_modelprof.report.rules.ranks import CommunicationExposed
+from lightning_modelprof.report.rules.device import launch_bound
+from lightning_modelprof.report.rules.engine import diagnose, diagnose_traces, judge
+from lightning_modelprof.report.rules.host_waits import host_device_sync, host_to_device_copy
+from lightning_modelprof.report.rules.input import slow_transfer
+from lightning_modelprof.report.rules.ranks import communication_exposed
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.sites import (
@@ -41,7 +38,7 @@ from tests.support.traces import make_trace
 
 ITEM = ("aten::_local_scalar_dense", "aten::item")
 TO = ("aten::copy_", "aten::_to_copy", "aten::to")
-NOTHING = Absent("not of interest")
+EMPTY = TraceFacts(make_trace([]))
 
 
 def site(line, operator="aten::_local_scalar_dense", phase="forward", kind=SYNCHRONISATION, **changes):
@@ -79,7 +76,7 @@ def wait(saving, operators=ITEM, phase="forward", kind="device_to_host", wait_ms
     )
 
 
-def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
+def trace(*waits, launch=0.0, late=None, **known):
     """Facts of a trace with one step of 100 ms."""
     facts = HostWaits(
         covered_ns=100 * MS,
@@ -94,27 +91,20 @@ def trace(*waits, launch=0.0, late=None, distributed=NOTHING, host_waits=None):
         num_kernels=1234,
         waits=tuple(sorted(waits, key=lambda one: -one.saves_ns)),
     )
-    return SimpleNamespace(
-        host_waits=host_waits or facts,
-        distributed=distributed,
-        kernel_launches=NOTHING,
-        step_breakdown=NOTHING,
-        device_usage=NOTHING,
-        rank=None,
-        checks=(),
-        launch_count=KernelLaunchCount(launches=0, lost=0, kernels=0),
-    )
+    return EMPTY.replaced(**{"host_waits": facts} | known)
+
+
+def windows_of(steps, *traces, **known):
+    """A run on a device with these windows."""
+    windows = tuple(Window(index=index, first_step=0, last_step=0) for index in range(len(traces)))
+    known = {"device_type": "cuda"} | known
+    return analysis_of(steps, windows=windows, facts=dict(enumerate(traces)), **known)
 
 
 def run(rule, *traces, sites=None, step_ms=100, device="cuda"):
     """What a rule says of a run on a device with these windows."""
     cost = None if sites is None else ModelCost(sites=sites)
-    analysis = analysis_of(steps_of(forward=step_ms), device_type=device, cost=cost)
-    windows = tuple(
-        WindowFacts(window=Window(index=index, first_step=0, last_step=0), facts=facts)
-        for index, facts in enumerate(traces)
-    )
-    return rule.evaluate(replace(analysis, windows=windows))
+    return judge(rule, windows_of(steps_of(forward=step_ms), *traces, cost=cost, device_type=device))
 
 
 def evidence(finding):
@@ -134,16 +124,16 @@ def evidence(finding):
     ],
 )
 def test_bands_of_a_sync(saving, status, severity):
-    finding = only(run(HostDeviceSync(), trace(wait(saving))))
+    finding = only(run(host_device_sync, trace(wait(saving))))
     assert (finding.status, finding.severity) == (status, severity)
     assert evidence(finding)["could save per step"] == pytest.approx(saving * MS)
 
 
 def test_what_is_short_is_clean():
     """10% of a step of 2 ms."""
-    finding = only(run(HostDeviceSync(), trace(wait(10)), step_ms=2))
+    finding = only(run(host_device_sync, trace(wait(10)), step_ms=2))
     assert finding.status is Status.CLEAN
-    assert only(run(HostDeviceSync(), trace(wait(10)), step_ms=4)).saving_ns_per_step == 0.4 * MS
+    assert only(run(host_device_sync, trace(wait(10)), step_ms=4)).saving_ns_per_step == 0.4 * MS
 
 
 def test_a_sync_with_its_exact_line():
@@ -153,7 +143,7 @@ def test_a_sync_with_its_exact_line():
         site(60, "aten::nonzero"),
         site(70, kind=DEVICE_TO_HOST, is_blocking=False),
     )
-    finding = only(run(HostDeviceSync(), trace(wait(20, calls=2)), sites=sites))
+    finding = only(run(host_device_sync, trace(wait(20, calls=2)), sites=sites))
     assert finding.locations == (
         Place(file="/home/me/net.py", line=41, function="training_step", is_exact=True),
     )
@@ -167,7 +157,7 @@ def test_a_sync_with_its_exact_line():
 
 def test_two_lines_that_the_trace_does_not_tell_apart_are_one_finding():
     sites = sites_of(site(41), site(45, calls=7))
-    finding = only(run(HostDeviceSync(), trace(wait(20)), sites=sites))
+    finding = only(run(host_device_sync, trace(wait(20)), sites=sites))
     assert [(one.line, one.is_exact) for one in finding.locations] == [(45, True), (41, True)]
 
 
@@ -175,16 +165,16 @@ def test_a_trace_with_stacks_tells_functions_apart():
     """The tracer knows a function by its first line and by the end of its file's path."""
     other = site(99, function="validate", function_line=90)
     place = {"function": "me/net.py(30): training_step"}
-    finding = only(run(HostDeviceSync(), trace(wait(20, **place)), sites=sites_of(site(41), other)))
+    finding = only(run(host_device_sync, trace(wait(20, **place)), sites=sites_of(site(41), other)))
     assert [one.line for one in finding.locations] == [41]
     # A function in which no line was seen: the sites are of another step.
-    finding = only(run(HostDeviceSync(), trace(wait(20, **place)), sites=sites_of(other)))
+    finding = only(run(host_device_sync, trace(wait(20, **place)), sites=sites_of(other)))
     assert finding.locations == (Place(file="me/net.py", line=30, function="training_step"),)
 
 
 def test_one_finding_for_each_place_the_most_expensive_first():
     waits = (wait(4, phase="forward"), wait(16, phase="backward"), wait(1, phase="optimizer"))
-    findings = run(HostDeviceSync(), trace(*waits), sites=sites_of(site(5), site(6, phase="backward")))
+    findings = run(host_device_sync, trace(*waits), sites=sites_of(site(5), site(6, phase="backward")))
     assert [(one.locations[0].line, one.severity) for one in findings] == [
         (6, Severity.CRITICAL),
         (5, Severity.WARNING),
@@ -196,7 +186,7 @@ def test_one_finding_for_each_place_the_most_expensive_first():
 
 def test_at_most_five_findings():
     waits = [wait(10 - number, annotation=f"range {number}") for number in range(7)]
-    findings = run(HostDeviceSync(), trace(*waits))
+    findings = run(host_device_sync, trace(*waits))
     assert [one.saving_ns_per_step for one in findings] == pytest.approx(
         [10 * MS, 9 * MS, 8 * MS, 7 * MS, 15 * MS]
     )
@@ -206,7 +196,7 @@ def test_at_most_five_findings():
 
 def test_many_small_places_are_found_together():
     """Each is under 3%, all of them are not."""
-    finding = only(run(HostDeviceSync(), trace(wait(2, phase="forward"), wait(2, phase="backward"))))
+    finding = only(run(host_device_sync, trace(wait(2, phase="forward"), wait(2, phase="backward"))))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.WARNING, 4 * MS)
 
 
@@ -219,9 +209,9 @@ def test_lightning_s_own_wait_is_named():
         function_line=None,
         callers=("torch.Tensor.item", "lightning.pytorch.trainer.connectors.ResultCollection.metrics"),
     )
-    finding = only(run(HostDeviceSync(), trace(wait(20, phase="logging")), sites=sites_of(own, site(41))))
+    finding = only(run(host_device_sync, trace(wait(20, phase="logging")), sites=sites_of(own, site(41))))
     assert finding.locations[0].function == "lightning.pytorch.trainer.connectors.ResultCollection.metrics"
-    only_own = only(run(HostDeviceSync(), trace(wait(20, phase="logging")), sites=sites_of(own)))
+    only_own = only(run(host_device_sync, trace(wait(20, phase="logging")), sites=sites_of(own)))
     assert "log_every_n_steps" in only_own.action
     assert "log_every_n_steps" not in finding.action  # of a line of the user's it may be as well
 
@@ -237,30 +227,28 @@ def test_lightning_s_own_wait_is_named():
     ],
 )
 def test_the_action_is_the_operator_s(operators, word):
-    assert word in only(run(HostDeviceSync(), trace(wait(20, operators)))).action
+    assert word in only(run(host_device_sync, trace(wait(20, operators)))).action
 
 
 def test_printing_a_tensor():
     """Torch hides the operators of that from the watch, not from the trace."""
-    finding = only(run(HostDeviceSync(), trace(wait(20)), sites=sites_of(site(41, PRINT))))
+    finding = only(run(host_device_sync, trace(wait(20)), sites=sites_of(site(41, PRINT))))
     assert finding.locations[0].line == 41
     assert "Print tensors only every N steps" in finding.action
 
 
 def test_copies_to_the_device_are_the_other_rule_s():
     waits = (wait(4), wait(20, TO, kind="host_to_device", memory="pageable"))
-    assert only(run(HostDeviceSync(), trace(*waits))).saving_ns_per_step == 4 * MS
-    assert only(run(HostToDeviceCopy(), trace(*waits))).saving_ns_per_step == 20 * MS
+    assert only(run(host_device_sync, trace(*waits))).saving_ns_per_step == 4 * MS
+    assert only(run(host_to_device_copy, trace(*waits))).saving_ns_per_step == 20 * MS
 
 
 @pytest.mark.parametrize(("wait_ms", "left_ms"), [(10, 5), (14, None)])
 def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
     """Transfer takes 15 ms, 10 or 14 of them waiting for copies, without which a step is 3 ms shorter."""
     batch = wait(3, TO, phase="transfer", kind="host_to_device", memory="pageable", wait_ms=wait_ms)
-    analysis = analysis_of(steps_of(forward=85, transfer=15), device_type="cuda")
-    window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=trace(batch))
-    rules = [SlowTransfer(), HostToDeviceCopy()]
-    _, findings = diagnose(replace(analysis, windows=(window,)), rules)
+    steps, rules = steps_of(forward=85, transfer=15), [slow_transfer, host_to_device_copy]
+    _, findings = diagnose(windows_of(steps, trace(batch)), rules)
     found = {one.kind: one for one in findings}
     copies, transfer = found["host_to_device_copy"], found["slow_transfer"]
     assert copies.saving_ns_per_step == pytest.approx(3 * MS)
@@ -270,8 +258,8 @@ def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
     assert (transfer.severity is Severity.INFO) is (left_ms is None)
     assert "host_to_device_copy" in transfer.summary
     # Copies in the forward are no part of the transfer.
-    other = replace(window, facts=trace(replace(batch, place=replace(batch.place, phase="forward"))))
-    _, findings = diagnose(replace(analysis, windows=(other,)), rules)
+    other = trace(replace(batch, place=replace(batch.place, phase="forward")))
+    _, findings = diagnose(windows_of(steps, other), rules)
     [transfer] = [one for one in findings if one.kind == "slow_transfer"]
     assert transfer.saving_ns_per_step == 15 * MS
 
@@ -285,7 +273,7 @@ def test_the_batch_and_what_the_step_makes_on_the_host():
         wait(20, TO, phase="transfer", kind="host_to_device", memory="pageable"),
         wait(10, TO, kind="host_to_device", memory="pageable"),
     )
-    batch, made = run(HostToDeviceCopy(), trace(*waits), sites=sites)
+    batch, made = run(host_to_device_copy, trace(*waits), sites=sites)
     assert "pin_memory=True" in batch.action
     assert "register_buffer" not in batch.action
     assert "register_buffer" in made.action
@@ -296,7 +284,7 @@ def test_the_batch_and_what_the_step_makes_on_the_host():
 
 def test_in_traces_alone_nobody_knows_what_is_the_batch():
     facts = trace(wait(20, TO, kind="host_to_device", function="bench.py(44): <module>"))
-    finding = only(HostToDeviceCopy().judge((facts,), Circumstances()))
+    finding = only(judge(host_to_device_copy, JobFacts([facts])))
     assert finding.saving_ns_per_step == 20 * MS  # of the recorded step
     assert "Set pin_memory=True and use .to(device, non_blocking=True) for batches." in finding.action
     assert finding.locations == (Place(file="bench.py", line=44, function="<module>"),)
@@ -306,11 +294,11 @@ def test_in_traces_alone_nobody_knows_what_is_the_batch():
     ("rule", "sites", "lines"),
     [
         (
-            HostDeviceSync(),
+            host_device_sync,
             (site(41, calls=3), site(44), site(55, "aten::to", kind=HOST_TO_DEVICE)),
             [41, 44],
         ),
-        (HostToDeviceCopy(), (site(41), site(55, "aten::to", kind=HOST_TO_DEVICE)), [55]),
+        (host_to_device_copy, (site(41), site(55, "aten::to", kind=HOST_TO_DEVICE)), [55]),
     ],
 )
 def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
@@ -321,12 +309,12 @@ def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
     assert "Record a profiler window" in finding.summary
 
 
-@pytest.mark.parametrize("rule", [HostDeviceSync(), HostToDeviceCopy()])
+@pytest.mark.parametrize("rule", [host_device_sync, host_to_device_copy])
 def test_nothing_to_say_of_waits(rule):
     on_host = sites_of(site(41, device="cpu", is_blocking=None), site(42, kind=HOST_TO_DEVICE, device="cpu"))
     assert only(run(rule, sites=on_host, device="cpu")).status is Status.NOT_EVALUATED
     assert only(run(rule)).status is Status.NOT_EVALUATED
-    assert only(run(rule, trace(host_waits=NO_DEVICE))).summary == NO_DEVICE.reason
+    assert only(run(rule, trace(host_waits=NotMeasured(NO_DEVICE)))).summary == NO_DEVICE
     asked = (site(41, is_blocking=False), site(42, kind=HOST_TO_DEVICE, is_blocking=False))
     assert only(run(rule, sites=sites_of(*asked))).status is Status.CLEAN
     assert only(run(rule, trace())).status is Status.CLEAN
@@ -334,7 +322,7 @@ def test_nothing_to_say_of_waits(rule):
 
 def test_windows_are_taken_together():
     """Two steps of 100 ms, in one of which the host waits."""
-    finding = only(run(HostDeviceSync(), trace(wait(20)), trace()))
+    finding = only(run(host_device_sync, trace(wait(20)), trace()))
     assert finding.saving_ns_per_step == 10 * MS
 
 
@@ -351,7 +339,7 @@ def test_windows_are_taken_together():
     ],
 )
 def test_bands_of_late_launches(late, status, severity):
-    finding = only(run(LaunchBound(), trace(wait(50), launch=late)))
+    finding = only(run(launch_bound, trace(wait(50), launch=late)))
     assert (finding.status, finding.severity) == (status, severity)
     assert evidence(finding)["GPU idle per step while the CPU is late"] == pytest.approx(late * MS)
     assert evidence(finding)["kernels per step"] == 1234
@@ -381,7 +369,7 @@ def test_late_launches_name_the_lines_with_most_operators():
         line(13, 300),
         line(None, 200, file=None, module="encoder"),
     )
-    finding = only(run(LaunchBound(), trace(launch=20), sites=sites_of(lines=lines)))
+    finding = only(run(launch_bound, trace(launch=20), sites=sites_of(lines=lines)))
     assert [(one.line, one.module, one.is_exact) for one in finding.locations] == [
         (11, "", True),
         (13, "", True),
@@ -389,12 +377,13 @@ def test_late_launches_name_the_lines_with_most_operators():
     ]
 
 
-@pytest.mark.parametrize("rule", [LaunchBound(), CommunicationExposed()])
+@pytest.mark.parametrize("rule", [launch_bound, communication_exposed])
 def test_nothing_to_say_without_windows(rule):
     assert only(run(rule)).summary.startswith("no profiler window")
     assert only(run(rule, device="cpu")).summary == "only checked on a GPU"
-    absent = only(run(rule, trace(host_waits=NO_DEVICE, distributed=NO_DEVICE)))
-    assert (absent.status, absent.summary) == (Status.NOT_EVALUATED, NO_DEVICE.reason)
+    nothing = NotMeasured(NO_DEVICE)
+    absent = only(run(rule, trace(host_waits=nothing, distributed=nothing)))
+    assert (absent.status, absent.summary) == (Status.NOT_EVALUATED, NO_DEVICE)
 
 
 # Communication
@@ -430,19 +419,20 @@ def communication(exposed, total=50, steps_ms=100, **changes):
     ],
 )
 def test_bands_of_communication(exposed, status, severity):
-    finding = only(run(CommunicationExposed(), trace(distributed=communication(exposed))))
+    finding = only(run(communication_exposed, trace(distributed=communication(exposed))))
     assert (finding.status, finding.severity) == (status, severity)
     assert evidence(finding)["exposed share of communication"] == pytest.approx(exposed / 50)
 
 
 def test_communication_of_all_ranks():
-    """10 of 100 and 50 of 200 ms: a fifth. One rank spends a tenth: more may be waiting for slower ranks."""
+    """10 of 100 and 50 of 200 ms: a fifth of a mean step of 150. One rank spends a tenth: more may be
+    waiting for slower ranks."""
     ranks = (
         trace(distributed=communication(10)),
         trace(distributed=communication(50, steps_ms=200)),
-        trace(distributed=Absent("none")),
+        trace(distributed=NotMeasured("none")),
     )
-    finding = only(CommunicationExposed().judge(ranks, Circumstances()))
+    finding = only(judge(communication_exposed, JobFacts(ranks).replaced(step_ns=150 * MS)))
     assert evidence(finding)["exposed share of the step on the best rank"] == pytest.approx(0.1)
     assert finding.saving_ns_per_step == 30 * MS  # 60 ms in two steps
 
@@ -457,7 +447,7 @@ def test_communication_of_all_ranks():
     ],
 )
 def test_communication_that_cannot_be_judged(changes):
-    finding = only(run(CommunicationExposed(), trace(distributed=communication(50, **changes))))
+    finding = only(run(communication_exposed, trace(distributed=communication(50, **changes))))
     assert finding.status is Status.NOT_EVALUATED
 
 
@@ -496,7 +486,7 @@ def hand_made_window(num_steps=4):
             event("cuda_runtime", "cudaLaunchKernel", at + 14, at + 14.1, correlation=after),
             event("kernel", "k", at + 14, at + 20, 7, 0, stream=7, device=0, correlation=after),
         ]
-    return analyze_trace(make_trace(events))
+    return TraceFacts(make_trace(events))
 
 
 def event(cat, name, begin_ms, end_ms, tid=1, pid=1, **args):
@@ -506,13 +496,8 @@ def event(cat, name, begin_ms, end_ms, tid=1, pid=1, **args):
 
 def test_from_a_trace_to_the_verdict_and_the_line():
     """A step of the run takes 15 ms where the recorded ones take 20: a fifth of it is 3 ms."""
-    analysis = analysis_of(
-        steps_of(forward=15),
-        device_type="cuda",
-        cost=ModelCost(sites=sites_of(site(41), site(50, phase=BATCH_END))),
-    )
-    window = WindowFacts(window=Window(index=0, first_step=0, last_step=3), facts=hand_made_window())
-    verdict, findings = diagnose(replace(analysis, windows=(window,)))
+    cost = ModelCost(sites=sites_of(site(41), site(50, phase=BATCH_END)))
+    verdict, findings = diagnose(windows_of(steps_of(forward=15), hand_made_window(), cost=cost))
     assert (verdict.kind, verdict.summary.split()[3]) == ("sync_bound", "20%")
     assert findings[0].kind == "host_device_sync"
     assert findings[0].severity is Severity.CRITICAL
@@ -523,7 +508,7 @@ def test_from_a_trace_to_the_verdict_and_the_line():
 
 
 def test_the_same_trace_alone():
-    verdict, findings = diagnose_traces([hand_made_window()])
+    verdict, findings = diagnose_traces(JobFacts([hand_made_window()]))
     assert verdict.kind == "sync_bound"
     assert findings[0].saving_ns_per_step == pytest.approx(4 * MS)
     assert findings[0].locations == (Place(function="forward"),)

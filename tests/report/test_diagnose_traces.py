@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.report.build_trace import diagnose_traces
-from lightning_modelprof.report.device_shares import DeviceShares, WaitShares
-from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.one_step import of_step
-from lightning_modelprof.report.rules.device import LaunchBound
-from lightning_modelprof.report.verdict import verdict_of_traces
+from lightning_modelprof.analysis.trace.device_shares import DeviceShares, WaitShares
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.model import Finding, Severity, Status
+from lightning_modelprof.report.rules.device import launch_bound
+from lightning_modelprof.report.rules.engine import diagnose_traces
+from lightning_modelprof.report.verdict import of_device_traces
 from tests.support.traces import event, load, make_trace, reference
 
 
@@ -22,7 +22,7 @@ def share_of_the_plugin(name):
 
 def diagnosed(*names):
     """The verdict, and the findings by kind."""
-    verdict, findings = diagnose_traces(map(analyze_trace, map(load, names)))
+    verdict, findings = diagnose_traces(JobFacts(map(TraceFacts, map(load, names))))
     assert len({one.kind for one in findings}) == len(findings) == 7
     return verdict, {one.kind: one for one in findings}
 
@@ -50,7 +50,7 @@ def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
         events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
         if number < num_kernels:
             events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 1))
-    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, findings = diagnose_traces(JobFacts([TraceFacts(make_trace(events))]))
     lost = f"{10 - num_kernels} of 10 kernel launches have no kernel in the trace"
     assert verdict.summary.startswith(lost) is not is_told
     assert verdict.kind == "cannot_tell" or is_told
@@ -65,7 +65,7 @@ def test_kernels_that_are_only_not_linked_are_not_lost():
         begin = 10 + 90 * number
         events.append(event("cuda_runtime", "cudaLaunchKernel", begin, begin + 4, correlation=number + 1))
         events.append(event("kernel", "k", begin + 5, begin + 85, tid=7, pid=0, correlation=number + 100))
-    verdict, _ = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, _ = diagnose_traces(JobFacts([TraceFacts(make_trace(events))]))
     assert "have no kernel" not in verdict.summary
 
 
@@ -159,7 +159,7 @@ def shares(**given):
     ],
 )
 def test_thresholds(given, kind):
-    assert verdict_of_traces(shares(**given)).kind == kind
+    assert of_device_traces(shares(**given)).kind == kind
 
 
 def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
@@ -167,28 +167,34 @@ def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
     given = shares(computing=0.89, other=0.11)
     for unexplained, kind in ((0.10, "device_bound"), (0.11, "cannot_tell"), (0.2, "cannot_tell")):
         waits = WaitShares(late=0.0, around_model=0.0, forward_saving=0.0, unexplained=unexplained)
-        verdict = verdict_of_traces(given, waits)
+        verdict = of_device_traces(given, waits)
         assert verdict.kind == kind
         assert verdict.accounted_ratio == pytest.approx(1 - min(unexplained, 0.11))
 
 
 def test_rules_and_shares_together():
     """40% busy; the host is late for 35%, of which launches of the model are 31."""
-    rule = LaunchBound()
-    finding = rule.found("", "", Severity.WARNING, saving_ns=0.31 * 1e7)
-    finding = of_step(finding, 1e7)
+    finding = Finding(
+        kind="launch_bound",
+        status=Status.FOUND,
+        severity=Severity.WARNING,
+        title="",
+        summary="",
+        saving_ns_per_step=0.31 * 1e7,
+        whole_ns=1e7,
+    )
     given = shares(computing=0.4, host=0.6)
     waits = WaitShares(late=0.35, around_model=0.0, forward_saving=0.0)
-    assert verdict_of_traces(given, waits, [finding], [rule]).summary.startswith(
+    assert of_device_traces(given, waits, [finding], [launch_bound]).summary.startswith(
         "The GPU spends 31% of each step"
     )
-    found = verdict_of_traces(given, waits)  # it computes in less than half of the time
+    found = of_device_traces(given, waits)  # it computes in less than half of the time
     assert (found.kind, found.summary.partition(". ")[2].split()[3]) == ("host_bound", "35%")
     assert (
-        verdict_of_traces(given, WaitShares(late=0.5, around_model=0, forward_saving=0)).kind == "host_bound"
+        of_device_traces(given, WaitShares(late=0.5, around_model=0, forward_saving=0)).kind == "host_bound"
     )
     more = shares(computing=0.3, host=0.38, fetch=0.32)
-    assert verdict_of_traces(more, waits, [finding], [rule]).kind == "input_bound"
+    assert of_device_traces(more, waits, [finding], [launch_bound]).kind == "input_bound"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_rules_and_shares_together():
 def test_what_is_said_of_the_rest_is_true(given, waits, said):
     """It is the next limit above all that the device does not do."""
     known = None if waits is None else WaitShares(around_model=0.0, forward_saving=0.0, **waits)
-    verdict = verdict_of_traces(shares(**given), known)
+    verdict = of_device_traces(shares(**given), known)
     assert verdict.kind == "balanced"
     _, _, rest = verdict.summary.partition(" of the recorded steps")
     assert rest == (f"; everything else takes less than {said} of them." if said else ".")
@@ -212,13 +218,13 @@ def test_what_is_said_of_the_rest_is_true(given, waits, said):
 
 def test_idle_time_without_a_cause_is_not_balanced():
     waits = WaitShares(late=0.1, around_model=0.0, forward_saving=0.0, unexplained=0.5)
-    verdict = verdict_of_traces(shares(computing=0.40, host=0.60), waits)
+    verdict = of_device_traces(shares(computing=0.40, host=0.60), waits)
     assert verdict.kind == "cannot_tell"
     assert "50% is idle time with unknown cause" in verdict.summary
 
 
 def test_without_device_events():
-    verdict = verdict_of_traces(None)
+    verdict = of_device_traces(None)
     assert (verdict.kind, verdict.accounted_ratio) == ("cannot_tell", None)
 
 
@@ -235,7 +241,7 @@ def of_the_host(fetch_us, step_us=100):
             name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
             events.append(event("user_annotation", name, begin, begin + fetch_us))
         events.append(event("cpu_op", "aten::addmm", begin + fetch_us, begin + step_us))
-    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
+    verdict, findings = diagnose_traces(JobFacts([TraceFacts(make_trace(events))]))
     return verdict, next(one for one in findings if one.kind == "input_bound")
 
 
@@ -260,6 +266,6 @@ def test_what_else_a_host_does_is_not_told_by_a_trace():
 
 
 def test_without_steps_nothing_can_be_said():
-    verdict, findings = diagnose_traces([analyze_trace(make_trace([event("other", "nothing", 0, 1)]))])
+    verdict, findings = diagnose_traces(JobFacts([TraceFacts(make_trace([event("other", "nothing", 0, 1)]))]))
     assert (verdict.kind, verdict.summary) == ("cannot_tell", "The traces have no steps.")
     assert all(one.status is Status.NOT_EVALUATED for one in findings)

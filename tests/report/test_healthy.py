@@ -6,17 +6,15 @@ import pytest
 
 from lightning_modelprof.report.model import Evidence, Finding, Report, Status, Unit
 from lightning_modelprof.report.rules.all_rules import RULES
-from lightning_modelprof.report.rules.ranks import StragglerInTraces
-from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, told_figures
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, shown_evidence
 from lightning_modelprof.show.html.head import found_views, other_rules
 from lightning_modelprof.show.html.parts import findings_html
 from lightning_modelprof.show.text import render_text
 from tests.support.diagnosed import analysis_of, steps_of
 
-ALL = (*RULES, StragglerInTraces())
 
-
-@pytest.mark.parametrize("rule", ALL, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 def test_each_rule_has_a_name_for_its_healthy_state(rule):
     words = rule.healthy.split()
     assert 1 <= len(words) <= 5
@@ -31,10 +29,10 @@ def test_no_two_rules_share_it():
 
 
 def test_a_rule_that_passed_or_does_not_apply_never_shows_its_problem():
-    analysis = analysis_of(steps_of(forward=20))
+    facts = analysis_of(steps_of(forward=20))
     seen = set()
     for rule in RULES:
-        for finding in rule.evaluate(analysis):
+        for finding in judge(rule, facts):
             seen.add(finding.status)
             if finding.status is not Status.FOUND:
                 assert finding.title == rule.healthy
@@ -75,7 +73,7 @@ PASSED = (
 def test_four_figures_are_shown_and_the_rest_is_folded():
     unknown = Evidence(label="unknown", value=None, unit=Unit.COUNT)
     finding = slow((unknown, *figures(6)))
-    assert [one.label for one in told_figures(finding)] == [f"figure {n}" for n in range(1, 5)]
+    assert [one.label for one in shown_evidence(finding)] == [f"figure {n}" for n in range(1, 5)]
     assert evidence_text(finding) == "figure 1 1 · figure 2 2 · figure 3 3 · figure 4 4"
     [text] = found_texts([finding])
     assert "Evidence: figure 1 1 · figure 2 2 · figure 3 3 · figure 4 4" in text.lines

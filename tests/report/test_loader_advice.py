@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu, batch_cpu
 from lightning_modelprof.loop.loop import batches_made
 from lightning_modelprof.measure.resources.cpu import PERIOD
@@ -22,13 +22,14 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
 from lightning_modelprof.report.charts.workers import queue_depth
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.input import InputBound, SynchronousLoader
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.input import input_bound, synchronous_loader
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import CpuUse
 from tests.support.bench import make_trainer
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
-from tests.support.fits import host_of
+from tests.support.fits import loop_of_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -128,9 +129,9 @@ def test_no_worker_for_less_than_handing_a_batch_over_takes():
     assert "Handing a batch over from a worker would take about as long." in one.told
     # Any DataLoader takes so long: a hint where it is a tenth of the step.
     analysis = analysis_of(steps_of(forward=5.4, dataloader=0.6))
-    assert only(InputBound().evaluate(analysis)).severity is Severity.INFO
+    assert only(judge(input_bound, analysis)).severity is Severity.INFO
     analysis = analysis_of(steps_of(forward=1.4, dataloader=0.6))
-    assert only(InputBound().evaluate(analysis)).severity is Severity.WARNING
+    assert only(judge(input_bound, analysis)).severity is Severity.WARNING
 
 
 def simulated_step(batch_ms, rest_ms, rest_cpus, workers, cpus):
@@ -237,9 +238,9 @@ def test_of_workers_it_is_their_own_cpu_time():
     assert (both.computing, both.batch_ns, both.free_cpus) == (0.5, 20 * MS, 2.0)
     unknown = facts(use(workers_ns=None), workers=2)
     assert (unknown.computing, unknown.is_computing, unknown.batch_ns) == (None, None, None)
-    assert isinstance(facts(None), Absent)
-    assert isinstance(facts(use(num_steps=0, steps_ns=0)), Absent)
-    assert isinstance(facts(use(rest_thread_ns=-1)), Absent)
+    for record in (None, use(num_steps=0, steps_ns=0), use(rest_thread_ns=-1)):
+        with pytest.raises(NotMeasured):
+            facts(record)
 
 
 def test_the_verdict_rests_on_the_wait_and_not_on_what_can_be_gained():
@@ -253,9 +254,9 @@ def test_the_verdict_rests_on_the_wait_and_not_on_what_can_be_gained():
         rest_thread_ns=80 * MS,
     )
     analysis = analysis_of(steps_of(forward=8, dataloader=7), setup=setup, cpu=record)
-    finding = only(InputBound().evaluate(analysis))
+    finding = only(judge(input_bound, analysis))
     assert finding.saving_ns_per_step == 7 * MS
-    verdict = give_verdict(analysis, [finding], [InputBound()], account(analysis.step_costs))
+    verdict = give_verdict(analysis, [finding], [input_bound], account(analysis))
     assert verdict.kind == "input_bound"
     assert verdict.summary.startswith("47% of each step")
 
@@ -266,9 +267,9 @@ def test_no_hint_for_workers_that_would_save_nothing():
         fetches_ns=30 * MS, fetches_thread_ns=30 * MS, steps_ns=1_030 * MS, rest_thread_ns=1_000 * MS
     )
     computes = replace(computes, rest_process_ns=1_000 * MS, cpus_ns=1_000 * MS)
-    found = only(SynchronousLoader().evaluate(analysis_of(steps)))
+    found = only(judge(synchronous_loader, analysis_of(steps)))
     assert (found.status, found.severity) == (Status.FOUND, Severity.INFO)
-    nothing = only(SynchronousLoader().evaluate(analysis_of(steps, setup=one_cpu, cpu=computes)))
+    nothing = only(judge(synchronous_loader, analysis_of(steps, setup=one_cpu, cpu=computes)))
     assert nothing.status is Status.CLEAN
 
 
@@ -281,7 +282,7 @@ def test_workers_that_keep_up_are_not_to_be_more():
 
     def of(num_asked, num_ready):
         record = use(num_asked=num_asked, num_ready=num_ready, workers_ns=100 * MS)
-        return only(InputBound().evaluate(analysis_of(steps, setup=setup, cpu=record)))
+        return only(judge(input_bound, analysis_of(steps, setup=setup, cpu=record)))
 
     finding = of(40, 38)
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, 3.5 * MS)
@@ -410,7 +411,9 @@ def test_several_loaders_and_batches_out_of_order():
 
     def asked(*iterators):
         combined = SimpleNamespace(_iterator=SimpleNamespace(iterators=iterators))
-        return batches_made(host_of(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined))))
+        return batches_made(
+            loop_of_trainer(SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=combined)))
+        )
 
     def unknown():
         raise NotImplementedError
@@ -425,4 +428,4 @@ def test_several_loaders_and_batches_out_of_order():
     assert asked(loader(2), loader(1)) == (True, 1)
     assert asked(loader(1), object()) == (True, 1)
     assert asked(object()) is None
-    assert batches_made(host_of(SimpleNamespace())) is None
+    assert batches_made(loop_of_trainer(SimpleNamespace())) is None

@@ -7,23 +7,12 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.build import diagnose, without_repeats
 from lightning_modelprof.report.model import Finding, Severity, Status
-from lightning_modelprof.report.rules.callbacks import SlowCallback, SlowLoggingCalls
-from lightning_modelprof.report.rules.host_waits import HostDeviceSync
-from lightning_modelprof.report.rules.lines import SlowCustomModule, SlowLineInModule
-from lightning_modelprof.report.rules.validation import ValidationShare
+from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.engine import diagnose
+from lightning_modelprof.report.rules.passes import placed
 from tests.analysis.test_hot_lines import hot_of
 from tests.support.diagnosed import MS, analysis_of, steps_of
-
-RULES = [
-    HostDeviceSync(),
-    SlowCallback(),
-    SlowCustomModule(),
-    SlowLineInModule(),
-    SlowLoggingCalls(),
-    ValidationShare(),
-]
 
 
 def finding(kind, saving_ms, *lines, severity=Severity.WARNING, is_exact=True):
@@ -38,8 +27,15 @@ def finding(kind, saving_ms, *lines, severity=Severity.WARNING, is_exact=True):
     )
 
 
+def placed_of(hot, *findings):
+    """After all passes, in a run of steps that are long enough for them."""
+    rules = {rule.kind: rule for rule in RULES}
+    facts = analysis_of(steps_of(forward=10, validation=10, callbacks=10), stacks=hot.samples)
+    return placed([(rules[one.kind], [one]) for one in findings], facts)
+
+
 def judged(hot, *findings):
-    return [(one.kind, one.severity, one.saving_ns_per_step) for one in without_repeats(findings, RULES, hot)]
+    return [(one.kind, one.severity, one.saving_ns_per_step) for one in placed_of(hot, *findings)]
 
 
 HOT = hot_of(
@@ -64,14 +60,20 @@ OUTER = finding("slow_custom_module", 5, 12)
     ],
 )
 def test_what_lies_in_the_time_of_one_above(other, is_repeated):
-    first, second = without_repeats([OUTER, other], RULES, HOT)
-    assert first == OUTER
+    first, second = placed_of(HOT, OUTER, other)
+    assert (first.severity, first.saving_ns_per_step, first.summary) == (
+        Severity.WARNING,
+        5 * MS,
+        OUTER.summary,
+    )
+    assert ("repeats" in second.passes) is is_repeated
     if is_repeated:
         assert (second.severity, second.saving_ns_per_step) == (Severity.INFO, None)
         assert second.summary.endswith("This time is already included in slow_custom_module.")
         assert second.locations == other.locations
     else:
-        assert second == other
+        assert (second.severity, second.saving_ns_per_step) == (other.severity, other.saving_ns_per_step)
+        assert second.summary == other.summary
 
 
 def test_the_time_of_a_phase_is_all_of_it():

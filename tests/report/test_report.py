@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_modelprof import MissingExtraError
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts, WindowFacts
 from lightning_modelprof.analysis.steps.benchmark import _REASONS
 from lightning_modelprof.errors import require
 from lightning_modelprof.report.build import build_report
@@ -33,7 +33,7 @@ def report_of(tags, **record):
         tags=np.array(tags, np.int64),
     )
     run = Run(info=RunInfo(created="today"), ranks=(RankRecord(rank=0, steps=steps, **record),))
-    return build_report(analyze(run, {}, {}))
+    return build_report(Facts(run))
 
 
 def perf_summary_of(tags):
@@ -131,10 +131,11 @@ def test_few_steps_of_which_none_was_left_out():
 )
 def test_why_there_is_no_model_summary(status, note, expected):
     window = Window(index=0, first_step=12, last_step=14, status=status, note=note)
-    table = window_model_summary(window, None)
+    table = window_model_summary(WindowFacts(window=window, facts=None))
     assert table.absent_reason == expected
     assert table.title == "Model Summary (steps 12 to 14)"
-    assert window_model_summary(window, None, "a reason of its own").absent_reason == "a reason of its own"
+    noted = WindowFacts(window=window, facts=None, trace_note="a reason of its own")
+    assert window_model_summary(noted).absent_reason == "a reason of its own"
 
 
 def test_a_window_that_is_not_reached(tmp_path):

@@ -12,8 +12,9 @@ from torch import nn
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.one_step import COST
-from lightning_modelprof.report.rules.callbacks import AnomalyDetection
-from lightning_modelprof.report.rules.optimizer import SlowOptimizer
+from lightning_modelprof.report.rules.callbacks import anomaly_detection
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.optimizer import slow_optimizer
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.bench import make_trainer
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
@@ -56,7 +57,7 @@ def samples_of(*stacks):
 
 def optimizers(*stacks, **kwargs):
     steps = steps_of(forward=12, optimizer=8)
-    return only(SlowOptimizer().evaluate(analysis_of(steps, stacks=samples_of(*stacks), **kwargs)))
+    return only(judge(slow_optimizer, analysis_of(steps, stacks=samples_of(*stacks), **kwargs)))
 
 
 def test_an_optimizer_of_one_s_own():
@@ -96,7 +97,7 @@ def test_few_samples_tell_nothing():
     assert unsure.status is Status.NOT_EVALUATED
     assert unsure.summary.endswith("per step, but 9 stack samples are too few to tell")
     assert optimizers(("optimizer", (WRAPPER, OWN), 3), ("forward", (OTHER,), 97)).status is Status.CLEAN
-    assert only(SlowOptimizer().evaluate(analysis_of(steps_of(forward=1)))).status is Status.NOT_EVALUATED
+    assert only(judge(slow_optimizer, analysis_of(steps_of(forward=1)))).status is Status.NOT_EVALUATED
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_few_samples_tell_nothing():
 def test_anomaly_detection(is_on, samples, status, severity):
     stacks = samples_of(("forward", (OTHER, STACKS), samples), ("backward", (), 100 - samples))
     setup = replace(SETUP, detects_anomaly=is_on)
-    finding = only(AnomalyDetection().evaluate(analysis_of(steps_of(forward=20), stacks=stacks, setup=setup)))
+    finding = only(judge(anomaly_detection, analysis_of(steps_of(forward=20), stacks=stacks, setup=setup)))
     assert (finding.status, finding.severity, finding.locations) == (status, severity, ())
     assert finding.saving_ns_per_step == (6 * MS if samples == 30 and is_on else None)
     is_timed = finding.saving_ns_per_step is not None

@@ -12,7 +12,6 @@ import pytest
 
 from lightning_modelprof.measure.steps import slow_steps
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.cpus import SingleCpuThread
 from tests.support.adds_up import wrong_sums
 from tests.support.bench import UndisturbedClock, thread_clock
 from tests.support.fits import fit_quietly, make_callback, make_trainer
@@ -47,7 +46,7 @@ def faults(scenario, report, cost_ns):
     """What is wrong with a report."""
     found = [one for one in report.findings if one.status is Status.FOUND]
     # The suite itself keeps torch on one thread, which is a fault where a CPU happens to be free.
-    true_here = {SingleCpuThread.kind} - {scenario.finding}
+    true_here = {"single_cpu_thread"} - {scenario.finding}
     loud = [
         one
         for one in found

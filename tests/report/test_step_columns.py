@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.benchmark import benchmark
 from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
 from lightning_modelprof.report.charts.steps import phases_per_step
@@ -85,7 +85,7 @@ def test_the_reasons_are_those_of_the_definition_and_of_the_report(steps, loop):
     reasons = [columns.exclusions[place] for place in columns.exclusion.tolist()]
     assert reasons == [reason_by_definition(tags, loop) for tags in steps.tags.tolist()]
     run = Run(info=RunInfo(created="", loop=loop.key), ranks=(RankRecord(rank=0, steps=steps),))
-    counted = {entry.reason: entry.num_steps for entry in analyze(run, {}, {}).exclusions}
+    counted = {entry.reason: entry.num_steps for entry in Facts(run).exclusions}
     assert Counter(filter(None, reasons)) == counted
     assert columns.exclusions[0] == ""
 
@@ -125,7 +125,7 @@ def test_phases_without_time_are_left_out_and_unmeasured_ones_are_not():
 def test_layers_and_colours_are_those_of_the_report(steps):
     """The same phases have a layer of their own as in report.html, and the same colour."""
     run = Run(info=RunInfo(created=""), ranks=(RankRecord(rank=0, steps=steps),))
-    chart = phases_per_step(analyze(run, {}, {}))
+    chart = phases_per_step(Facts(run))
     view = None if chart is None else chart_view(chart)
     expected = [] if view is None else [(layer.label, layer.color) for layer in view.layers]
     columns = step_columns(steps)

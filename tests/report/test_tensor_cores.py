@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.tensor_cores import tensor_core_use
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.report.build_trace import diagnose_traces
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.precision import AmpOff
-from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
+from lightning_modelprof.report.rules.engine import diagnose_traces, judge
+from lightning_modelprof.report.rules.precision import amp_off
+from lightning_modelprof.report.rules.tensor_cores import tensor_cores_eligible
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.setup import DeviceSetup
 from tests.support.diagnosed import SETUP, analysis_of, only, steps_of
@@ -23,7 +23,7 @@ FAST, SLOW, OWN = "volta_fp16_s884gemm_128x64", "volta_sgemm_128x64_nn", "my_ker
 
 
 def finding_of(facts):
-    _, findings = diagnose_traces([facts])
+    _, findings = diagnose_traces(JobFacts([facts]))
     return next(one for one in findings if one.kind == "tensor_cores_eligible")
 
 
@@ -46,14 +46,14 @@ def facts_of(*work, capability=(7, 0), name="Tesla V100"):
         ]
         begin += 10 + lasts
     device = {"id": 0, "name": name, "computeMajor": capability[0], "computeMinor": capability[1]}
-    return analyze_trace(make_trace(events, deviceProperties=[device]))
+    return TraceFacts(make_trace(events, deviceProperties=[device]))
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_the_share_of_the_plugin(name):
     """68% of the kernels' time, as it said; none of it is on tensor cores, as it said."""
     expected = reference(name, "tb_plugin")
-    facts = analyze_trace(load(name))
+    facts = TraceFacts(load(name))
     use = tensor_core_use([facts.kernels])
     assert use.eligible_ns / use.kernels_ns == pytest.approx(
         expected["tc_eligible_ops_kernel_ratio"], rel=1e-12
@@ -69,8 +69,8 @@ def test_the_share_of_the_plugin(name):
 def test_what_the_plugin_does_not_know():
     """It has no ``aten::convolution_backward``, of torch 1.11 and later, and says so in its log."""
     name = "v100_ns_resolution"
-    use = tensor_core_use([analyze_trace(load(name)).kernels])
-    kernels = analyze_trace(load(name)).kernels.by_name
+    use = tensor_core_use([TraceFacts(load(name)).kernels])
+    kernels = TraceFacts(load(name)).kernels.by_name
     newer_ns = sum(one.operators.time_ns.get("aten::convolution_backward", 0) for one in kernels)
     expected = reference(name, "tb_plugin")["tc_eligible_ops_kernel_ratio"]
     # Its durations are rounded to microseconds.
@@ -95,7 +95,7 @@ def test_an_a100_that_uses_them_for_most():
             }
             sums_ns["all"] += end_ns - begin_ns
             sums_ns["eligible"] += (end_ns - begin_ns) * is_eligible
-    facts = analyze_trace(load("a100_nccl"))
+    facts = TraceFacts(load("a100_nccl"))
     use = tensor_core_use([facts.kernels])
     assert (use.kernels_ns, use.eligible_ns) == tuple(sums_ns.values())
     finding = finding_of(facts)
@@ -104,7 +104,7 @@ def test_an_a100_that_uses_them_for_most():
 
 
 def test_nothing_is_said_of_other_makers():
-    finding = finding_of(analyze_trace(load("mi250_toy")))
+    finding = finding_of(TraceFacts(load("mi250_toy")))
     assert finding.status is Status.NOT_EVALUATED
     assert "NVIDIA" in finding.summary
 
@@ -177,17 +177,17 @@ def test_of_a_run(capability, precision, matmul, amp, eligible):
     """Where the settings rule tensor cores out, their hints have the share that windows saw; no third one."""
     facts = facts_of(("aten::mm", SLOW, 75), ("aten::add", SLOW, 25))
     cuda = DeviceSetup(capability=capability, total_bytes=100, reserved_bytes=50)
-    analysis = analysis_of(
+    facts = analysis_of(
         steps_of(forward=100),
         setup=replace(SETUP, cuda=cuda, matmul_precision=matmul),
         precision=precision,
         device_type="cuda",
+        windows=(Window(index=0, first_step=0, last_step=0),),
+        facts={0: facts},
     )
-    window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=facts)
-    analysis = replace(analysis, windows=(window,))
-    of_amp = only(AmpOff().evaluate(analysis))
+    of_amp = only(judge(amp_off, facts))
     assert of_amp.status is amp
     if amp is Status.FOUND:
         assert "75% of kernel time" in of_amp.summary
         assert evidence(of_amp)["eligible share of kernel time"] == 0.75
-    assert only(TensorCoresEligible().evaluate(analysis)).status is eligible
+    assert only(judge(tensor_cores_eligible, facts)).status is eligible

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import lightning_modelprof
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.dashboard_entry import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.timeline.critical_path import PATH_PREFIX
@@ -400,7 +400,7 @@ def test_a_trace_without_steps_says_so():
 def test_the_rank_is_that_of_the_facts():
     trace = make_trace([event("cpu_op", "a", 0, 1)], distributedInfo={"rank": 3, "world_size": 4})
     assert timeline_of(trace).rank is None
-    assert timeline_of(trace, analyze_trace(trace)).rank == 3
+    assert timeline_of(trace, TraceFacts(trace)).rank == 3
 
 
 # Counters
@@ -510,7 +510,7 @@ def check_launches(found, trace):
 def check_counters(found, facts):
     """Peaks and ends are those of the Memory Summary, and the mean efficiency that of the Device Summary."""
     counters = {counter.label: counter for counter in found.counters}
-    for device in getattr(facts.memory, "devices", ()):
+    for device in getattr(facts.get(TraceFacts.memory), "devices", ()):
         name = device.total.name
         label = f"{name} memory allocated" + (" since the start" if name == "CPU" else "")
         if device.peak_allocated_bytes is None:
@@ -535,7 +535,7 @@ def check_counters(found, facts):
 @pytest.mark.parametrize("name", REAL)
 def test_real_traces(name):
     trace = load(name)
-    facts = analyze_trace(trace)
+    facts = TraceFacts(trace)
     found = timeline_of(trace, facts)
     check_layout(found, trace)
     check_launches(found, trace)
@@ -553,7 +553,7 @@ def test_a_generated_trace_with_memory_of_a_gpu(tmp_path):
     path = tmp_path / "generated.pt.trace.json"
     generate_trace(path, 1_500_000, seed=5)
     trace = read_trace(path)
-    facts = analyze_trace(trace)
+    facts = TraceFacts(trace)
     found = timeline_of(trace, facts)
     check_layout(found, trace)
     check_launches(found, trace)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
+from lightning_modelprof.report.charts.all_charts import trace_charts
 from lightning_modelprof.report.charts.bins import MAX_BINS
 from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
 from lightning_modelprof.show.html.chart import chart_view
 from tests.analysis.trace.test_step_breakdown import NCCL, make, step
+from tests.support.facts import why_not
 from tests.support.traces import load
 
 US = 1000
@@ -22,7 +22,7 @@ GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 
 def two_steps(first=5, second=6):
     """Step one fetches 30 us, computes 60 and does nothing in 10; step two computes 50 and idles 50."""
-    return analyze_trace(
+    return TraceFacts(
         make(
             step(first, 0, 100),
             step(second, 100, 200),
@@ -53,7 +53,7 @@ def test_many_steps_share_points():
     events = [
         one for n in range(802) for one in (step(n, 10 * n, 10 * n + 10), ("cpu_op", "o", 10 * n, 10 * n + 8))
     ]
-    chart = trace_steps({0: analyze_trace(make(*events))})
+    chart = trace_steps({0: TraceFacts(make(*events))})
     assert len(chart.x) == 268 <= MAX_BINS
     assert chart.x[:2] == (0.0, 3.0)
     assert {key: set(values) for key, values in layers_us(chart).items()} == {"cpu_exec": {8}, "rest": {2}}
@@ -62,7 +62,7 @@ def test_many_steps_share_points():
 def test_operators_by_their_own_time_on_the_host():
     """aten::linear takes 60 us, 40 of them in aten::addmm; six more operators take 1 to 6 us, and one 0.5."""
     small = [("cpu_op", f"aten::op{n}", 100 + 10 * n, 100 + 10 * n + n) for n in range(1, 7)]
-    facts = analyze_trace(
+    facts = TraceFacts(
         make(
             ("cpu_op", "aten::linear", 0, 60),
             ("cpu_op", "aten::addmm", 10, 50),
@@ -82,8 +82,7 @@ def test_operators_by_their_own_time_on_the_host():
 
 
 def test_one_operator_is_no_chart():
-    assert operator_shares({0: analyze_trace(make(("cpu_op", "aten::mm", 0, 10)))}) is None
-    assert operator_shares({0: analyze_trace(make())}) is None
+    assert operator_shares({0: TraceFacts(make(("cpu_op", "aten::mm", 0, 10)))}) is None
 
 
 def test_ranks_stand_side_by_side():
@@ -103,13 +102,13 @@ def test_ranks_far_apart_take_no_more_room():
 
 def test_a_rank_without_steps_has_no_point():
     facts = two_steps()
-    lacking = replace(facts, step_breakdown=Absent("none"))
+    lacking = facts.replaced(step_breakdown=NotMeasured("none"))
     assert trace_steps({0: facts, 1: lacking}).x == (0.0,)
-    assert trace_steps({0: lacking}) is None
+    assert why_not(trace_steps, {0: lacking}) == "none"
 
 
 def kernels(*named):
-    return analyze_trace(
+    return TraceFacts(
         make(step(0, 0, 100), *(("kernel", name, 10 * n, 10 * n + us) for n, (name, us) in enumerate(named)))
     )
 
@@ -127,7 +126,7 @@ def test_kernels_by_kind():
 
 @pytest.mark.parametrize("facts", [kernels(("relu", 3)), kernels(), two_steps()])
 def test_one_kind_is_no_chart(facts):
-    assert kernel_types({0: facts}) is None
+    assert "kernel_types" not in [chart.id for chart in trace_charts({0: facts})]
 
 
 def test_traces_apart_have_charts_of_their_own():
@@ -140,7 +139,7 @@ def test_colours_are_told_apart():
     view = chart_view(
         trace_steps(
             {
-                0: analyze_trace(
+                0: TraceFacts(
                     make(
                         step(0, 0, 100),
                         ("kernel", "k", 0, 10),
@@ -161,7 +160,7 @@ def test_colours_are_told_apart():
 
 def test_a_real_trace_shows_its_wait():
     """The removed plugin said that 33% of this trace's steps is DataLoader."""
-    chart = trace_steps({0: analyze_trace(load("v100_resnet50_workers0"))})
+    chart = trace_steps({0: TraceFacts(load("v100_resnet50_workers0"))})
     sums = {series.key: sum(series.values) for series in chart.series}
     assert chart.x == (5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
     assert sums["dataloader"] / sum(sums.values()) == pytest.approx(0.334, abs=0.0005)

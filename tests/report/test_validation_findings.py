@@ -18,15 +18,16 @@ from lightning.pytorch.loggers.logger import Logger
 from torch.utils.data import DataLoader, get_worker_info
 from torchmetrics import Metric
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.measure.setup import training_setup
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import Status
-from lightning_modelprof.report.rules.validation import LongSanityCheck, ValidationShare
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.validation import long_sanity_check, validation_share
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PARTS, PartTime, ValidationTimes
-from lightning_modelprof.run.records import ActionTime, AroundLoop
+from lightning_modelprof.run.records import ActionTime, OutsideLoop
 from lightning_modelprof.run.setup import DeviceSetup, LoaderSetup
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of
@@ -309,7 +310,7 @@ def found(times: ValidationTimes | None, *, setup: Any = SETUP, stacks: Any = No
     """The finding on 20 steps of 10 ms beside 400 ms of validation."""
     setup = replace(setup, val_loaders=(replace(VAL_LOADER, **loader),), module_hooks=HOOKS)
     steps = steps_of(forward=10, validation=[0] * 18 + [200, 200])
-    return only(ValidationShare().evaluate(analysis_of(steps, setup=setup, validation=times, stacks=stacks)))
+    return only(judge(validation_share, analysis_of(steps, setup=setup, validation=times, stacks=stacks)))
 
 
 @pytest.mark.parametrize(("fetch_ms", "is_named"), [(160, True), (159, False)])
@@ -325,14 +326,14 @@ def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
 
 def test_spread_evenly_less_of_it_is_all_that_helps():
     finding = found(times_of(dataloader=100, forward=100, epoch_end=100, logging=100))
-    assert finding.title == ValidationShare.title
+    assert finding.title == validation_share.title
     assert finding.summary.endswith("No part of it stands out (see the table Validation).")
     assert finding.action.startswith("Validate less")
 
 
 def test_a_run_that_did_not_split_says_what_it_always_said():
     finding = found(None)
-    assert finding.title == ValidationShare.title
+    assert finding.title == validation_share.title
     assert "table" not in finding.summary
     assert finding.locations[0].function == "Net.validation_step"
 
@@ -452,31 +453,26 @@ def test_several_ranks_wait_for_each_other_where_metrics_are_put_together():
     steps = steps_of(forward=10, validation=20)
     for num_ranks in (1, 2):
         analysis = analysis_of(steps, validation=times_of(epoch_end=400), world_size=num_ranks)
-        action = only(ValidationShare().evaluate(analysis)).action
+        action = only(judge(validation_share, analysis)).action
         assert ("Ranks also wait for each other" in action) == (num_ranks > 1)
 
 
 @pytest.mark.parametrize("part", [part.key for part in PARTS])
 def test_every_part_has_its_advice_but_the_loop(part):
     finding = found(times_of(**{part: 400}))
-    assert (finding.title == ValidationShare.title) == (part == "other")
+    assert (finding.title == validation_share.title) == (part == "other")
     assert finding.action
 
 
 def test_what_is_known_of_validation_is_said():
     steps = steps_of(forward=10)
-    reason = analysis_of(steps).validation
-    assert isinstance(reason, Absent)
-    assert reason.reason == "no validation ran in this fit"
+    assert analysis_of(steps).why_not(Facts.validation) == "no validation ran in this fit"
     assert tables_of(steps) == []  # it is no lack of anything
-    older = analysis_of(steps_of(forward=10, validation=3)).validation
-    assert isinstance(older, Absent)
-    assert "older version" in older.reason
-    unseen = analysis_of(steps_of(forward=10, validation=None)).validation
-    assert isinstance(unseen, Absent)
-    assert "hooks" in unseen.reason
+    older = analysis_of(steps_of(forward=10, validation=3)).why_not(Facts.validation)
+    assert "older version" in older
+    assert "hooks" in analysis_of(steps_of(forward=10, validation=None)).why_not(Facts.validation)
     [table] = tables_of(steps_of(forward=10, validation=3))
-    assert table.absent_reason == older.reason
+    assert table.absent_reason == older
 
 
 def tables_of(steps: Any, **info: Any) -> list[Any]:
@@ -488,7 +484,6 @@ def test_shares_by_batch_and_by_validation():
     split = analysis_of(
         steps_of(forward=10), validation=times_of(num_runs=3, dataloader=120, forward=30)
     ).validation
-    assert not isinstance(split, Absent)
     assert [part.key for part in split.parts] == ["dataloader", "forward"]
     fetch = split.parts[0]
     assert (fetch.per_batch_ns, fetch.per_run_ns, fetch.ratio) == (10 * MS, 40 * MS, pytest.approx(0.8))
@@ -503,7 +498,7 @@ def test_a_sanity_check_over_all_of_it(batches, status):
     steps = steps_of(forward=10, validation=[0] * 18 + [200, 200])
     setup = replace(SETUP, num_sanity_batches=batches)
     finding = only(
-        LongSanityCheck().evaluate(analysis_of(steps, setup=setup, validation=times_of(forward=400)))
+        judge(long_sanity_check, analysis_of(steps, setup=setup, validation=times_of(forward=400)))
     )
     assert finding.status is status
     if status is Status.FOUND:
@@ -519,8 +514,8 @@ def test_a_sanity_check_that_was_measured(validation):
         steps_of(forward=30),
         setup=replace(SETUP, num_sanity_batches=8),
         validation=validation,
-        around=AroundLoop(before=(check,)),
+        around=OutsideLoop(before=(check,)),
     )
-    finding = only(LongSanityCheck().evaluate(analysis))
+    finding = only(judge(long_sanity_check, analysis))
     assert finding.status is Status.FOUND
     assert "take 90 ms (15% of the loop)." in finding.summary

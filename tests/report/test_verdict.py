@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
-from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.idle import CoveredIdle
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown, StepParts
-from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
-from lightning_modelprof.report.build import diagnose
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.all_rules import RULES
-from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.phases import SlowLogger
+from lightning_modelprof.report.rules.engine import diagnose
+from lightning_modelprof.report.rules.phases import slow_logger
+from lightning_modelprof.report.rules.rule import Found, Rule
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.records import CallbackTime, RankRecord, Run, RunInfo, Window
 from lightning_modelprof.run.steps import StepTag
 from tests.support.diagnosed import MS, SETUP, analysis_of, cost_of, steps_of
+from tests.support.traces import make_trace
 
 
 def verdict(steps, **kwargs):
@@ -88,11 +87,8 @@ def test_the_largest_share_wins():
 
 def test_a_rule_that_speaks_for_a_verdict():
     """The time of any rule's findings counts for the verdict that it names."""
-
-    class Syncs(SlowLogger):
-        bound = "sync_bound"
-
-    found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [Syncs()])
+    syncs = replace(slow_logger, bound="sync_bound")
+    found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [syncs])
     assert found.summary == "50% of each step is spent waiting for values from the GPU."
 
 
@@ -140,47 +136,44 @@ def test_95_percent_are_balanced_and_90_are_enough_to_judge(other, kind):
 )
 def test_a_step_of_which_less_than_half_is_the_model_is_not_balanced(phases, kind):
     """The rules' findings don't count here, so no bound is reached: the largest part is named."""
-    costs = analysis_of(steps_of(**phases))
-    found = give_verdict(costs, (), (), account(costs.step_costs))
+    facts = analysis_of(steps_of(**phases))
+    found = give_verdict(facts, (), (), account(facts))
     assert found.kind == kind
 
 
 # A device
 
 
-class Facts:
+EMPTY = TraceFacts(make_trace([]))
+WINDOW = Window(index=0, first_step=0, last_step=0)
+
+
+def trace(host_waits=None, **shares):
     """A window's trace, as far as the verdict looks at it."""
-
-    checks = ()
-    launch_count = KernelLaunchCount(launches=0, lost=0, kernels=0)
-    distributed = kernel_launches = Absent("not of interest")
-
-    def __init__(self, host_waits=NO_DEVICE, **shares):
-        parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
-        assert sum(parts) == 100
-        self.host_waits = host_waits
-        works = sum(
-            round(100 * shares.get(name, 0)) for name in ("kernel", "memcpy", "memset", "communication")
-        )
-        idle = CoveredIdle(total_ns=100, busy_ns=works, by_cause_ns=(0, 100 - works, 0, 0, 0, 0))
-        self.idle = SimpleNamespace(devices=[SimpleNamespace(covered=idle)])
-        self.step_breakdown = StepBreakdown(
-            steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
-            mean_total_ns=100.0,
-            mean_parts_ns=tuple(map(float, parts)),
-            shares=tuple(part / 100 for part in parts),
-            has_device=True,
-            has_runtime=True,
-            notes=(),
-        )
+    parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
+    assert sum(parts) == 100
+    works = sum(round(100 * shares.get(name, 0)) for name in ("kernel", "memcpy", "memset", "communication"))
+    idle = CoveredIdle(total_ns=100, busy_ns=works, by_cause_ns=(0, 100 - works, 0, 0, 0, 0))
+    breakdown = StepBreakdown(
+        steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
+        mean_total_ns=100.0,
+        mean_parts_ns=tuple(map(float, parts)),
+        shares=tuple(part / 100 for part in parts),
+        has_device=True,
+        has_runtime=True,
+        notes=(),
+    )
+    return EMPTY.replaced(
+        host_waits=NotMeasured(NO_DEVICE) if host_waits is None else host_waits,
+        idle=SimpleNamespace(devices=[SimpleNamespace(covered=idle)]),
+        step_breakdown=breakdown,
+    )
 
 
-def on_device(steps, facts=None, **kwargs):
-    analysis = analysis_of(steps, device_type="cuda", **kwargs)
-    if facts is not None:
-        window = WindowFacts(window=Window(index=0, first_step=0, last_step=0), facts=facts)
-        analysis = replace(analysis, windows=(window,))
-    return diagnose(analysis, RULES)[0]
+def on_device(steps, window=None, **known):
+    if window is not None:
+        known |= {"windows": (WINDOW,), "facts": {0: window}}
+    return diagnose(analysis_of(steps, device_type="cuda", **known), RULES)[0]
 
 
 @pytest.mark.parametrize(
@@ -196,14 +189,14 @@ def on_device(steps, facts=None, **kwargs):
     ],
 )
 def test_what_a_window_says_of_the_device(shares, kind):
-    assert on_device(steps_of(forward=10, backward=10), Facts(**shares)).kind == kind
+    assert on_device(steps_of(forward=10, backward=10), trace(**shares)).kind == kind
 
 
 def test_a_busy_device_goes_before_what_the_host_waits_for():
     """While the device works, nothing that the host does costs time."""
     steps = steps_of(forward=10, logging=10)
-    assert on_device(steps, Facts(kernel=0.9, other=0.1)).kind == "device_bound"
-    assert on_device(steps, Facts(kernel=0.6, other=0.4)).kind == "overhead_bound"
+    assert on_device(steps, trace(kernel=0.9, other=0.1)).kind == "device_bound"
+    assert on_device(steps, trace(kernel=0.6, other=0.4)).kind == "overhead_bound"
 
 
 def waits_of(*waits, late=0.0, launch=None, wait_of=None):
@@ -232,7 +225,7 @@ def waits_of(*waits, late=0.0, launch=None, wait_of=None):
 
 
 def verdict_of_waits(waits, steps=None, **shares):
-    return on_device(steps_of(forward=50, backward=50) if steps is None else steps, Facts(waits, **shares))
+    return on_device(steps_of(forward=50, backward=50) if steps is None else steps, trace(waits, **shares))
 
 
 @pytest.mark.parametrize(
@@ -315,22 +308,20 @@ def test_the_same_idle_time_seen_by_both_clocks_counts_once():
     """The forward's own code takes 25% by the host's clock; the device is idle for 35% of the time."""
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 75, 0))
     steps = steps_of(forward=100)
-    found = on_device(steps, Facts(waits_of(late=0.35), kernel=0.65, cpu_exec=0.35), cost=cost)
+    found = on_device(steps, trace(waits_of(late=0.35), kernel=0.65, cpu_exec=0.35), cost=cost)
     assert (found.kind, found.summary.split()[3]) == ("host_bound", "35%")
     # A tenth of a step of it is the wait, which is not the code's.
     waits = waits_of(("forward", 0.1))
-    assert on_device(steps, Facts(waits, kernel=0.8, cpu_exec=0.2), cost=cost).kind == "balanced"
-    assert on_device(steps, Facts(waits_of(), kernel=0.8, cpu_exec=0.2), cost=cost).kind == "host_bound"
+    assert on_device(steps, trace(waits, kernel=0.8, cpu_exec=0.2), cost=cost).kind == "balanced"
+    assert on_device(steps, trace(waits_of(), kernel=0.8, cpu_exec=0.2), cost=cost).kind == "host_bound"
 
 
 def test_a_window_s_share_is_taken_of_a_step_without_profiler():
     """Half of the recorded step of 100 ms is saved; the others take 20 ms."""
-    analysis = analysis_of(steps_of(forward=20), device_type="cuda")
-    window = WindowFacts(
-        window=Window(index=0, first_step=0, last_step=0),
-        facts=Facts(waits_of(("forward", 0.5)), kernel=0.5, runtime=0.5),
-    )
-    found, findings = diagnose(replace(analysis, windows=(window,)), RULES)
+    window = trace(waits_of(("forward", 0.5)), kernel=0.5, runtime=0.5)
+    steps = steps_of(forward=20)
+    run = analysis_of(steps, device_type="cuda", windows=(WINDOW,), facts={0: window})
+    found, findings = diagnose(run, RULES)
     assert findings[0].saving_ns_per_step == pytest.approx(10 * MS)
     assert found.summary.startswith("The GPU spends 50%")
 
@@ -347,16 +338,17 @@ def test_every_saved_setup_reads_back(tmp_path):
     assert load_run(tmp_path).ranks[0].setup == SETUP
 
 
-class Says(Rule, frozen=True, kw_only=True):
-    """Finds what it is told to find."""
-
-    kind: ClassVar[str] = "says"
-    title: ClassVar[str] = "Says"
-    severity: Severity
-    saving: float | None
-
-    def evaluate(self, analysis):
-        return (self.found("It.", "Do.", self.severity, saving_ns=self.saving),)
+def says(severity, saving, bound=None):
+    """A rule that finds what it is told to find."""
+    return Rule(
+        kind=f"says {bound}",
+        title="Says",
+        healthy="Says nothing",
+        help="",
+        ask=lambda facts, limits: iter([Found(what="It.", do="Do.", severity=severity, saves_ns=saving)]),
+        limits={},
+        bound=bound,
+    )
 
 
 def test_findings_are_ranked_by_severity_then_time():
@@ -364,25 +356,18 @@ def test_findings_are_ranked_by_severity_then_time():
     critical, warning, hint = Severity.CRITICAL, Severity.WARNING, Severity.INFO
     expected = [(critical, 3 * MS), (critical, None), (warning, 5 * MS), (warning, None), (warning, 3 * MS)]
     expected += [(hint, 9 * MS), (hint, None)]
-    rules = [Says(severity=severity, saving=saving) for severity, saving in reversed(expected)]
+    rules = [says(severity, saving) for severity, saving in reversed(expected)]
     _, found = diagnose(analysis_of(steps_of(forward=100)), rules)
     assert [(one.severity, one.saving_ns_per_step) for one in found] == expected
-
-
-class SaysOfLoading(Says, frozen=True, kw_only=True):
-    """A finding whose time is that of batches."""
-
-    kind: ClassVar[str] = "of_loading"
-    bound: ClassVar[str | None] = "input_bound"
 
 
 def test_the_first_finding_is_of_what_the_verdict_names():
     """INPUT-BOUND by a warning of 30 ms: it stands above a critical finding of something else."""
     rules = [
-        Says(severity=Severity.CRITICAL, saving=20 * MS),
-        SaysOfLoading(severity=Severity.WARNING, saving=2 * MS),
-        SaysOfLoading(severity=Severity.WARNING, saving=30 * MS),
-        SaysOfLoading(severity=Severity.INFO, saving=40 * MS),
+        says(Severity.CRITICAL, 20 * MS),
+        says(Severity.WARNING, 2 * MS, "input_bound"),
+        says(Severity.WARNING, 30 * MS, "input_bound"),
+        says(Severity.INFO, 40 * MS, "input_bound"),
     ]
     verdict, found = diagnose(analysis_of(steps_of(forward=100)), rules)
     assert verdict.kind == "input_bound"

@@ -13,9 +13,10 @@ from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
+from lightning_modelprof.report.tables.trace.step_breakdown import STEP_BREAKDOWN
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
+from tests.support.facts import table_of
 from tests.support.traces import real_file, reference
 
 MS = 1_000_000
@@ -45,7 +46,7 @@ def window(*ranks, findings=(), **sections):
     return Report(
         title="t",
         facts=(),
-        tables=(step_breakdown_table(dict(enumerate(ranks)), DEFAULT_OPTIONS),),
+        tables=(table_of(STEP_BREAKDOWN, dict(enumerate(ranks)), DEFAULT_OPTIONS),),
         notes=(),
         findings=findings,
         sections=sections,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
@@ -22,8 +22,14 @@ from lightning_modelprof.report.advice.owners import Owner
 from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Severity, Status
-from lightning_modelprof.report.rules.cpus import BusyCpus
-from lightning_modelprof.report.rules.input import InputBound, RepeatedWork, SynchronousLoader, WorkerStartup
+from lightning_modelprof.report.rules.cpus import busy_cpus
+from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.report.rules.input import (
+    input_bound,
+    repeated_work,
+    synchronous_loader,
+    worker_startup,
+)
 from lightning_modelprof.report.rules.steps import _advice as slow_steps_advice
 from lightning_modelprof.run.batches import RepeatedSamples
 from lightning_modelprof.run.setup import LoaderSetup
@@ -232,8 +238,9 @@ def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
 
 
 def test_no_samples_of_the_workers():
-    assert isinstance(worker_stacks((replace(LOADER, stacks=None),)), Absent)
-    assert isinstance(worker_stacks((replace(LOADER, stacks=StackSamples()),)), Absent)
+    for nothing in (None, StackSamples()):
+        with pytest.raises(NotMeasured):
+            worker_stacks((replace(LOADER, stacks=nothing),))
 
 
 # The finding
@@ -243,7 +250,7 @@ def places(*loaders, **run):
     """The places of ``input_bound`` as (line, line of what it calls)."""
     run.setdefault("setup", with_loader(num_workers=2, prefetch_factor=2, batch_size=4))
     steps = steps_of(forward=5, dataloader=45)
-    one = only(diagnose(analysis_of(steps, workers=loaders, **run), [InputBound()])[1])
+    one = only(diagnose(analysis_of(steps, workers=loaders, **run), [input_bound])[1])
     assert one.status is Status.FOUND
     return [(place.line, place.inner and place.inner.line) for place in one.locations]
 
@@ -349,7 +356,7 @@ def played(service_ms, *, workers=1, rest_ms=10, count=60, cpu=0.0, **record):
 
 
 def finding(analysis):
-    return only(diagnose(analysis, [InputBound()])[1])
+    return only(diagnose(analysis, [input_bound])[1])
 
 
 def evidence(one):
@@ -402,7 +409,7 @@ def test_batches_that_nothing_makes_fast_enough_get_no_factor():
 def test_slow_steps_promise_nothing_of_a_prefetch_factor_that_was_predicted():
     analysis = played(40, workers=2)
     assert "table Number of workers" in slow_steps_advice(analysis, "dataloader")
-    assert "prefetch_factor helps" in slow_steps_advice(replace(analysis, workers=Absent("")), "dataloader")
+    assert "prefetch_factor helps" in slow_steps_advice(analysis.replaced(workers=()), "dataloader")
     assert "prefetch_factor" not in slow_steps_advice(analysis, "checkpoint")
 
 
@@ -428,8 +435,8 @@ def test_batches_that_have_no_cpu_are_said_to_wait_for_one():
 def test_a_training_thread_without_a_cpu_whose_own_workers_take_them(share, said):
     """24 steps of 20 ms, in which two workers made batches for 1,200 ms each, and computed for a share."""
     slow = SlowFacts(record=SlowSteps(factor=3.0, cpu_wait_share=0.3), causes=(), medians_ns={}, worst=None)
-    analysis = replace(played(40, workers=2, cpu=share), slow=slow)
-    assert only(BusyCpus().evaluate(analysis)).action.startswith(said)
+    analysis = played(40, workers=2, cpu=share).replaced(slow=slow)
+    assert only(judge(busy_cpus, analysis)).action.startswith(said)
 
 
 def test_collate_and_more_workers_instead():
@@ -462,7 +469,7 @@ def test_each_cause_has_its_advice(why):
     assert advice.action.startswith(BEGINS[why])
     assert advice.saving_ns == (9.5 if why is Cause.START_UP else 10) * MS, "the better one of both fixes"
     # Without a prediction no number is said.
-    alone = cause_advice(replace(facts, queue=Absent("too few batches")), setup, 8)
+    alone = cause_advice(replace(facts, queue=None), setup, 8)
     assert "num_workers" not in alone.action
     assert alone.num_workers is None
     assert "saves up to " in alone.action
@@ -478,7 +485,7 @@ def test_slow_samples_are_told_by_the_batches():
     advice = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8)
     assert advice.action.startswith("Make slow samples cheaper, or drop them.")
     assert "5.0% of batches take over 3 times the median" in advice.told
-    alone = cause_advice(replace(facts, batch=None, queue=Absent("")), None, 8)
+    alone = cause_advice(replace(facts, batch=None, queue=None), None, 8)
     assert "A few samples are much slower than the others." in alone.told
     assert len(advice.action) <= 4 * 77, "four lines of a terminal of 80 columns"
     assert advice.told.startswith(" Ready batches wait behind slow ones")
@@ -488,7 +495,7 @@ def test_slow_samples_are_told_by_the_batches():
         told = cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).told
         assert "in_order" not in told
     # It is said where there is room: in the full report.
-    said = finding(replace(played(40, workers=2), workers=(facts,))).summary
+    said = finding(played(40, workers=2).replaced(workers=(facts,))).summary
     assert "DataLoader(in_order=False)" in said
 
 
@@ -521,10 +528,10 @@ def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
 def test_batches_that_are_ready_before_are_none_of_the_workers_business():
     """Nine of ten are there when they are fetched: what is waited for is the way from the worker."""
     ready = BatchCpu(computing=1.0, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=0.95)
-    run = replace(played(40, workers=2, stacks=stacks(crop=90)), batch_cpu=ready)
-    [facts] = run.workers
+    [facts] = (run := played(40, workers=2, stacks=stacks(crop=90))).workers
+    run = run.replaced(batch_cpu=ready)
     queue = replace(facts.queue, ready=0.95)
-    one = finding(replace(run, workers=(replace(facts, queue=queue),)))
+    one = finding(run.replaced(workers=(replace(facts, queue=queue),)))
     assert one.action.startswith("Build each batch from fewer, larger tensors")
     assert "95% of batches were ready" in one.summary
     assert "num_workers=0" not in one.action, "a batch takes longer to make"
@@ -538,8 +545,7 @@ def test_batches_that_are_ready_before_are_none_of_the_workers_business():
 def idle(**changes):
     """Two workers whose batches of 1 ms are always ready; to hand one over takes 5 of a step's 15 ms."""
     ready = BatchCpu(computing=0.1, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=1.0)
-    run = replace(played(40, workers=2, **changes), batch_cpu=ready)
-    [facts] = run.workers
+    [facts] = (run := played(40, workers=2, **changes)).workers
     found = loader_queue(
         WorkerBatches(
             worker=(0,) * 60,
@@ -555,7 +561,7 @@ def idle(**changes):
         rests_ns=np.full(24, 10.0 * MS),
         waits_ns=np.full(24, 5.0 * MS),
     )
-    return replace(run, workers=(replace(facts, queue=found),))
+    return run.replaced(batch_cpu=ready, workers=(replace(facts, queue=found),))
 
 
 def test_idle_workers_that_cost_more_than_they_give_are_to_go():
@@ -598,16 +604,16 @@ def test_start_up_is_another_findings_business():
     [facts] = (run := played(40, workers=2)).workers
     start = WaitCause(why=Cause.START_UP, share=0.6, saving_ns=70.0 * MS)
     facts = replace(facts, why=Cause.START_UP, causes=(start, *facts.causes))
-    one = finding(replace(run, workers=(facts,)))
+    one = finding(run.replaced(workers=(facts,)))
     assert one.action.startswith("Set num_workers=4, persistent_workers=True")
     assert "Worker startup costs more (see worker_startup)." in one.summary
     assert one.saving_ns_per_step == 10 * MS
-    alone = finding(replace(run, workers=(replace(facts, causes=(start,)),)))
+    alone = finding(run.replaced(workers=(replace(facts, causes=(start,)),)))
     assert alone.saving_ns_per_step == 10 * MS, "never more than a clean step waits"
 
 
 def test_without_records_the_law_of_before_holds():
-    one = finding(replace(played(40, workers=2), workers=Absent("not measured")))
+    one = finding(played(40, workers=2).replaced(workers=NotMeasured("not measured")))
     assert "In the workers" not in one.summary
     assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently num_workers=2).")
     assert "predicted" not in one.action
@@ -717,11 +723,11 @@ def test_no_prediction_of_rows_in_memory():
 
 def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
     """3 of 103 ms are worth a worker; 1 ms of 41 and 0.6 of 5.6 are not, for the hand-over of 0.5."""
-    hint = only(SynchronousLoader().evaluate(inline(3, 100)))
+    hint = only(judge(synchronous_loader, inline(3, 100)))
     assert hint.status is Status.FOUND
     assert hint.action.endswith("103 → 100 ms per step.")
     assert EXTRAPOLATED in hint.summary
-    assert only(SynchronousLoader().evaluate(inline(1, 40))).status is Status.CLEAN
+    assert only(judge(synchronous_loader, inline(1, 40))).status is Status.CLEAN
     short = finding(inline(0.6, 5))
     assert short.summary.endswith("Handing a batch over from a worker would take about as long.")
     assert "num_workers" not in short.action
@@ -743,7 +749,7 @@ def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
 def kept(analysis):
     """What is said of keeping samples, all of which were the same."""
     seen = RepeatedSamples(num_indices=9, num_compared=20, num_equal=20, sample_bytes=8)
-    return only(RepeatedWork().evaluate(replace(analysis, repeated=seen)))
+    return only(judge(repeated_work, analysis.replaced(repeated=seen)))
 
 
 def test_samples_are_to_be_kept_where_making_them_is_what_is_waited_for():
@@ -763,7 +769,7 @@ def test_nothing_is_to_be_kept_of_data_in_memory():
         ({"sample_ns": 10_000.0}, "rows in memory"),
         ({"collate": 0.6}, "collating samples"),
     ):
-        one = kept(replace(run, workers=(replace(facts, **changes),)))
+        one = kept(run.replaced(workers=(replace(facts, **changes),)))
         assert one.status is Status.CLEAN
         assert said in one.summary
     assert "have their batches ready" in kept(idle()).summary
@@ -781,7 +787,7 @@ def test_nothing_is_to_be_kept_where_the_collate_function_takes_most(samples, st
         samples=100,
     )
     place = Place(function="collate", file=DATA, line=50)
-    analysis = replace(inline(collate=place), hot_lines=HotLines(samples=record))
+    analysis = inline(collate=place).replaced(hot_lines=HotLines(samples=record))
     assert kept(analysis).status is status
 
 
@@ -870,7 +876,7 @@ def test_the_start_of_workers_says_how_long_one_takes():
     )
     setup = with_loader(num_workers=3, persistent_workers=False)
     for workers, expected in (((replace(LOADER, workers=times),), 150 * MS), (None, None)):
-        one = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, workers=workers)))
+        one = only(judge(worker_startup, analysis_of(steps, setup=setup, workers=workers)))
         assert one.status is Status.FOUND
         assert evidence(one).get("worker startup until its first sample") == expected
 
@@ -889,7 +895,7 @@ def test_the_start_of_workers_claims_no_first_batch(batch_ms, saved_ms):
     times = WorkerTimes(worker=0, batches=10, fetch_ns=10 * batch_ms * MS)
     setup = with_loader(num_workers=1, persistent_workers=False)
     record = LoaderWorkers(num_workers=1, workers=(times,))
-    one = only(WorkerStartup().evaluate(analysis_of(steps, setup=setup, workers=(record,))))
+    one = only(judge(worker_startup, analysis_of(steps, setup=setup, workers=(record,))))
     assert evidence(one)["restart time per epoch"] == pytest.approx(saved_ms * MS)
     assert one.saving_ns_per_step == pytest.approx(evidence(one)["restarts"] * saved_ms * MS / 40)
 
@@ -898,14 +904,14 @@ def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
     """Loader 1 takes 40 ms with two workers; the other one 30 ms, so that steps stay at 15 ms."""
     [busy], [other] = (run := played(40, workers=2)).workers, played(30, workers=2).workers
     busy = replace(busy, record=replace(busy.record, loader=1))
-    one = finding(replace(run, workers=(other, busy)))
+    one = finding(run.replaced(workers=(other, busy)))
     assert " In the workers of DataLoader 1, Crop is slowest (9 ms per sample" in one.summary
     assert one.action.endswith("20 → 15 ms per step.")
     assert "Other DataLoaders limit the saving." in one.summary
     assert one.saving_ns_per_step == pytest.approx(5 * MS, rel=0.01)
     # The same loader, made anew with other settings, is no other loader.
     again = replace(other, record=replace(other.record, loader=1))
-    one = finding(replace(run, workers=(again, busy)))
+    one = finding(run.replaced(workers=(again, busy)))
     assert " In the workers, Crop is slowest" in one.summary
     assert "Other DataLoaders" not in one.summary
 

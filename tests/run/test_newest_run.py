@@ -9,7 +9,7 @@ import pytest
 
 from lightning_modelprof import read_report
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.run.locate import find_run, told_choice
+from lightning_modelprof.run.locate import choice_note, find_run
 from tests.support.fits import ROOT, run_fit
 
 
@@ -61,7 +61,7 @@ def test_a_run_itself_is_that_run(saved, tmp_path):
     make_run(saved, tmp_path / "run" / "modelprof", LATE)
     make_run(saved, tmp_path / "run" / "modelprof_1", LATE)
     assert find_run(tmp_path / "run") == tmp_path / "run" / "run.json"
-    assert told_choice(tmp_path / "run") == ""
+    assert choice_note(tmp_path / "run") == ""
 
 
 def test_every_command_takes_the_newest_and_says_so(saved, tmp_path, capsys):

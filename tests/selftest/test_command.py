@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from lightning_modelprof.cli.main import main
+from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.selftest import runner
 from lightning_modelprof.selftest.comparison import Compared
-from lightning_modelprof.selftest.machine import scrubbed
+from lightning_modelprof.selftest.machine import scrubbed, told
 from lightning_modelprof.selftest.runner import CHECKS, Check, Result
 from lightning_modelprof.selftest.summary import MOST_LINES, attachment, closing, heading, line_of
 from lightning_modelprof.units import Unit
@@ -47,6 +48,14 @@ def crashes(lab):
 def skips(lab):
     raise Skip("needs two GPUs")
     yield
+
+def partly(lab):
+    yield Compared("a number", 1, 1)
+    raise Skip("the rest needs two GPUs")
+
+def alone(lab):
+    yield Compared("variables of a Trainer", sum(one.startswith("PL_") for one in os.environ), 0)
+    yield Compared("files where it runs", len(list(Path.cwd().glob("select.py"))), 0)
 """
 
 QUICK_CHILD = """
@@ -93,11 +102,39 @@ def assert_private(text):
 def faulty(tmp_path, monkeypatch):
     (tmp_path / "faulty.py").write_text(FAULTY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT))))
+    monkeypatch.setenv("PL_TRAINER_LIMIT_TRAIN_BATCHES", "7")
     monkeypatch.setattr(runner, "CHILD", ("-c", QUICK_CHILD))
-    names = {"differs": 60, "hangs": 3, "crashes": 60, "skips": 60}
+    names = {"differs": 60, "hangs": 3, "crashes": 60, "skips": 60, "partly": 60, "alone": 60}
     checks = [Check(name, f"faulty:{name}", seconds) for name, seconds in names.items()]
     monkeypatch.setattr(runner, "CHECKS", [*checks, Check("gpu", "faulty:none", 60, ("cuda",))])
+    in_the_way(tmp_path / "project", monkeypatch)
     return tmp_path / "out.json"
+
+
+def in_the_way(folder, monkeypatch):
+    """The user's folder, with a file that has the name of a module of Python."""
+    folder.mkdir()
+    (folder / "select.py").write_text("raise SystemExit('a file of the user was imported')")
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.slow
+def test_a_users_files_are_no_modules_for_either_process_of_ddp(tmp_path, monkeypatch):
+    in_the_way(tmp_path / "project", monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    [ddp] = [one for one in CHECKS if one.name == "ddp"]
+    result = runner.run_check(ddp, "cpu", 240)
+    assert (result.status, result.reason) == ("PASS", "")
+
+
+def test_a_copy_that_is_not_installed_is_found(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    code = (
+        "import sys; from lightning_modelprof import __file__ as at; print(at); sys.exit(at != sys.argv[1])"
+    )
+    monkeypatch.setattr(runner, "CHILD", ("-c", code))
+    assert runner.run_child(str(ROOT / "lightning_modelprof" / "__init__.py"), None, 60) == ([], "")
 
 
 @pytest.mark.slow
@@ -107,16 +144,15 @@ def test_checks_that_differ_hang_or_crash_fail(faulty, capsys):
     assert "FAIL  differs: another number 2, expected 3" in out
     for what in ("FAIL: the profiler's number", "1 FAIL", "needs two GPUs", "needs a CUDA or ROCm device"):
         assert what in out or what == "1 FAIL"
-    assert "0 PASS, 3 FAIL, 2 SKIP" in out
+    assert "2 PASS, 3 FAIL, 2 SKIP" in out
+    assert "1 agree; the rest needs two GPUs, such as a number 1, expected 1" in out
     assert len(out.splitlines()) <= MOST_LINES
     written = json.loads(faulty.read_text())
     reasons = {one["name"]: one["reason"] for one in written["checks"]}
-    assert reasons["differs"].startswith(
-        "raised RuntimeError: no <path> of <name> on <name> in <path>, <path>"
-    )
+    assert reasons["differs"].startswith("raised RuntimeError (selftest.child:")
     assert reasons["hangs"].startswith("stopped after 3 s (selftest.child:")
     assert reasons["crashes"].startswith("ended with exit code -11")
-    assert [len(one["comparisons"]) for one in written["checks"]] == [2, 1, 1, 0, 0]
+    assert [len(one["comparisons"]) for one in written["checks"]] == [2, 1, 1, 0, 1, 2, 0]
     assert_private(faulty.read_text())
 
 
@@ -171,17 +207,59 @@ def test_however_much_fails_there_are_at_most_40_lines():
 
 
 @pytest.mark.parametrize(
-    "text",
+    "private",
     [
-        "can't open /home/ann/project/train.py",
-        r"can't open C:\Users\ann\train.py",
-        "can't open ~/project/train.py",
-        f"can't open {Path.home()}/secret",
-        "can't open secret_project.py",
+        "/home/ann/project/train.py",
+        "/home/ann/my secret project/train.py",
+        "'/home/ann/a project, with a comma/train.py'",
+        '"my project/train.py"',
+        "/scratch/ann",
+        r"C:\Users\ann\my project\train.py",
+        "~/project/train.py",
+        f"{Path.home()}/secret",
+        "data/secret.csv",
+        "secret_project.py",
+        "my-secret-model.py",
+        "my.secret-model.ckpt",
+        "10.1.2.3",
+        "10.1.2.3:29500",
+        "fe80::1c2d:3e4f",
+        "2001:db8:0:1:2:3:4:5",
+        "0a:1b:2c:3d:4e:5f",
+        "node7.cluster.example.org",
+        "node7.example.org:29500",
+        "node7:29500",
+        "ann@example.org",
+        getpass.getuser(),
+        socket.gethostname(),
     ],
 )
-def test_paths_are_removed(text):
-    assert scrubbed(text) == "can't open <path>"
+def test_what_is_private_is_removed(private):
+    assert scrubbed(f"can't open {private}") == "can't open <removed>"
+    assert scrubbed(f"it isn't in {private}, the 2nd isn't it") == "it isn't in <removed>, the 2nd isn't it"
+
+
+def test_what_is_not_private_stays():
+    text = "torch.compile's aten::mm isn't in torch 2.13.0, {'flops': True}, 12 MiB at 15:53"
+    assert scrubbed(text) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Ann's secret"), "RuntimeError"),
+        (OSError("no ann on node7"), "OSError"),
+        (RuntimeError("CUDA out of memory. Ann's secret"), "RuntimeError: CUDA out of memory"),
+        (
+            RuntimeError("CUDA error: no kernel image is available for execution on the device\nAnn"),
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
+        (ArchiveError("can't read /home/ann/x: empty"), "ArchiveError: can't read <removed>: empty"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_is_told_of_an_error(error, said):
+    assert told(error) == said
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from lightning_modelprof import read_report
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Status
@@ -98,7 +98,7 @@ def imported_trace(tmp_path):
             event("kernel", "gemm", begin + 62_000, begin + 92_000, pid=0, tid=7, device=0, stream=7)
             | {"args": {"device": 0, "stream": 7, "correlation": step + 1}},
         ]
-    return build_trace_report([analyze_trace(make_trace(events))])
+    return build_trace_report([TraceFacts(make_trace(events))])
 
 
 def with_window(tmp_path):

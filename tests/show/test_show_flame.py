@@ -19,7 +19,7 @@ from tests.support.sample_reports import flame_report
 
 def test_boxes_by_hand():
     view = flame_view(stacks_flame())
-    assert (view.whole, view.rows) == ("100 ms", 4)
+    assert (view.total, view.rows) == ("100 ms", 4)
     assert [(b.text, float(b.left), float(b.width), b.row, b.kind) for b in view.boxes] == [
         ("Dataloader", 0, 0.3, 0, "phase"),
         ("Digits.__getitem__", 0, 0.3, 1, "users"),

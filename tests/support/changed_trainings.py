@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS
 from lightning_modelprof.run.model_cost import ModelCost
@@ -193,7 +193,7 @@ def with_samples(run, source):
 
 def rebuilt(run):
     """The report of a run without traces."""
-    return build_report(analyze(run, {}, {}))
+    return build_report(Facts(run))
 
 
 LOADER_ADDED = ("num_workers=", "persistent_workers=True")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightning_modelprof.analysis.analyze import analyze
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.run.model_cost import ModelCost, ModuleRecord, ModuleTime, ModuleTimes
@@ -82,7 +82,7 @@ def analysis_of(
         notes=notes,
     )
     run = Run(info=RunInfo(created="now", config=config or {}, **info), ranks=(record,))
-    return analyze(run, facts or {}, {})
+    return Facts(run, facts or {}, {})
 
 
 def cost_of(*modules, steps=1):

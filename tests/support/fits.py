@@ -98,11 +98,11 @@ def loader(size=64, batch_size=2, **kwargs):
     return DataLoader(Numbers(size), batch_size=batch_size, **kwargs)
 
 
-def host_of(trainer, loop=FIT):
-    """The host of a loop, of a trainer that has no more than what is asked of it."""
-    host = TrainerLoop.__new__(TrainerLoop)
-    host.trainer, host.loop = trainer, loop
-    return host
+def loop_of_trainer(trainer, kind=FIT):
+    """A loop of a trainer that has no more than what is asked of it."""
+    loop = TrainerLoop.__new__(TrainerLoop)
+    loop.trainer, loop.kind = trainer, kind
+    return loop
 
 
 def make_trainer(folder, *callbacks, **kwargs):

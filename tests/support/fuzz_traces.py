@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.show.json import render_json
@@ -326,7 +326,7 @@ def read_all(data: bytes, folder: Path) -> str:
             trace = parse_trace(data, "fuzz.json")
     except TraceError:
         return "refused"
-    report = build_trace_report([analyze_trace(trace)])
+    report = build_trace_report([TraceFacts(trace)])
     render_text(report)
     json.loads(render_json(report))
     return "damaged" if trace.damage or trace.num_dropped else "whole"

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary, summarize_model
 from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, summarize_step_breakdown
@@ -58,11 +57,11 @@ def reference(name: str, kind: str) -> Any:
     return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
 
 
-def summarize(trace: Trace) -> ModelSummary | Absent:
+def summarize(trace: Trace) -> ModelSummary:
     """The Model Summary of a trace."""
     return summarize_model(build_timeline(trace))
 
 
-def break_down(trace: Trace) -> StepBreakdown | Absent:
+def break_down(trace: Trace) -> StepBreakdown:
     """The step time breakdown of a trace."""
     return summarize_step_breakdown(build_timeline(trace))

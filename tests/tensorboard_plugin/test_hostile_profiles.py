@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_modelprof.analysis.compare import _times_as_fast
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
 from lightning_modelprof.show.html.chart import chart_view
@@ -60,7 +60,7 @@ def good(tmp_path_factory):
     everything = dict.fromkeys(("flops", "sampling", "profile_memory"), True)
     callback = run_fit(folder, active=2, wait=2, **everything)
     traces = [read_trace(path) for path in sorted(folder.glob("modelprof/traces/*"))]
-    window = window_profile([(trace, analyze_trace(trace)) for trace in traces], window=0)
+    window = window_profile([(trace, TraceFacts(trace)) for trace in traces], window=0)
     return {
         tag: (pack_head(profile), pack_profile(profile))
         for tag, profile in {"run": run_profile(callback.run, callback.report), "window": window}.items()

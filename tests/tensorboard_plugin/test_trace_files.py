@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build_dashboard_entry import window_profile
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
@@ -79,7 +79,7 @@ def test_without_a_log_directory_of_ours_there_is_none(logdir, monkeypatch):
 def answers_with(logdir, source):
     """The dashboard's answers where an event file says that the trace is ``source``."""
     trace = replace(make_trace([event("user_annotation", "ProfilerStep#1", 0, 100)]), source=source)
-    profile = window_profile([(trace, analyze_trace(trace))], window=0)
+    profile = window_profile([(trace, TraceFacts(trace))], window=0)
     provider = Provider()
     provider.put(RUN, TAG, pack_head(profile), pack_profile(profile))
     return Answers(provider, str(logdir))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.show.text import render_text
@@ -907,4 +907,4 @@ def test_odd_traces_give_a_report_or_a_trace_error(events, metadata):
         trace = parse_trace(raw, "odd.json")
     except TraceError:
         return
-    assert "odd.json" in render_text(build_trace_report([analyze_trace(trace)]))
+    assert "odd.json" in render_text(build_trace_report([TraceFacts(trace)]))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_modelprof import analyze
-from lightning_modelprof.report.rules.device import LATE_SHARE
+from lightning_modelprof.report.rules.rule import LATE_SHARE
 from tests.support.traces import event
 
 STEP_US = 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import shutil
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from lightning_modelprof import reading_traces
+from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.show.json import render_json
@@ -51,6 +53,20 @@ def test_the_report_is_that_of_one_process(folder, helpers, monkeypatch):
     assert helper._process.returncode == 0
     assert render_json(report) == render_json(alone([folder], monkeypatch))
     assert len(helpers) == 1
+
+
+def test_a_trace_is_gone_when_the_next_one_is_read(folder, monkeypatch):
+    """Its facts are lazy, but of several traces none is kept for them."""
+    alive, read = [], reading_traces.read_with_progress
+
+    def count(*args):
+        gc.collect()
+        alive.append(sum(isinstance(one, Timeline) for one in gc.get_objects()))
+        return read(*args)
+
+    monkeypatch.setattr(reading_traces, "read_with_progress", count)
+    alone([folder], monkeypatch)
+    assert alive == [alive[0]] * 2
 
 
 def test_what_a_process_does_not_answer_is_done_here(folder, helpers, monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import (
     FOURIER_OPERATORS,
@@ -85,7 +85,7 @@ class ForwardFacts(Record, frozen=True, kw_only=True):
     uncalled: tuple[str, ...]
 
 
-def forward_facts(cost: ModelCost) -> ForwardFacts | Absent:
+def forward_facts(cost: ModelCost) -> ForwardFacts:
     """Add up the forward table and check it against the count of the step.
 
     Compared are multiply-adds of each module with the modules inside of it: half the FLOPs of the step's
@@ -95,7 +95,7 @@ def forward_facts(cost: ModelCost) -> ForwardFacts | Absent:
     """
     table = cost.forward_table
     if table is None:
-        return Absent(cost.forward_table_note or "fvcore didn't run")
+        raise NotMeasured(cost.forward_table_note or "fvcore didn't run")
     totals = _with_parents((count.module, count.macs) for count in table.counts)
     whole = totals[""]
     types = {record.path: record.type_name for record in cost.modules}

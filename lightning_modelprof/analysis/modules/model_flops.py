@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.size_law import (
     FlopsBySize,
     MeanStep,
@@ -85,8 +85,9 @@ class ModelFlops(Record, frozen=True, kw_only=True):
         hardware_flops: all phases; ``None`` when nothing was counted.
         optimizer_share: of the clean steps, those in which the optimizer stepped.
         operators: largest first.
-        mean: the mean clean step where steps vary in FLOPs, or the reason why it is not known; ``None``
-            where all clean steps are like the counted one, as far as that is known.
+        mean: the mean clean step where steps vary in FLOPs; ``None`` where all clean steps are like the
+            counted one, as far as that is known, or where it isn't known.
+        why_no_mean: why the mean clean step isn't known; ``""`` otherwise.
         are_sizes_known: whether the size of each clean step's batch is known; runs of older versions did not
             look.
         without_peak: dtypes that compute and have no rate.
@@ -101,7 +102,8 @@ class ModelFlops(Record, frozen=True, kw_only=True):
     optimizer_share: float
     operators: tuple[OperatorFlops, ...]
     uncounted: tuple[UncountedOperator, ...]
-    mean: MeanStep | Absent | None
+    mean: MeanStep | None
+    why_no_mean: str
     are_sizes_known: bool
     model: Utilization
     hardware: Utilization
@@ -110,9 +112,7 @@ class ModelFlops(Record, frozen=True, kw_only=True):
     note: str
 
 
-def model_flops(
-    cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0
-) -> ModelFlops | Absent:
+def model_flops(cost: ModelCost | None, step_ns: float | None, optimizer_share: float = 1.0) -> ModelFlops:
     """FLOPs of the counted step, and FLOP/s of the clean steps.
 
     Args:
@@ -122,16 +122,20 @@ def model_flops(
             the counted step has all of its FLOPs, while the mean step has a part of them.
     """
     if cost is None:
-        return Absent("not counted (set flops=True to count one step)")
+        raise NotMeasured("not counted (set flops=True to count one step)")
     count = cost.count
     if count is None:
-        return Absent(cost.count_note or "no step was counted")
+        raise NotMeasured(cost.count_note or "no step was counted")
     peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
     counted = [entry for entry in count.operators if not _is_fourier(entry)]
     phases = _by_phase(counted)
-    mean = _mean_of_varying(cost, FlopsBySize(cost.size_counts), cost.batch_sizes)
+    mean, why_no_mean = None, ""
+    try:
+        mean = _mean_of_varying(cost, FlopsBySize(cost.size_counts), cost.batch_sizes)
+    except NotMeasured as why:
+        why_no_mean = why.reason
     alike = _by_part(counted)
-    parts = None if isinstance(mean, Absent) else alike if mean is None else mean.flops
+    parts = None if why_no_mean else alike if mean is None else mean.flops
     optimizer = {part: flops * optimizer_share for part, flops in alike.items() if part[0] == "optimizer"}
     hardware = None if parts is None else _by_dtype({**parts, **optimizer})
     model = None if parts is None else _by_dtype({p: n for p, n in parts.items() if p[0] in MODEL_PHASES})
@@ -147,6 +151,7 @@ def model_flops(
         operators=_operators(count.operators),
         uncounted=_uncounted(count.operators),
         mean=mean,
+        why_no_mean=why_no_mean,
         are_sizes_known=cost.batch_sizes is not None and not cost.batch_sizes.other_steps,
         model=_utilization(model, peaks, step_ns),
         hardware=_utilization(hardware, peaks, step_ns),
@@ -182,32 +187,36 @@ class ModelRates:
         self._peaks = tuple(peak for peak in cost.peaks if not peak.is_measured)
 
     def of(self, sizes: BatchSizes | None, step_ns: float | None) -> Utilization:
-        mean = _mean_of_varying(self._cost, self._by_size, sizes)
-        if isinstance(mean, Absent):
+        try:
+            mean = _mean_of_varying(self._cost, self._by_size, sizes)
+        except NotMeasured:
             return _utilization(None, self._peaks, step_ns)
         parts = self._counted if mean is None else mean.flops
         in_model = {part: flops for part, flops in parts.items() if part[0] in MODEL_PHASES}
         return _utilization(_by_dtype(in_model), self._peaks, step_ns)
 
 
-def _mean_of_varying(
-    cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None
-) -> MeanStep | Absent | None:
-    """The mean clean step; ``None`` where all of them are like the counted one."""
+def _mean_of_varying(cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None) -> MeanStep | None:
+    """The mean clean step; ``None`` where all of them are like the counted one.
+
+    Raises:
+        NotMeasured: where they differ and not all are known.
+    """
     count = cost.count
     if sizes is None or count is None:
         return None
     differ = why_not_by_size(cost.size_counts)
     if differ:
-        return Absent(differ)
+        raise NotMeasured(differ)
     seen = [shapes for shapes, num in zip(sizes.shapes, sizes.clean_steps, strict=False) if num > 0]
     counted = next((one.shapes for one in cost.size_counts if one.step == count.step), None)
     if not seen or (seen == [counted] and not sizes.other_steps):
         return None
-    mean = mean_step(by_size, sizes)
-    if isinstance(mean, Absent) and cost.size_counts_note:
-        return Absent(f"{mean.reason}; {cost.size_counts_note}")
-    return mean
+    try:
+        return mean_step(by_size, sizes)
+    except NotMeasured as why:
+        note = cost.size_counts_note
+        raise NotMeasured(f"{why.reason}; {note}" if note else why.reason) from None
 
 
 def _utilization(

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from lightning_modelprof.analysis.absent import Absent, sum_of_all, sum_of_known
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.size_law import why_not_by_size
+from lightning_modelprof.analysis.sums import sum_of_all, sum_of_known
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, ModelCost, ModuleRecord
 
@@ -157,7 +158,7 @@ class ModuleTree(Record, frozen=True, kw_only=True):
         return sorted(measured, key=lambda item: (-item[1], item[0]))[:count]
 
 
-def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | Absent:
+def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree:
     """Put together what is known of each module.
 
     Args:
@@ -165,10 +166,10 @@ def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree | A
             model were without them.
     """
     if not cost.modules:
-        return Absent("the model's modules weren't recorded")
+        raise NotMeasured("the model's modules weren't recorded")
     kept = _kept(cost.modules, ignore)
     if not kept:
-        return Absent("all modules are ignored")
+        raise NotMeasured("all modules are ignored")
     known = {record.path for record in cost.modules}
     kept_paths = {record.path for record in kept}
     halves = {half: OwnHalf.of(cost, half, known, kept_paths) for half in PHASES}

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.units import percent
@@ -394,7 +394,7 @@ def why_not_by_size(counts: Sequence[SizeCount]) -> str:
     return ""
 
 
-def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
+def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep:
     seen = [(shapes, num) for shapes, num in zip(sizes.shapes, sizes.clean_steps, strict=False) if num > 0]
     num_steps = sum(num for _, num in seen) + sizes.other_steps
     total = np.zeros(len(by_size.parts))
@@ -411,11 +411,11 @@ def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep | Absent:
         flops = None if found is None else float(found[0].sum())
         rows.append(SizeRow(shapes=shapes, clean_steps=num, flops=flops, counted_step=step))
     if missing:
-        return Absent(_why_missing(by_size, sizes, missing, num_steps))
+        raise NotMeasured(_why_missing(by_size, sizes, missing, num_steps))
     whole = float(total.sum())
     error = _standard_error(fitted) / whole if whole else 0.0
     if error > MAX_ERROR:
-        return Absent(
+        raise NotMeasured(
             f"batch sizes vary, and a fit through the {by_size.num_counted} counted sizes predicts FLOPs"
             f" only within {percent(error)}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.stacks import StackFrame, StackSamples
@@ -68,9 +68,9 @@ class _Node:
     children: dict[tuple[str, int, str], _Node] = field(default_factory=dict)
 
 
-def call_tree(samples: StackSamples | None) -> CallTree | Absent:
+def call_tree(samples: StackSamples | None) -> CallTree:
     if samples is None:
-        return Absent("not measured (set inspect={'sampling': True})")
+        raise NotMeasured("not measured (set inspect={'sampling': True})")
     phases: dict[str, _Node] = {}
     shown = [not _is_plumbing(frame) for frame in samples.frames]
     for stack in samples.stacks:
@@ -84,7 +84,7 @@ def call_tree(samples: StackSamples | None) -> CallTree | Absent:
         node.own_ns += stack.time_ns
     nodes = _ranked([_finished(node, phase) for phase, node in phases.items()])
     if not any(node.total_ns for node in nodes):
-        return Absent("the loop ended before the first sample")
+        raise NotMeasured("the loop ended before the first sample")
     return CallTree(
         phases=nodes,
         samples=sum(stack.samples for stack in samples.stacks),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice, takewhile
 from typing import Final, NamedTuple, TypeVar
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.sites import LOG, LOGGER
@@ -49,9 +49,6 @@ _GRADIENTS: Final = frozenset(
 
 _TRANSFORMS: Final = "torch._functorch"
 """What the Python modules begin with that are behind ``torch.func``."""
-
-
-_NOT_SAMPLED: Final = Absent("not measured (set inspect={'sampling': True})")
 
 
 class HotLine(Place, frozen=True, kw_only=True):
@@ -150,6 +147,10 @@ class HotLines(Record, frozen=True, kw_only=True):
     def num_samples(self) -> int:
         """Samples whose stack is known."""
         return sum(stack.samples for stack in self.samples.stacks)
+
+    def least_of(self, share: float) -> float:
+        """The lower end of the interval around a share of all time: two standard errors below."""
+        return share - 2 * math.sqrt(max(0.0, share * (1 - share)) / max(self.num_samples, 1))
 
     def logging_begins(self, frames: Sequence[StackFrame]) -> tuple[int, int] | None:
         """As of ``run.stacks``; ``None`` also for a metric whose result the training takes, as for a loss."""
@@ -533,11 +534,11 @@ class HotLines(Record, frozen=True, kw_only=True):
         return None
 
 
-def hot_lines(samples: StackSamples | None) -> HotLines | Absent:
+def hot_lines(samples: StackSamples | None) -> HotLines:
     if samples is None:
-        return _NOT_SAMPLED
+        raise NotMeasured("not measured (set inspect={'sampling': True})")
     if not any(stack.time_ns for stack in samples.stacks):
-        return Absent("the loop ended before the first sample")
+        raise NotMeasured("the loop ended before the first sample")
     return HotLines(samples=samples)
 
 
@@ -651,14 +652,12 @@ _NOT_HOOKS_OF_ANYBODY: Final = ("torch", "lightning", "pytorch_lightning", "ligh
 """Packages whose hooks belong to the training or to this profiler."""
 
 
-def layer_hooks(hot: HotLines | Absent) -> FoundCalls | Absent:
+def layer_hooks(hot: HotLines) -> FoundCalls:
     """The time in such hooks in Forward and Backward, without the modules that they call.
 
     Caveats:
         On a device, hooks of a backward run in a thread of torch's own, of which nothing is seen.
     """
-    if isinstance(hot, Absent):
-        return hot
     calls = {hot.samples.frames[number] for number in hot.samples.hook_calls}
     return hot.found_by(lambda path: _hook(path, calls), _PHASES)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import COLLECTIVES, HotLines
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
@@ -54,9 +53,7 @@ class LoggingCalls(Record, frozen=True, kw_only=True):
     samples: int
 
 
-def logging_calls(hot: HotLines | Absent) -> LoggingCalls | Absent:
-    if isinstance(hot, Absent):
-        return hot
+def logging_calls(hot: HotLines) -> LoggingCalls:
     known = {(call.file, call.line): call for call in hot.samples.log_calls}
     times: dict[StackFrame, Counter[str]] = {}
     samples: Counter[StackFrame] = Counter()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
 from lightning_modelprof.place import Place
 from lightning_modelprof.run.sites import (
@@ -96,14 +96,14 @@ class _LineSums:
     reductions: int = 0
 
 
-def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[SourceLine, ...] | Absent:
+def source_lines(sites: StepSites | None, hot: HotLines | None) -> tuple[SourceLine, ...]:
     """All lines that run operators or take time: most time first, then most waits, copies and operators."""
-    if sites is None and isinstance(hot, Absent):
-        return Absent(
+    if sites is None and hot is None:
+        raise NotMeasured(
             "no step was inspected (set flops=True) and nothing was sampled (set inspect={'sampling': True})"
         )
     sums = _sums(sites)
-    seen = {} if isinstance(hot, Absent) else {(one.file, one.line): one for one in hot.lines}
+    seen = {} if hot is None else {(one.file, one.line): one for one in hot.lines}
     for place, top in seen.items():
         sums.setdefault(place, _LineSums(top.function))
     lines = []
@@ -121,8 +121,8 @@ def source_lines(sites: StepSites | None, hot: HotLines | Absent) -> tuple[Sourc
                 copies=None if sites is None else one.copies,
                 host_tensors=None if sites is None else one.host_tensors,
                 num_bytes=None if sites is None else one.num_bytes,
-                share=sample.share if sample else None if isinstance(hot, Absent) else 0.0,
-                samples=sample.samples if sample else None if isinstance(hot, Absent) else 0,
+                share=sample.share if sample else None if hot is None else 0.0,
+                samples=sample.samples if sample else None if hot is None else 0,
                 function_line=one.function_line,
                 by_module=tuple(sorted(one.by_module.items())),
                 phases=tuple(sorted(one.phases)),

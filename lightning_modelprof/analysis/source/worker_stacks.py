@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
 from lightning_modelprof.record import Record
@@ -28,12 +28,13 @@ def _each_ns(loader: LoaderWorkers) -> float:
     return sum(one.fetch_ns + one.collate_ns for one in loader.workers) / max(loader.num_workers, 1)
 
 
-def worker_stacks(loaders: Sequence[LoaderWorkers] | None) -> WorkerStacks | Absent:
+def worker_stacks(loaders: Sequence[LoaderWorkers] | None) -> WorkerStacks:
     """The samples of the busiest loader's workers, or why there are none."""
     loader = busiest(loaders or ())
     if loader is None or loader.stacks is None:
-        return Absent("the workers weren't sampled")
-    lines, tree = hot_lines(loader.stacks), call_tree(loader.stacks)
-    if isinstance(lines, Absent) or isinstance(tree, Absent):
-        return Absent("the workers ended before the first sample")
+        raise NotMeasured("the workers weren't sampled")
+    try:
+        lines, tree = hot_lines(loader.stacks), call_tree(loader.stacks)
+    except NotMeasured:
+        raise NotMeasured("the workers ended before the first sample") from None
     return WorkerStacks(loader=loader.loader, hot_lines=lines, call_tree=tree)

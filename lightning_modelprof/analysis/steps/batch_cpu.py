@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import CpuUse
 
@@ -79,7 +79,7 @@ def batch_cpu(
     num_workers: int | None,
     usable_cpus: int | None,
     cpu_wait_share: float | None,
-) -> BatchCpu | Absent:
+) -> BatchCpu:
     """What follows from the CPU times of some steps.
 
     Args:
@@ -88,7 +88,7 @@ def batch_cpu(
         cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.
     """
     if use is None or use.num_steps <= 0 or use.steps_ns <= 0 or use.loop_ns <= 0:
-        return Absent("no step's CPU time was read")
+        raise NotMeasured("no step's CPU time was read")
     times_ns = (
         use.fetches_ns,
         use.fetches_thread_ns,
@@ -97,7 +97,7 @@ def batch_cpu(
         use.process_ns,
     )
     if min(*times_ns, use.workers_ns or 0) < 0:
-        return Absent("a clock was set back")
+        raise NotMeasured("a clock was set back")
     rest_ns = use.rest_process_ns / use.num_steps
     # Whoever waits for a CPU is about to compute: of the time that a thread is ready, so much it gets one.
     thread = (use.fetches_thread_ns + use.rest_thread_ns) / use.steps_ns

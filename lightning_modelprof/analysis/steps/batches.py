@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import theil_sen
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import BatchSizes
@@ -97,7 +97,7 @@ class BatchScaling(Record, frozen=True, kw_only=True):
         return (2 * self.step_ns - self.compared_ns + further_ns) / (2 * self.step_ns)
 
 
-def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling | Absent:
+def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling:
     """Compare the steps of other sizes with those of the usual one.
 
     Args:
@@ -105,18 +105,18 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
         sizes: of the batches; ``None`` if nobody asked for them.
     """
     if sizes is not None and not _only_samples_vary(sizes):
-        return Absent("batches differ in more than their sample count")
+        raise NotMeasured("batches differ in more than their sample count")
     counted = steps.select((steps.samples > 0) & _is_comparable(steps))
     clean = counted.clean()
     if not len(clean):
-        return Absent("no clean step has a sample count")
+        raise NotMeasured("no clean step has a sample count")
     numbers, counts = np.unique(clean.samples, return_counts=True)
     usual = int(numbers[counts.argmax()])
     is_clean = (counted.tags & int(NOT_CLEAN)) == 0
     # The first step of a size makes what later ones of that size find ready.
     is_other = (counted.samples != usual) & ~_is_first(counted.samples)
     if int(is_other.sum()) < MIN_OTHER:
-        return Absent(
+        raise NotMeasured(
             f"fewer than {MIN_OTHER} steps had a different batch size (train for a few more epochs so that"
             " the"
             " smaller last batch occurs more often)"
@@ -126,13 +126,13 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
         is_other &= is_clean
     phases = _phases(counted, has_all=are_clean)
     if not phases:
-        return Absent("the model's phases weren't measured")
+        raise NotMeasured("the model's phases weren't measured")
     usual_at = _thinned(np.flatnonzero((counted.samples == usual) & is_clean))
     other_at = _thinned(np.flatnonzero(is_other))
     at = np.sort(np.concatenate([usual_at, other_at]))
     samples = counted.samples[at].astype(np.float64)
     if samples.max() < MIN_RANGE * samples.min():
-        return Absent("the batch sizes are too similar")
+        raise NotMeasured("the batch sizes are too similar")
     columns = [PHASE_INDEX[phase] for phase in phases]
     compared = counted.phases_ns[:, columns].sum(axis=1)
     order = np.argsort(samples, kind="stable")
@@ -153,7 +153,7 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling 
     )
 
 
-def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: int) -> BatchScaling | Absent:
+def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: int) -> BatchScaling:
     """What of a step cannot depend on its batch, as its batch's work is too little to take so long.
 
     Any CPU that torch trains on does the FLOPs and moves the bytes of one step at the rates of a slow one, or
@@ -173,13 +173,13 @@ def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: 
     counted = clean.select(clean.samples > 0)
     phases = _phases(counted, has_all=False)
     if not len(counted) or not phases:
-        return Absent("no clean step has a sample count")
+        raise NotMeasured("no clean step has a sample count")
     columns = [PHASE_INDEX[phase] for phase in phases]
     compared_ns = float(np.median(counted.phases_ns[:, columns].sum(axis=1)))
     usual = int(np.median(counted.samples))
     grows_ns = min(compared_ns, 1e9 * (flops / _SLOW_FLOPS_PER_S + num_bytes / _SLOW_BYTES_PER_S))
     if compared_ns - grows_ns > operators * _OPERATOR_NS:
-        return Absent("a step takes longer than calling its operators")
+        raise NotMeasured("a step takes longer than calling its operators")
     return BatchScaling(
         num_samples=usual,
         sizes=(usual, usual),

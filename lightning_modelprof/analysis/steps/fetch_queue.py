@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.loader_queue import (
@@ -52,12 +52,12 @@ _LEAST_SHARE: Final = 0.01
 """Of the steps: where batches take less, no number of workers gains anything that a prediction is worth."""
 
 
-def sampler_share(hot: HotLines | Absent) -> float:
+def sampler_share(hot: HotLines | None) -> float:
     """Share of the training thread's time in Dataloader that goes to choosing indices."""
-    return 0.0 if isinstance(hot, Absent) else hot.share_in("dataloader", *_NEXT_INDICES)
+    return 0.0 if hot is None else hot.share_in("dataloader", *_NEXT_INDICES)
 
 
-def is_of_sampler(hot: HotLines | Absent) -> bool:
+def is_of_sampler(hot: HotLines | None) -> bool:
     return sampler_share(hot) >= _MOSTLY
 
 
@@ -73,9 +73,9 @@ class SamplerCode(NamedTuple):
     shuffles: bool
 
 
-def sampler_code(hot: HotLines | Absent) -> SamplerCode:
+def sampler_code(hot: HotLines | None) -> SamplerCode:
     """Whose code chooses the indices, from samples of the training thread in Dataloader."""
-    if isinstance(hot, Absent):
+    if hot is None:
         return SamplerCode("", shuffles=False)
     every = hot.found_by(_next_indices, ("dataloader",))
     own = hot.found_by(lambda path: _below(path, own=True), ("dataloader",))
@@ -127,32 +127,28 @@ def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
 
 def fetch_queue(
     steps: StepTimings,
-    costs: StepCosts | Absent,
+    costs: StepCosts,
     *,
-    batch_cpu: BatchCpu | Absent,
+    batch_cpu: BatchCpu,
     setup: TrainingSetup | None,
-    hot: HotLines | Absent,
-) -> LoaderQueue | Absent:
+    hot: HotLines | None,
+) -> LoaderQueue:
     """What steps would take with workers, where the training process makes its batches itself.
 
     The fetch of a step is then the making of its batch, and the sampled fetches tell how much of it computes.
     """
     loaders = () if setup is None else setup.loaders
     if len(loaders) != 1 or loaders[0].num_workers != 0:
-        return Absent("there isn't exactly one torch DataLoader with num_workers=0")
-    if isinstance(costs, Absent):
-        return costs
-    if isinstance(batch_cpu, Absent):
-        return batch_cpu
+        raise NotMeasured("there isn't exactly one torch DataLoader with num_workers=0")
     if batch_cpu.computing is None:
-        return Absent("no fetch's CPU time was read")
+        raise NotMeasured("no fetch's CPU time was read")
     if is_row_by_row(loaders[0], costs.usual_wait_ns() or 0.0):
-        return Absent("samples are rows in memory, so handing over a worker's batch would take longer")
+        raise NotMeasured("samples are rows in memory, so handing over a worker's batch would take longer")
     if is_of_sampler(hot):
-        return Absent("a fetch mostly chooses indices, which always runs in the main process")
+        raise NotMeasured("a fetch mostly chooses indices, which always runs in the main process")
     all_fetches_ns, rests_ns = clean_fetches(steps)
     if all_fetches_ns.sum() < _LEAST_SHARE * (all_fetches_ns.sum() + rests_ns.sum()):
-        return Absent("making batches takes less than 1% of the steps")
+        raise NotMeasured("making batches takes less than 1% of the steps")
     fetches_ns = all_fetches_ns.tolist()
     ends_ns = np.cumsum(fetches_ns).tolist()
     return queue_of_steps(
@@ -189,10 +185,10 @@ def queue_of_steps(
     steps: StepTimings,
     costs: StepCosts,
     *,
-    batch_cpu: BatchCpu | Absent,
+    batch_cpu: BatchCpu | None,
     setup: TrainingSetup | None,
     handover_ns: float = ASSUMED_HANDOVER_NS,
-) -> LoaderQueue | Absent:
+) -> LoaderQueue:
     """What the model predicts from the batches of a loader and the clean steps of its loop.
 
     Args:
@@ -202,9 +198,8 @@ def queue_of_steps(
     cpus = None if setup is None else setup.usable_cpus
     fetches_ns, rests_ns = clean_fetches(steps)
     if wait_ns is None or not len(fetches_ns):
-        return Absent("fetches weren't measured")
-    known = None if isinstance(batch_cpu, Absent) else batch_cpu
-    free = None if known is None else known.free_cpus
+        raise NotMeasured("fetches weren't measured")
+    free = None if batch_cpu is None else batch_cpu.free_cpus
     if free is not None and cpus is not None and setup is not None:
         # Whoever computes beside others gets a share, however much these would take.
         free = max(free, cpus / max(2, setup.local_world_size))
@@ -217,11 +212,11 @@ def queue_of_steps(
         is_ordered=record.is_ordered,
         cpus=free or cpus,
         num_cpus=cpus,
-        rest_cpu_ns=0.0 if known is None else known.rest_ns,
+        rest_cpu_ns=0.0 if batch_cpu is None else batch_cpu.rest_ns,
         cpu_wait=record.cpu_wait,
         assumed_handover_ns=handover_ns,
     )
-    return found if isinstance(found, Absent) else _calibrated(found)
+    return _calibrated(found)
 
 
 def _calibrated(queue: LoaderQueue) -> LoaderQueue:

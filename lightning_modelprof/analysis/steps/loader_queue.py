@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.simulated_loader import simulate_loader
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.workers import WorkerBatches
@@ -166,7 +166,7 @@ def loader_queue(
     rest_cpu_ns: float = 0.0,
     cpu_wait: float | None = None,
     assumed_handover_ns: float = ASSUMED_HANDOVER_NS,
-) -> LoaderQueue | Absent:
+) -> LoaderQueue:
     """Predict the mean step for other numbers of workers and prefetch factors.
 
     Args:
@@ -187,11 +187,11 @@ def loader_queue(
     service_ns = np.asarray(batches.ready_ns, np.int64) - np.asarray(batches.begin_ns, np.int64)
     service_ns, cpu_ns = service_ns[is_steady], np.asarray(batches.cpu_ns, np.int64)[is_steady]
     if len(service_ns) < FEWEST_BATCHES:
-        return Absent(f"only {len(service_ns)} batches were timed (at least {FEWEST_BATCHES})")
+        raise NotMeasured(f"only {len(service_ns)} batches were timed (at least {FEWEST_BATCHES})")
     if not len(rests_ns):
-        return Absent("no step is clean")
+        raise NotMeasured("no step is clean")
     if service_ns.min() < 0 or min(rests_ns) < 0:
-        return Absent("a clock was set back")
+        raise NotMeasured("a clock was set back")
     factor = prefetch_factor or 2
     turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(service_ns))) if num_workers else 0.0
     service_ns = service_ns + round(turn_ns)

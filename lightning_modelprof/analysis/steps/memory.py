@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import medians, theil_sen
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord
@@ -79,14 +79,14 @@ class MemoryUse(Record, frozen=True, kw_only=True):
     unused_share: float | None
 
 
-def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) -> MemoryUse | Absent:
+def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) -> MemoryUse:
     """Derive what a loop's memory says; absent in runs of versions that did not look.
 
     Args:
         epoch_starts: steps in which an epoch begins; empty if they are not all known.
     """
     if record is None:
-        return Absent("memory wasn't recorded (an older version saved this run)")
+        raise NotMeasured("memory wasn't recorded (an older version saved this run)")
     growth: dict[str, Growth] = {}
     for kind, attribute in _KINDS:
         found = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
-from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, AroundLoop
+from lightning_modelprof.run.records import REPORT, SANITY_CHECK, ActionTime, OutsideLoop
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SPECIAL, StepTag
@@ -116,10 +116,10 @@ class OwnCost(Record, frozen=True, kw_only=True):
 def own_cost(
     totals: StepTotals,
     outside_ns: Mapping[str, int],
-    costs: StepCosts | Absent,
+    costs: StepCosts,
     helper_cpu_ns: int | None = None,
     report_wait_ns: int | None = None,
-) -> OwnCost | Absent:
+) -> OwnCost:
     """What can be seen of it between the steps and in those that were slowed down.
 
     Args:
@@ -128,8 +128,6 @@ def own_cost(
     Caveats: what the clock reads in each step and the sampling thread cost is not seen: without the
     profiler there would be nothing to compare with (``benchmarks/overhead.py`` does).
     """
-    if isinstance(costs, Absent):
-        return Absent(costs.reason)
     usual_ns = costs.typical.wall_ns
     return OwnCost(
         work_ns=int(totals.whole("phases_ns")[_PROFILER]) + outside_ns.get("profiler", 0),
@@ -190,11 +188,9 @@ class AroundTimes(Record, frozen=True, kw_only=True):
         return ns / max(self.before_ns + self.loop_ns + (self.after_ns or 0), 1)
 
 
-def around_times(
-    around: AroundLoop | None, setup: TrainingSetup | None, loop_ns: int
-) -> AroundTimes | Absent:
+def around_times(around: OutsideLoop | None, setup: TrainingSetup | None, loop_ns: int) -> AroundTimes:
     if around is None:
-        return Absent("not measured for your own loops and runs saved by an older version")
+        raise NotMeasured("not measured for your own loops and runs saved by an older version")
     sides = {True: around.before, False: around.after or ()}
     rows = [(_around_row(one, side, setup), one.action) for side, some in sides.items() for one in some]
     return AroundTimes(

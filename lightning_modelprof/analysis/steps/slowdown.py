@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.statistics import medians, theil_sen
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASES
@@ -40,7 +40,7 @@ class Slowdown(Record, frozen=True, kw_only=True):
     step_ns: float
 
 
-def slowdown(steps: StepTimings) -> Slowdown | Absent:
+def slowdown(steps: StepTimings) -> Slowdown:
     """Derive it: slopes of medians of neighbouring steps (Theil-Sen), by phase.
 
     Args:
@@ -48,13 +48,13 @@ def slowdown(steps: StepTimings) -> Slowdown | Absent:
     """
     clean = steps.clean()
     if len(clean) < LEAST_STEPS:
-        return Absent(f"fewer than {LEAST_STEPS} steps are clean")
+        raise NotMeasured(f"fewer than {LEAST_STEPS} steps are clean")
     times = clean.phases_ns
     is_measured = times.any(axis=0) & ~(times == NOT_MEASURED).any(axis=0)
     is_measured[PROFILER] = False
     phases = np.flatnonzero(is_measured)
     if not len(phases):
-        return Absent("no phase was measured")
+        raise NotMeasured("no phase was measured")
     x, of_phases = medians(clean.step, _GROUPS), medians(times[:, phases], _GROUPS).T
     slopes = [theil_sen(x, y)[:2] for y in of_phases]
     place = max(range(len(phases)), key=lambda at: slopes[at][0])

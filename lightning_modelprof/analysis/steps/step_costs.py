@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.benchmark import standard_error
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
@@ -195,7 +195,7 @@ def step_costs(
     *,
     cpu_wait_share: float | None = None,
     num_workers: int = 0,
-) -> StepCosts | Absent:
+) -> StepCosts:
     """Means of the steady steps, and of those among them that nothing special happens in.
 
     Args:
@@ -207,10 +207,10 @@ def step_costs(
     """
     totals = StepTotals.of(steps) if totals is None else totals
     if len(steps) == 0:
-        return Absent("no step finished")
+        raise NotMeasured("no step finished")
     steady = steps.select((steps.tags & _OURS) == 0)
     if len(steady) == 0:
-        return Absent(
+        raise NotMeasured(
             "every step after the first ones was profiled or inspected (train for longer, or lower"
             " skip_first and active)"
         )
@@ -399,16 +399,8 @@ class SlowFacts(Record, frozen=True, kw_only=True):
     worst: SlowCause | None
 
 
-def slow_facts(record: SlowSteps | None, costs: StepCosts | Absent) -> SlowFacts | Absent:
-    """Causes of the slow steps that were kept.
-
-    Args:
-        record: what was measured; ``None`` in runs of versions that did not look.
-    """
-    if record is None:
-        return Absent("not recorded (an older version saved this run)")
-    if isinstance(costs, Absent):
-        return Absent(costs.reason)
+def slow_facts(record: SlowSteps, costs: StepCosts) -> SlowFacts:
+    """Causes of the slow steps that were kept."""
     medians_ns = costs.typical.medians_ns
     usual_wait = record.usual_cpu_wait or 0.0
     causes = tuple(_cause(slow, medians_ns, usual_wait) for slow in record.worst)

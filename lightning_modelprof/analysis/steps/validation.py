@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import PARTS, PHASE_INDEX, ValidationTimes
 from lightning_modelprof.run.records import CallbackTime
 from lightning_modelprof.run.step_totals import StepTotals
 
-NO_VALIDATION: Final = Absent("no validation ran in this fit")
+NO_VALIDATION: Final = "no validation ran in this fit"
 
 _VALIDATION: Final = PHASE_INDEX["validation"]
 
@@ -93,7 +93,7 @@ def validation_split(
     totals: StepTotals,
     outside_ns: dict[str, int],
     callbacks: Iterable[CallbackTime],
-) -> ValidationSplit | Absent:
+) -> ValidationSplit:
     """The validations of one rank's fit, or why nothing is known of them.
 
     Args:
@@ -101,10 +101,10 @@ def validation_split(
     """
     if times is None:
         if not totals.measured_phases()[_VALIDATION]:
-            return Absent("validation wasn't measured, because the phases were read from hooks")
+            raise NotMeasured("validation wasn't measured, because the phases were read from hooks")
         if int(totals.whole("phases_ns")[_VALIDATION]) + outside_ns.get("validation", 0):
-            return Absent("an older version, which didn't split validation, saved this run")
-        return NO_VALIDATION
+            raise NotMeasured("an older version, which didn't split validation, saved this run")
+        raise NotMeasured(NO_VALIDATION)
     labels = {part.key: part.label for part in PARTS}
     num_runs, num_batches, total_ns = times.num_runs, times.num_batches, times.total_ns
     return ValidationSplit(

@@ -9,11 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent, sum_of_all
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.fetch_queue import queue_of_steps
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
+from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.steps import StepTimings
@@ -149,6 +150,8 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
         wait_ns: of a usual step, the wait for its batch; ``None`` where fetches were not seen.
         start_up_ns: by step, what epochs after the first wait for workers to start and fill their queues.
         step_ns: a usual step.
+        queue: what the model predicts; ``None`` where it can't.
+        why_no_queue: the reason then; ``""`` otherwise.
         why: the cause to name.
         causes: all that explain something, the largest saving first.
     """
@@ -167,14 +170,15 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     wait_ns: float | None
     start_up_ns: float
     step_ns: float
-    queue: LoaderQueue | Absent
+    queue: LoaderQueue | None
+    why_no_queue: str
     why: Cause
     causes: tuple[WaitCause, ...]
 
     @property
     def is_computing(self) -> bool:
         """Whether making a batch mostly computes; where workers lack CPUs, they wait for these, too."""
-        known = self.computing if isinstance(self.queue, Absent) else self.queue.computing
+        known = self.computing if self.queue is None else self.queue.computing
         return known >= _MOSTLY
 
     @property
@@ -187,10 +191,10 @@ def workers_facts(
     records: Sequence[LoaderWorkers] | None,
     *,
     steps: StepTimings,
-    costs: StepCosts | Absent,
-    batch_cpu: BatchCpu | Absent,
+    costs: StepCosts | None,
+    batch_cpu: BatchCpu | None,
     setup: TrainingSetup | None,
-) -> tuple[WorkersFacts, ...] | Absent:
+) -> tuple[WorkersFacts, ...]:
     """What follows from the records of a loop's loaders.
 
     Where several loaders feed one step, the wait is that for all of them, and each queue is played as if the
@@ -200,17 +204,17 @@ def workers_facts(
         records: of each loader; ``None`` where nobody looked into the workers.
     """
     if records is None:
-        return Absent("not measured (workers=False, or an older version saved this run)")
+        raise NotMeasured("not measured (workers=False, or an older version saved this run)")
     if not records:
-        return Absent("the loop has no DataLoader whose workers can be measured")
+        raise NotMeasured("the loop has no DataLoader whose workers can be measured")
     return tuple(_facts(record, steps, costs, batch_cpu, setup) for record in records)
 
 
 def _facts(
     record: LoaderWorkers,
     steps: StepTimings,
-    costs: StepCosts | Absent,
-    batch_cpu: BatchCpu | Absent,
+    costs: StepCosts | None,
+    batch_cpu: BatchCpu | None,
     setup: TrainingSetup | None,
 ) -> WorkersFacts:
     times = record.workers
@@ -221,11 +225,16 @@ def _facts(
     other_ns = sum_of_all(one.other_cpu_ns for one in times)
     cpus = None if setup is None else setup.usable_cpus
     wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
-    queue: LoaderQueue | Absent = Absent("no step is clean")
-    if not isinstance(costs, Absent):
+    queue: LoaderQueue | None = None
+    why_no_queue = "no step is clean"
+    if costs is not None:
         wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns
         start_up_ns = _start_up_ns(costs)
-        queue = queue_of_steps(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
+        try:
+            queue = queue_of_steps(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
+            why_no_queue = ""
+        except NotMeasured as why:
+            why_no_queue = why.reason
     late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))
     facts = WorkersFacts(
         record=record,
@@ -253,6 +262,7 @@ def _facts(
         start_up_ns=start_up_ns,
         step_ns=step_ns,
         queue=queue,
+        why_no_queue=why_no_queue,
         why=Cause.NONE,
         causes=(),
     )
@@ -369,11 +379,11 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
     if facts.batch is not None and facts.batch.slow > 0:
         slow = facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns
         own = max(0.0, slow - (facts.cpu_wait or 0.0))
-    order_ns = 0.0 if isinstance(queue, Absent) else queue.order_cost_ns or 0.0
+    order_ns = 0.0 if queue is None else queue.order_cost_ns or 0.0
     slow_ns = max(own * facts.step_ns, _ratio(own, slow) * order_ns)
     add(Cause.SLOW_SAMPLES, own, min(wait_ns, slow_ns))
     left_ns = wait_ns
-    if not isinstance(queue, Absent) and queue.helps:
+    if queue is not None and queue.helps:
         gained_ns = min(wait_ns, queue.present.step_ns - queue.advised.step_ns)
         add(Cause.TOO_FEW_WORKERS, _ratio(gained_ns, facts.step_ns), gained_ns)
         left_ns -= gained_ns

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.intervals import locate, numbered
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 
@@ -112,7 +112,7 @@ def _ranked_by_size(size: NDArray[np.int64]) -> NDArray[np.int64]:
     sign = np.sign(size[order])
     depth = np.cumsum(sign) - (sign > 0)  # before an allocation, after a release
     width = int(depth.max() - depth.min()) + 1
-    _, of_size = np.unique(magnitude[order], return_inverse=True)
+    _, of_size = numbered(magnitude[order])
     result = np.empty(len(size), np.int64)
     result[order] = of_size * width + depth - depth.min()
     return result

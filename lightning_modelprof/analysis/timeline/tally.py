@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.timeline.intervals import numbered
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Trace
 
@@ -92,8 +93,7 @@ def distinct(numbers: NDArray[np.signedinteger], size: int) -> tuple[NDArray[np.
         size: one more than the largest value there can be.
     """
     if size > 8 * len(numbers) + 2**16:
-        values, place = np.unique(numbers, return_inverse=True)
-        return values.astype(np.int64), place.reshape(-1).astype(np.int64)
+        return numbered(numbers.astype(np.int64))
     occurs = np.zeros(size, np.bool_)
     occurs[numbers] = True
     values = np.flatnonzero(occurs)

@@ -258,9 +258,11 @@ def _add_full_queues(found: _Found, timeline: Timeline, queues: Queues) -> None:
         num_done = np.searchsorted(done_ns, end_ns, side="right")
         queued = np.searchsorted(queues.launch_ns[members], end_ns, side="right") - num_done
         most = int(queued.max())
+        if most < _QUEUE:
+            continue
         usual_ns = int(np.percentile(end_ns - begin_ns, _QUICK))
         is_slow = (end_ns - begin_ns > _SLOW_LAUNCH * usual_ns) & (queued >= _FULL * most) & (num_done > 0)
-        if most < _QUEUE or int(is_slow.sum()) < _LEAST_SLOW:
+        if int(is_slow.sum()) < _LEAST_SLOW:
             continue
         seen: set[int] = set()
         for place, row in enumerate(call.tolist()):
@@ -287,7 +289,7 @@ def _add_hand_overs(found: _Found, timeline: Timeline, queues: Queues, main: int
     trace = timeline.trace
     on_host = trace.is_category(*HOST)
     rows = np.flatnonzero(on_host & (trace.track == main))
-    changes = np.sort(np.concatenate((trace.begin_ns[rows], trace.end_ns[rows])))
+    changes = np.sort(np.concatenate((trace.begin_ns[rows], trace.end_ns[rows])), kind="stable")
     autograd = _autograd_tracks(timeline)
     launching = different(trace.track[queues.caller[queues.caller >= 0]]).tolist()
     is_work = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.calls import nearest_around
 from lightning_modelprof.analysis.timeline.intervals import locate
 from lightning_modelprof.analysis.timeline.names import launches_communication
@@ -17,9 +17,7 @@ from lightning_modelprof.analysis.trace.distributed import Source, find_collecti
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
-_ONLY_ASKED: Final = Absent(
-    "the trace only has NCCL's CPU ranges, which launch communication; record the GPU"
-)
+_ONLY_ASKED: Final = "the trace only has NCCL's CPU ranges, which launch communication; record the GPU"
 
 
 class CallKind(Record, frozen=True):
@@ -69,17 +67,16 @@ class CommunicationCalls(Record, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
 
 
-def list_communication_calls(timeline: Timeline) -> CommunicationCalls | Absent:
+def list_communication_calls(timeline: Timeline) -> CommunicationCalls:
     """Every kernel that communicates, or every range of a backend on the host where no kernel does.
 
-    Returns:
-        Absent when the Distributed Summary is, and when only the host's requests to NCCL were recorded.
+    Raises:
+        NotMeasured: when the Distributed Summary isn't either, and when only the host's requests to NCCL
+            were recorded.
     """
     found = find_communication_rows(timeline)
-    if isinstance(found, Absent):
-        return found
     if found.is_asynchronous:
-        return _ONLY_ASKED
+        raise NotMeasured(_ONLY_ASKED)
     trace, steps = timeline.trace, _step_numbers(timeline)
     described = _descriptions(timeline, found.rows, found.source)
     columns = (
@@ -176,7 +173,8 @@ def _kinds(
     for numbers in origins:
         width = int(numbers.max()) + 2
         _, alike = distinct(alike * width + numbers + 1, (int(alike.max()) + 1) * width)
-    _, firsts = np.unique(alike, return_index=True)
+    firsts = np.zeros(int(alike.max()) + 1, np.int64)
+    firsts[alike[::-1]] = np.arange(len(alike))[::-1]
     kinds = []
     for first in rows[firsts].tolist():
         (one,) = find_collectives(timeline, np.array([first]), source)

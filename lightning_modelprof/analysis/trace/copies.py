@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.tally import (
     Groups,
@@ -26,7 +26,7 @@ from lightning_modelprof.trace.model import Category
 
 Memory = Literal["pageable", "pinned", "managed", "device"]
 
-_NO_COPIES: Final = Absent("the trace has GPU events but no memory copies or sets")
+_NO_COPIES: Final = "the trace has GPU events but no memory copies or sets"
 
 _SLOWEST_FIRST: Final[tuple[Memory, ...]] = ("pageable", "pinned", "managed", "device")
 
@@ -93,13 +93,13 @@ def memory_of(name: str) -> Memory | None:
     return "device" if all(end.startswith(("device", "array")) for end in ends) else None
 
 
-def summarize_copies(timeline: Timeline) -> Copies | Absent:
+def summarize_copies(timeline: Timeline) -> Copies:
     """Add up the device's copies and sets of each kind, also of those that ran outside the steps."""
     trace, device = timeline.trace, timeline.trace.device
     category = trace.category[device.event]
     chosen = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET))
     if not len(chosen):
-        return _NO_COPIES if timeline.has_device else NO_DEVICE
+        raise NotMeasured(_NO_COPIES if timeline.has_device else NO_DEVICE)
     rows = device.event[chosen]
     names, group = by_name(trace, rows)
     size = len(names)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.calls import host_communication, nearest_around
-from lightning_modelprof.analysis.timeline.intervals import different, locate
+from lightning_modelprof.analysis.timeline.intervals import locate
 from lightning_modelprof.analysis.timeline.names import is_place
-from lightning_modelprof.analysis.timeline.tally import sum_by
+from lightning_modelprof.analysis.timeline.tally import distinct, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dependencies import Dependencies, DependencyFinder
 from lightning_modelprof.analysis.trace.idle import find_fetches
@@ -29,14 +30,17 @@ _DATA, _HOST, _LAUNCH, _COPY, _KERNEL, _COMMUNICATION, _UNEXPLAINED = range(len(
 MOST_EVENTS: Final = 20_000
 """Device events of the steps that are looked at: of more the first steps."""
 
+_SHORT: Final = 4
+"""Nodes of a section: where they have fewer on average, each node by itself is faster."""
+
 _MOST_PARTS: Final = 50
 """Parts of the path that are kept one by one."""
 
 _MOST_NAMED: Final = 3
 """Operators and kernels that are asked about."""
 
-_NO_STEPS: Final = Absent("the trace has no complete recorded step")
-_NO_LAUNCHES: Final = Absent("the trace doesn't say what launched its GPU events")
+_NO_STEPS: Final = "the trace has no complete recorded step"
+_NO_LAUNCHES: Final = "the trace doesn't say what launched its GPU events"
 
 
 class PathPart(Record, frozen=True, kw_only=True):
@@ -172,12 +176,15 @@ class StepReplay:
         self.launch_latency_ns = finder.launch_latency_ns
         self.pieces = _describe(timeline, self.graphs)
         self.recorded_ns = sum(graph.end_ns - graph.begin_ns for graph in self.graphs)
-        self._edges = [_edges(graph) for graph in self.graphs]
+        self._orders = [_Order(graph) for graph in self.graphs]
         self._ends = [
-            _replay(edges, graph.node_end_ns - graph.node_begin_ns)
-            for graph, edges in zip(self.graphs, self._edges, strict=True)
+            order.replay((graph.node_end_ns - graph.node_begin_ns)[order.nodes])[order.place]
+            for graph, order in zip(self.graphs, self._orders, strict=True)
         ]
-        self.replayed_ns = sum(map(_length, self.graphs, self._ends))
+        self.replayed_ns = sum(
+            int(ends[graph.end_of_step >= 0].max(initial=0))
+            for graph, ends in zip(self.graphs, self._ends, strict=True)
+        )
 
     def select(
         self, *, cause: Cause | None = None, operator: str | None = None, kernel: str | None = None
@@ -192,24 +199,32 @@ class StepReplay:
                 chosen &= ids == (trace.names.index(name) if name in trace.names else -2)
         return chosen
 
-    def if_faster(self, selected: NDArray[np.bool_], times: float) -> int:
-        """How long all steps would take if some pieces were so many times faster.
+    def if_faster(self, asked: Sequence[tuple[NDArray[np.bool_], float]]) -> list[int]:
+        """How long all steps would take if some pieces were so many times faster; asked all at once.
 
         What no dependency explains of the recorded steps is taken to stay.
 
         Args:
-            selected: which pieces, shape (p,).
-            times: at least 1; infinite for work that takes no time at all.
+            asked: which pieces, shape (p,), and how many times: at least 1; infinite for work that takes no
+                time at all.
         """
-        duration_ns = np.where(
-            selected, np.rint(self.pieces.duration_ns / times).astype(np.int64), self.pieces.duration_ns
-        )
-        total_ns = self.recorded_ns - self.replayed_ns
-        begins, ends = self._offsets[:-1], self._offsets[1:]
-        for graph, edges, begin, end in zip(self.graphs, self._edges, begins, ends, strict=True):
-            of_nodes = sum_by(graph.piece_node, duration_ns[begin:end], len(graph))
-            total_ns += _length(graph, _replay(edges, of_nodes))
-        return total_ns
+        total_ns = np.full(len(asked), self.recorded_ns - self.replayed_ns)
+        saved = []
+        for selected, times in asked:
+            pieces = np.flatnonzero(selected)
+            duration_ns = self.pieces.duration_ns[pieces]
+            saved.append((pieces, duration_ns - np.rint(duration_ns / times).astype(np.int64)))
+        for graph, order, offset in zip(self.graphs, self._orders, self._offsets, strict=False):
+            place = order.place[graph.piece_node]
+            duration_ns = np.tile((graph.node_end_ns - graph.node_begin_ns)[order.nodes], (len(asked), 1))
+            for number, (pieces, saved_ns) in enumerate(saved):
+                first, last = np.searchsorted(pieces, (offset, offset + len(place)))
+                duration_ns[number] -= sum_by(
+                    place[pieces[first:last] - offset], saved_ns[first:last], len(graph)
+                )
+            ends = order.replay(duration_ns)
+            total_ns += ends[:, order.place[graph.end_of_step >= 0]].max(axis=1, initial=0)
+        return [int(ns) for ns in total_ns]
 
     def steps(self) -> tuple[PathStep, ...]:
         found = []
@@ -251,10 +266,9 @@ class StepReplay:
         )
 
 
-def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
-    reason = why_no_path(timeline)
-    if reason is not None:
-        return reason
+def summarize_critical_path(timeline: Timeline) -> CriticalPath:
+    if reason := why_no_path(timeline):
+        raise NotMeasured(reason)
     replay = StepReplay(timeline)
     path = replay.path()
     bounds = timeline.bounds
@@ -271,12 +285,13 @@ def summarize_critical_path(timeline: Timeline) -> CriticalPath | Absent:
     )
 
 
-def why_no_path(timeline: Timeline) -> Absent | None:
+def why_no_path(timeline: Timeline) -> str:
+    """Why a timeline has no critical path; ``""`` if it has one."""
     if not timeline.has_device:
         return NO_DEVICE
     if timeline.span is None:
         return _NO_STEPS
-    return _NO_LAUNCHES if (timeline.launch.begin_ns < 0).all() else None
+    return _NO_LAUNCHES if (timeline.launch.begin_ns < 0).all() else ""
 
 
 def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
@@ -293,46 +308,82 @@ def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
             yield int(run[0]), int(run[-1])
 
 
-_Edges = tuple[list[int], list[int], list[int]]
-"""Of each node but the begin what it follows, what it waits for, and how long after that."""
+class _Order:
+    """The nodes of a graph in sections, each replayed at once after those before it.
 
+    A section is a stretch of a thread or a stream: each of its nodes follows the one before it, and what it
+    awaits is in an earlier section. Threads and streams seldom wait for each other back and forth, so there
+    are few.
 
-def _edges(graph: Dependencies) -> _Edges:
-    return graph.before[1:].tolist(), graph.awaited[1:].tolist(), graph.latency_ns[1:].tolist()
+    Attributes:
+        nodes: int64, shape (k,): the nodes, section by section.
+        place: int64, shape (k,): where each node is among them.
+    """
 
+    def __init__(self, graph: Dependencies) -> None:
+        section, lasts = [0], [-1]  # the begin is one of its own
+        for node, (before, awaited) in enumerate(
+            zip(graph.before[1:].tolist(), graph.awaited[1:].tolist(), strict=True), 1
+        ):
+            one = section[before]
+            if before != lasts[one] or (awaited and section[awaited] >= one):
+                one = len(lasts)
+                lasts.append(node)
+            lasts[one] = node
+            section.append(one)
+        numbers = np.array(section, np.int64)
+        self.nodes = np.argsort(numbers, kind="stable")
+        self.place = np.empty(len(graph), np.int64)
+        self.place[self.nodes] = np.arange(len(graph))
+        self._begins = np.append(np.searchsorted(numbers[self.nodes], np.arange(1, len(lasts))), len(graph))
+        self._before = self.place[graph.before[self.nodes]]
+        self._awaited = self.place[graph.awaited[self.nodes]]
+        self._latency_ns = graph.latency_ns[self.nodes]
 
-def _replay(edges: _Edges, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """End of each node since the begin, when each begins as soon as it can, shape (k,)."""
-    ends = [0]
-    append = ends.append
-    for before, awaited, latency, duration in zip(*edges, duration_ns[1:].tolist(), strict=True):
-        one, other = ends[before], ends[awaited] + latency
-        append((one if one > other else other) + duration)
-    return np.array(ends, np.int64)
+    def replay(self, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """End of each node since the begin, when each begins as soon as it can; written over the durations.
 
+        Args:
+            duration_ns: of the nodes section by section, shape (k,), or of some replays, shape (r, k).
+        """
+        ends = duration_ns
+        if len(self.nodes) < _SHORT * len(self._begins):
+            for replayed in np.atleast_2d(ends):
+                replayed[:] = self._one_by_one(replayed)
+            return ends
+        for first, last in pairwise(self._begins.tolist()):
+            done = np.cumsum(ends[..., first:last], axis=-1)
+            # A node ends when all work of the section since one of its nodes could begin is done.
+            ready = ends.take(self._awaited[first:last], axis=-1) + self._latency_ns[first:last]
+            ready[..., 0] = np.maximum(ready[..., 0], ends[..., self._before[first]])
+            ready[..., 1:] -= done[..., :-1]
+            np.add(done, np.maximum.accumulate(ready, axis=-1), out=ends[..., first:last])
+        return ends
 
-def _length(graph: Dependencies, ends: NDArray[np.int64]) -> int:
-    return int(ends[graph.end_of_step >= 0].max(initial=0))
+    def _one_by_one(self, duration_ns: NDArray[np.int64]) -> list[int]:
+        columns = (self._before, self._awaited, self._latency_ns, duration_ns)
+        ends = [0]
+        for before, awaited, latency, duration in zip(*(one[1:].tolist() for one in columns), strict=True):
+            one, other = ends[before], ends[awaited] + latency
+            ends.append((one if one > other else other) + duration)  # faster than max()
+        return ends
 
 
 def _walk_back(
     graph: Dependencies, ends: NDArray[np.int64], offset: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Begin, end, piece and cause (where there is no piece) of the slices of one graph's path."""
-    before, awaited, latency_ns = graph.before.tolist(), graph.awaited.tolist(), graph.latency_ns.tolist()
     is_end = np.flatnonzero(graph.end_of_step >= 0)
     # Of several that end last the one that was recorded last.
     node = int(is_end[np.lexsort((graph.node_end_ns[is_end], ends[is_end]))[-1]]) if len(is_end) else 0
-    on_path, waits = [], []
-    end_list = ends.tolist()
+    is_awaited = ends[graph.awaited] + graph.latency_ns > ends[graph.before]
+    came_from = np.where(is_awaited, graph.awaited, graph.before).tolist()
+    on_path = []
     while node:
-        one, other = end_list[before[node]], end_list[awaited[node]] + latency_ns[node]
         on_path.append(node)
-        waits.append(latency_ns[node] if other > one else 0)
-        node = awaited[node] if other > one else before[node]
-    on_path.reverse()
-    waits.reverse()
-    nodes, wait_ns = np.array(on_path, np.int64), np.array(waits, np.int64)
+        node = came_from[node]
+    nodes = np.array(on_path[::-1], np.int64)
+    wait_ns = np.where(is_awaited, graph.latency_ns, 0)[nodes]
     previous_ns = np.append(graph.begin_ns, graph.node_end_ns[nodes])
     next_ns = np.append(graph.node_begin_ns[nodes], graph.end_ns)
     launched_ns = previous_ns + np.append(wait_ns, 0)
@@ -358,7 +409,9 @@ def _describe(timeline: Timeline, graphs: list[Dependencies]) -> Pieces:
     duration_ns = np.concatenate([graph.piece_end_ns - graph.piece_begin_ns for graph in graphs])
     cause_of, operator_of = np.full(len(trace) + 1, _HOST), np.full(len(trace) + 1, -1)
     # On the host, of what is innermost: the last entry stands for nothing.
-    used = different(row[row >= 0])
+    is_used = np.zeros(len(trace) + 1, np.bool_)
+    is_used[row] = True
+    used = np.flatnonzero(is_used[:-1])
     work = trace.device.event
     launching = launch.runtime[launch.runtime >= 0]
     cause_of[launching] = _LAUNCH
@@ -406,24 +459,33 @@ def _parts(timeline: Timeline, pieces: Pieces, path: PathSlices) -> list[PathPar
     lines: tuple[str, ...] = ()
     if callers is not None:
         lines, line[known] = callers
-    num_names, num_lines = len(trace.names) + 1, len(lines) + 1
-    keys = ((path.cause * num_names + operator + 1) * num_names + kernel + 1) * num_lines + line + 1
-    values, place = np.unique(keys, return_inverse=True)
-    total_ns = sum_by(place.reshape(-1), path.end_ns - path.begin_ns, len(values))
-    found = []
-    for key, time_ns in zip(values.tolist(), total_ns.tolist(), strict=True):
-        rest, of_line = divmod(key, num_lines)
-        rest, of_kernel = divmod(rest, num_names)
-        of_cause, of_operator = divmod(rest, num_names)
-        found.append(
-            PathPart(
-                cause=CAUSES[of_cause],
-                operator=("", *trace.names)[of_operator] if of_operator else "",
-                kernel=trace.names[of_kernel - 1] if of_kernel else "",
-                line=lines[of_line - 1] if of_line else "",
-                time_ns=time_ns,
-            )
+    kinds = np.zeros(len(piece), np.int64)
+    for column, size in (
+        (path.cause, len(CAUSES)),
+        (operator, len(trace.names)),
+        (kernel, len(trace.names)),
+        (line, len(lines)),
+    ):
+        kinds = distinct(kinds * (size + 1) + column + 1, (int(kinds.max(initial=0)) + 1) * (size + 1))[1]
+    count = int(kinds.max(initial=-1)) + 1
+    total_ns = sum_by(kinds, path.end_ns - path.begin_ns, count)
+    example = np.zeros(count, np.int64)
+    example[kinds] = np.arange(len(kinds))
+    names, all_lines = (*trace.names, ""), (*lines, "")  # the last one is that of -1
+    found = [
+        PathPart(
+            cause=CAUSES[of_cause],
+            operator=names[of_operator],
+            kernel=names[of_kernel],
+            line=all_lines[of_line],
+            time_ns=time_ns,
         )
+        for of_cause, of_operator, of_kernel, of_line, time_ns in zip(
+            *(column[example].tolist() for column in (path.cause, operator, kernel, line)),
+            total_ns.tolist(),
+            strict=True,
+        )
+    ]
     return sorted(found, key=lambda part: -part.time_ns)
 
 
@@ -443,30 +505,31 @@ OTHERS: Final = "all others"
 """In the place of an operator's name: what is not kept one by one."""
 
 
+_Kind = Literal["cause", "operator", "kernel"]
+
+
 def _what_ifs(replay: StepReplay, path: PathSlices, parts: list[PathPart]) -> Iterator[WhatIf]:
     """Of each cause, and of the operators and kernels that take most of the path."""
-    on_path = np.zeros(len(replay.pieces), np.bool_)
+    duration_ns = replay.pieces.duration_ns
+    on_path = np.zeros(len(duration_ns), np.bool_)
     on_path[path.piece[path.piece >= 0]] = True
-
-    def ask(kind: Literal["cause", "operator", "kernel"], name: str, selected: NDArray[np.bool_]) -> WhatIf:
-        duration_ns = replay.pieces.duration_ns
-        return WhatIf(
+    asked: list[tuple[_Kind, str, NDArray[np.bool_]]] = [
+        *(("cause", cause, replay.select(cause=cause)) for cause in CAUSES),
+        *(("operator", name, replay.select(operator=name)) for name in _longest(parts, "operator")),
+        *(("kernel", name, replay.select(kernel=name)) for name in _longest(parts, "kernel")),
+    ]
+    asked = [one for one in asked if one[0] != "cause" or one[2].any()]
+    half_ns = replay.if_faster([(selected, 2) for _, _, selected in asked])
+    none_ns = replay.if_faster([(selected, np.inf) for _, _, selected in asked])
+    for (kind, name, selected), half, none in zip(asked, half_ns, none_ns, strict=True):
+        yield WhatIf(
             kind=kind,
             name=name,
             work_ns=int(duration_ns[selected].sum()),
             path_ns=int(duration_ns[selected & on_path].sum()),
-            half_ns=replay.if_faster(selected, 2),
-            none_ns=replay.if_faster(selected, np.inf),
+            half_ns=half,
+            none_ns=none,
         )
-
-    for cause in CAUSES:
-        selected = replay.select(cause=cause)
-        if selected.any():
-            yield ask("cause", cause, selected)
-    for name in _longest(parts, "operator"):
-        yield ask("operator", name, replay.select(operator=name))
-    for name in _longest(parts, "kernel"):
-        yield ask("kernel", name, replay.select(kernel=name))
 
 
 def _longest(parts: list[PathPart], what: Literal["operator", "kernel"]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
 from lightning_modelprof.analysis.timeline.names import is_dataloader
 from lightning_modelprof.analysis.timeline.tally import (
@@ -93,20 +93,20 @@ def _fetches(trace: Trace, annotations: NDArray[np.int64]) -> NDArray[np.int64]:
     return own if len(own) else rows_named(trace, annotations, is_dataloader)
 
 
-def summarize_dataloader(timeline: Timeline) -> DataloaderTime | Absent:
+def summarize_dataloader(timeline: Timeline) -> DataloaderTime:
     """Measure the fetches of the thread that ran the steps, clipped to the steps."""
     trace, steps = timeline.trace, timeline.steps
     if steps is None:
-        return Absent("the trace has none of the recorded steps, or neither steps nor operators")
+        raise NotMeasured("the trace has none of the recorded steps, or neither steps nor operators")
     annotations = np.flatnonzero(timeline.is_annotation)
     fetches = _fetches(trace, annotations)
     if not len(fetches):
-        return Absent("the trace has no fetches, by torch's DataLoader or lightning-modelprof's ranges")
+        raise NotMeasured("the trace has no fetches, by torch's DataLoader or lightning-modelprof's ranges")
     rows, ranges = not_nested(trace, fetches[trace.track[fetches] == steps.track])
     time_ns = _covered_ns(ranges, steps.intervals)
     kept = np.flatnonzero((time_ns > 0) | (locate(ranges[:, 0], steps.intervals) >= 0))
     if not len(kept):
-        return Absent("all batch fetches are outside the recorded steps or on other threads")
+        raise NotMeasured("all batch fetches are outside the recorded steps or on other threads")
     ranges, time_ns = ranges[kept], time_ns[kept]
     pieces = intersect(ranges[ranges[:, 0] < ranges[:, 1]], steps.intervals)
     step_ns = sum_by(locate(pieces[:, 0], steps.intervals), pieces[:, 1] - pieces[:, 0], len(steps.intervals))

@@ -287,7 +287,7 @@ class _Nodes:
     def finish(self, timeline: Timeline, end_ns: int) -> Dependencies:
         """The graph in the order of time, its nodes in pieces."""
         self._keep_order()
-        order = np.lexsort((np.arange(len(self)), self.begin_ns, self.end_ns))
+        order = np.lexsort((self.begin_ns, self.end_ns))
         order = np.append(0, order[order > 0])
         place = np.empty(len(self), np.int64)
         place[order] = np.arange(len(self))
@@ -297,7 +297,7 @@ class _Nodes:
         before, awaited = np.where(before < here, before, 0), np.where(awaited < here, awaited, 0)
         piece_node, piece_begin_ns, piece_end_ns, piece_row = _pieces(self, timeline)
         piece_node = place[piece_node]
-        by_node = np.lexsort((piece_begin_ns, piece_node))
+        by_node = np.argsort(piece_node, kind="stable")  # those of each node are in the order of time
         return Dependencies(
             begin_ns=int(self.begin_ns[0]),
             end_ns=end_ns,
@@ -356,12 +356,10 @@ _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray
 def _pieces(nodes: _Nodes, timeline: Timeline) -> _Pieces:
     """Node, begin, end and row of every piece: an event of the device, or what is innermost on a thread."""
     trace = timeline.trace
-    on_device = np.flatnonzero(nodes.row >= 0)
-    parts: list[_Pieces] = [
-        (on_device, nodes.begin_ns[on_device], nodes.end_ns[on_device], nodes.row[on_device])
-    ]
     on_host = trace.is_category(*HOST)
     ends_ns = clipped_ends(timeline)
+    nothing = np.zeros(0, np.int64)
+    parts: list[_Pieces] = [(nothing, nothing, nothing, nothing)]
     for track in different(nodes.track[nodes.track >= 0]).tolist():
         own = np.flatnonzero((nodes.track == track) & (nodes.end_ns > nodes.begin_ns))
         if not len(own):
@@ -374,7 +372,13 @@ def _pieces(nodes: _Nodes, timeline: Timeline) -> _Pieces:
         node = np.searchsorted(nodes.begin_ns[own], times[:-1], side="right") - 1
         is_work = times[:-1] < nodes.end_ns[own[node]]
         begin_ns, end_ns, node = times[:-1][is_work], times[1:][is_work], own[node[is_work]]
-        row = innermost_at(timeline, np.full(len(begin_ns), track), begin_ns, on_host, ends_ns)
-        parts.append((node, begin_ns, end_ns, row))
-    node, begin_ns, end_ns, row = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return node, begin_ns, end_ns, row
+        parts.append((node, begin_ns, end_ns, np.full(len(node), track)))
+    node, begin_ns, end_ns, tracks = (np.concatenate(column) for column in zip(*parts, strict=True))
+    row = innermost_at(timeline, tracks, begin_ns, on_host, ends_ns)
+    on_device = np.flatnonzero(nodes.row >= 0)
+    return (
+        np.append(on_device, node),
+        np.append(nodes.begin_ns[on_device], begin_ns),
+        np.append(nodes.end_ns[on_device], end_ns),
+        np.append(nodes.row[on_device], row),
+    )

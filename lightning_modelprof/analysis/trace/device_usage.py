@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.calls import Covers, busy_ns, covered_time
 from lightning_modelprof.analysis.timeline.intervals import Intervals, different, length, union
 from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
@@ -29,9 +29,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Category, Trace
 
-_ABSENT: Final = Absent(
-    "the trace has neither GPU events nor CPU times (ModelProfCallback records CPU times)"
-)
+_NO_DEVICES: Final = "the trace has neither GPU events nor CPU times (ModelProfCallback records CPU times)"
 
 _FULL: Final = 1 << 40
 """All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""
@@ -111,13 +109,15 @@ class DeviceUsage(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def summarize_device_usage(timeline: Timeline) -> DeviceUsage | Absent:
+def summarize_device_usage(timeline: Timeline) -> DeviceUsage:
     """How busy the processors were in the window, and each device from the first kept step to the last."""
     trace = timeline.trace
     host = _host_usage(trace.metadata)
     covered = covered_time(timeline)
     if covered is None or not timeline.has_device:
-        return _ABSENT if host is None else DeviceUsage(host=host, devices=(), span=None, covers=None)
+        if host is None:
+            raise NotMeasured(_NO_DEVICES)
+        return DeviceUsage(host=host, devices=(), span=None, covers=None)
     on_tensor_cores = _on_tensor_cores(trace) if tell_tensor_cores(trace) else None
     properties = device_properties(trace)
     devices = tuple(

@@ -10,9 +10,18 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent, sum_of_all
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.analysis.timeline.calls import covered_time, host_communication, nearest_around
-from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, partition, union
+from lightning_modelprof.analysis.timeline.intervals import (
+    Intervals,
+    different,
+    intersect,
+    is_among,
+    length,
+    partition,
+    union,
+)
 from lightning_modelprof.analysis.timeline.names import (
     SYMMETRIC_MEMORY_PREFIX,
     asks_device_to_communicate,
@@ -30,10 +39,10 @@ Base = Literal["steps", "operators", "device"]
 """Whose span the time is compared with."""
 
 
-_NO_COMMUNICATION: Final = Absent("the trace has no communication")
+_NO_COMMUNICATION: Final = "the trace has no communication"
 
 
-_ONLY_CALLS: Final = Absent(
+_ONLY_CALLS: Final = (
     "the trace has c10d or symm_mem calls but neither communication kernels nor a backend's CPU ranges, so"
     " communication time is unknown"
 )
@@ -45,12 +54,12 @@ _MAX_NAMED: Final = 3
 _MAX_NAME: Final = 60
 
 
-_ONE_PROCESS: Final = Absent(
+_ONE_PROCESS: Final = (
     "the CPU called NCCL but no kernel communicates; a single-process job has nothing to communicate"
 )
 
 
-_NOT_RECOGNISED: Final = Absent(
+_NOT_RECOGNISED: Final = (
     "no communication kernel was recognized, although the CPU called for communication and the job has more"
     " than one process"
 )
@@ -136,7 +145,7 @@ class Distributed(Record, frozen=True, kw_only=True):
     shares: StepShares | None = None
 
 
-def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
+def summarize_distributed(timeline: Timeline) -> Distributed:
     """Communication and computation over the whole trace, and every collective.
 
     Communication is the union of the communication kernels of all devices and streams. Where there is
@@ -144,8 +153,6 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
     that only ask a device for it, as NCCL's do, count only where no kernels were recorded at all.
     """
     found = find_communication_rows(timeline)
-    if isinstance(found, Absent):
-        return found
     trace, rows = timeline.trace, found.rows
     is_kernel = trace.category == Category.KERNEL
     communication = union(trace.begin_ns[rows], trace.end_ns[rows])
@@ -170,7 +177,7 @@ def summarize_distributed(timeline: Timeline) -> Distributed | Absent:
     )
 
 
-def find_communication_rows(timeline: Timeline) -> CommunicationRows | Absent:
+def find_communication_rows(timeline: Timeline) -> CommunicationRows:
     """The events that are a rank's communication: kernels, else the backend's ranges on the host."""
     trace = timeline.trace
     is_kernel = trace.category == Category.KERNEL
@@ -183,28 +190,26 @@ def find_communication_rows(timeline: Timeline) -> CommunicationRows | Absent:
     is_asynchronous = len(asking) > 0 and not is_kernel.any()
     rows = communicating if is_asynchronous else host_communication(timeline)
     if not is_asynchronous and not _has_several_processes(trace):
-        rows = np.setdiff1d(rows, asking, assume_unique=True)
+        rows = rows[~is_among(rows, asking)]
     if not len(rows):
-        return _why_absent(trace, was_asked=len(asking) > 0)
+        raise NotMeasured(_why_none(trace, was_asked=len(asking) > 0))
     return CommunicationRows(rows=rows, source="host", is_asynchronous=is_asynchronous)
 
 
-def _why_absent(trace: Trace, *, was_asked: bool) -> Absent:
+def _why_none(trace: Trace, *, was_asked: bool) -> str:
     if was_asked:
         return _NOT_RECOGNISED if _has_several_processes(trace) else _ONE_PROCESS
     if trace.is_named(is_collective_call).any():
         return _ONLY_CALLS
     is_host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
-    unknown = np.unique(trace.name[is_host & trace.is_named(looks_like_communication)]).tolist()
+    unknown = different(trace.name[is_host & trace.is_named(looks_like_communication)]).tolist()
     return _of_unknown_backend([trace.names[one] for one in unknown]) if unknown else _NO_COMMUNICATION
 
 
-def _of_unknown_backend(names: Sequence[str]) -> Absent:
+def _of_unknown_backend(names: Sequence[str]) -> str:
     named = ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMED])
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return Absent(
-        f"{named}{more} may communicate, but no known backend uses these names, so their time is unknown"
-    )
+    return f"{named}{more} may communicate, but no known backend uses these names, so their time is unknown"
 
 
 def _has_several_processes(trace: Trace) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.calls import (
     busy_ns,
     busy_time,
@@ -28,6 +28,7 @@ from lightning_modelprof.analysis.timeline.intervals import (
     is_among,
     length,
     locate,
+    numbered,
     subtract,
     union,
 )
@@ -52,25 +53,23 @@ MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
 """In which the host launches the model's work."""
 
 
-NO_STEP_RANGES: Final = Absent(
+NO_STEP_RANGES: Final = (
     "the trace has no steps (ProfilerStep ranges), so one-time waits at the start look like waits in"
     " every step"
 )
 
 
-ONE_STEP: Final = Absent(
-    "the trace has one step, so one-time waits at the start look like waits in every step"
-)
+ONE_STEP: Final = "the trace has one step, so one-time waits at the start look like waits in every step"
 
 
-NO_WHOLE_STEP: Final = Absent("the file is cut off and has no complete step")
+NO_WHOLE_STEP: Final = "the file is cut off and has no complete step"
 
 
 NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP, NO_WHOLE_STEP)
 """Why nothing is said of steps, whatever is in them."""
 
 
-_NO_STEP: Final = Absent("the trace has no complete recorded step")
+_NO_STEP: Final = "the trace has no complete recorded step"
 
 
 class HostWait(Record, frozen=True, kw_only=True):
@@ -187,21 +186,21 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
         )
 
 
-def summarize_host_waits(timeline: Timeline) -> HostWaits | Absent:
+def summarize_host_waits(timeline: Timeline) -> HostWaits:
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None and timeline.cut_steps:
-        return NO_WHOLE_STEP
+        raise NotMeasured(NO_WHOLE_STEP)
     if not timeline.has_device:
-        return NO_DEVICE
+        raise NotMeasured(NO_DEVICE)
     if steps is None or bounds is None or not len(bounds.intervals):
-        return _NO_STEP
+        raise NotMeasured(_NO_STEP)
     if not steps.has_ranges:
-        return NO_STEP_RANGES
+        raise NotMeasured(NO_STEP_RANGES)
     counted = _counted_steps(bounds)
     if not len(counted):
-        return _NO_STEP
+        raise NotMeasured(_NO_STEP)
     if not steps.are_numbered and len(bounds.intervals) == 1:
-        return ONE_STEP
+        raise NotMeasured(ONE_STEP)
     return _summarize(timeline, steps, bounds, counted)
 
 
@@ -317,8 +316,8 @@ def _late_work(
     kind = np.where(timeline.is_annotation[row], _PYTHON, _KIND_OF_CATEGORY[trace.category[row]])
     names = ("", *(_ADDRESS.sub("", name) for name in trace.names))
     key = np.where(row < 0, _PYTHON, (trace.name[row].astype(np.int64) + 1) * len(_KINDS) + kind)
-    found, place = np.unique(key * len(names) + _callers(timeline, row), return_inverse=True)
-    total_ns = sum_by(place.ravel(), time_ns, len(found))
+    found, place = numbered(key * len(names) + _callers(timeline, row))
+    total_ns = sum_by(place, time_ns, len(found))
     work: Counter[tuple[WorkKind, str, str]] = Counter()
     functions: dict[str, Counter[str]] = {}
     for one, total in zip(found.tolist(), total_ns.tolist(), strict=True):

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, covered_time, host_communication
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
@@ -124,10 +124,10 @@ class Idle(Record, frozen=True, kw_only=True):
     devices: tuple[DeviceIdle, ...]
 
 
-def summarize_idle(timeline: Timeline) -> Idle | Absent:
+def summarize_idle(timeline: Timeline) -> Idle:
     trace = timeline.trace
     if not timeline.has_device:
-        return NO_DEVICE
+        raise NotMeasured(NO_DEVICE)
     fetches = find_fetches(timeline)
     devices = different(trace.device.device).tolist()
     return Idle(devices=tuple(_of_device(timeline, device, fetches) for device in devices))

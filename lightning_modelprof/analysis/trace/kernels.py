@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
 from lightning_modelprof.analysis.timeline.tally import (
     Groups,
@@ -27,7 +27,7 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
-_NO_KERNELS: Final = Absent("the trace has GPU events but no kernels")
+_NO_KERNELS: Final = "the trace has GPU events but no kernels"
 
 
 _NVIDIA_RUNTIME: Final = "cu"
@@ -117,12 +117,12 @@ class Kernels(Record, frozen=True, kw_only=True):
         return share(kernel.tally.total_ns, self.total_ns)
 
 
-def summarize_kernels(timeline: Timeline) -> Kernels | Absent:
+def summarize_kernels(timeline: Timeline) -> Kernels:
     """Add up the calls of each kernel, also of those that ran outside the steps."""
     trace, device = timeline.trace, timeline.trace.device
     chosen = np.flatnonzero(trace.category[device.event] == Category.KERNEL)
     if not len(chosen):
-        return _NO_KERNELS if timeline.has_device else NO_DEVICE
+        raise NotMeasured(_NO_KERNELS if timeline.has_device else NO_DEVICE)
     rows = device.event[chosen]
     names, group = by_name(trace, rows)
     size = len(names)

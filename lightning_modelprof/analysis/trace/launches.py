@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, by_name, distinct, share, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
@@ -23,8 +23,8 @@ _WAITS: Final = re.compile(
 )
 """Runtime calls that return when the device is done: synchronization, and copies without ``Async``."""
 
-NO_KERNELS: Final = Absent("the trace has no kernels")
-NO_RUNTIME_CALLS: Final = Absent("the trace has no runtime calls")
+NO_KERNELS: Final = "the trace has no kernels"
+NO_RUNTIME_CALLS: Final = "the trace has no runtime calls"
 
 
 class TimeSpread(Record, frozen=True, kw_only=True):
@@ -102,13 +102,13 @@ class RuntimeCalls(Record, frozen=True, kw_only=True):
         return add_up(call.host for call in self.calls if call.waits)
 
 
-def summarize_launches(timeline: Timeline) -> KernelLaunches | Absent:
+def summarize_launches(timeline: Timeline) -> KernelLaunches:
     trace = timeline.trace
     if not timeline.has_device:
-        return NO_DEVICE
+        raise NotMeasured(NO_DEVICE)
     is_kernel = trace.category[trace.device.event] == Category.KERNEL
     if not is_kernel.any():
-        return NO_KERNELS
+        raise NotMeasured(NO_KERNELS)
     rows = trace.device.event[is_kernel]
     call_of = timeline.launch.runtime[is_kernel]
     kernel_ns = trace.duration_ns[rows]
@@ -132,11 +132,11 @@ def summarize_launches(timeline: Timeline) -> KernelLaunches | Absent:
     )
 
 
-def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls | Absent:
+def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls:
     trace = timeline.trace
     rows = np.flatnonzero(trace.category == Category.RUNTIME)
     if not len(rows):
-        return NO_RUNTIME_CALLS
+        raise NotMeasured(NO_RUNTIME_CALLS)
     names, name_of = by_name(trace, rows)
     tallies = tally_by(name_of, trace.duration_ns[rows], len(names))
     return _sorted(_runtime_call(name, host) for name, host in zip(names, tallies, strict=True))

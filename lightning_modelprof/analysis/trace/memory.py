@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.memory_layers import MemoryLayers, memory_curve
@@ -94,11 +94,11 @@ class Memory(Record, frozen=True, kw_only=True):
     devices: tuple[DeviceMemory, ...]
 
 
-def summarize_memory(timeline: Timeline) -> Memory | Absent:
+def summarize_memory(timeline: Timeline) -> Memory:
     """Charge each allocation and release to one operator, and find the peaks of each device."""
     events = timeline.trace.allocations
     if not len(events):
-        return Absent("memory wasn't recorded; set profile_memory=True")
+        raise NotMeasured("memory wasn't recorded; set profile_memory=True")
     charged, names = _charge(timeline)
     types, type_of = _distinct(events.device_type)
     numbers, number_of = _distinct(events.device)

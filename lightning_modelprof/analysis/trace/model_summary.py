@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent, of_known, sum_of_known
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.sums import of_known, sum_of_known
 from lightning_modelprof.analysis.timeline.host_phases import (
     HostTime,
     PhaseSource,
@@ -42,13 +43,13 @@ _NO_PHASES_NOTE: Final = "The trace has no ranges that separate the phases, so a
 NO_DEVICE_NOTE: Final = "The trace has no GPU events, so GPU figures are dashes."
 
 
-NO_STEPS: Final = Absent("the trace has none of the recorded steps")
+NO_STEPS: Final = "the trace has none of the recorded steps"
 
 
-NO_RANGES: Final = Absent("the trace has no ProfilerStep ranges (profiler.step() was not called)")
+NO_RANGES: Final = "the trace has no ProfilerStep ranges (profiler.step() was not called)"
 
 
-EMPTY_RANGES: Final = Absent("the trace's ProfilerStep ranges have length 0")
+EMPTY_RANGES: Final = "the trace's ProfilerStep ranges have length 0"
 
 
 class ModelSummaryRow(Record, frozen=True, kw_only=True):
@@ -103,20 +104,20 @@ class ModelSummary(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def summarize_model(timeline: Timeline) -> ModelSummary | Absent:
+def summarize_model(timeline: Timeline) -> ModelSummary:
     """Split the profiled steps among the phases.
 
     A phase owns the time in which its range is the innermost one on the steps' thread, and the device
     events that any thread launched during that time.
 
-    Returns:
-        Absent when the trace has no ``ProfilerStep`` ranges, or none of those that were to be recorded.
+    Raises:
+        NotMeasured: when the trace has no ``ProfilerStep`` ranges, or none of those that were to be recorded.
     """
     trace, found, host = timeline.trace, timeline.steps, timeline.host_time
     if found is None and recorded_steps(trace) is not None:
-        return NO_STEPS
+        raise NotMeasured(NO_STEPS)
     if found is None or host is None or not found.has_ranges:
-        return EMPTY_RANGES if has_step_ranges(trace) else NO_RANGES
+        raise NotMeasured(EMPTY_RANGES if has_step_ranges(trace) else NO_RANGES)
     work = trace.device.event
     device_ns, launch_ns = trace.end_ns[work] - trace.begin_ns[work], timeline.launch.begin_ns
     has_device = timeline.has_device

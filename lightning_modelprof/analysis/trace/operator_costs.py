@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import of_known
+from lightning_modelprof.analysis.sums import of_known
 from lightning_modelprof.analysis.timeline.calls import (
     NestedCalls,
     innermost_at,

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.calls import (
     NestedCalls,
     clipped_ends,
@@ -38,7 +38,7 @@ from lightning_modelprof.analysis.trace.operator_costs import (
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
-_NO_OPERATORS: Final = Absent("the trace has no operators (record them with ProfilerActivity.CPU)")
+_NO_OPERATORS: Final = "the trace has no operators (record them with ProfilerActivity.CPU)"
 
 
 _Labels = tuple[Sequence[str], NDArray[np.int64]]
@@ -81,14 +81,14 @@ class Operators(Record, frozen=True, kw_only=True):
     has_memory: bool = False
 
 
-def summarize_operators(timeline: Timeline) -> Operators | Absent:
+def summarize_operators(timeline: Timeline) -> Operators:
     """Add up the operators by thread and name, and by thread, name and shape of inputs.
 
     Source: self and total times are those of the Operator view of torch_tb_profiler (pytorch/kineto,
     ``tb_plugin``, removed in 2026), but for calls inside one of the same name, which it mostly counted again.
     """
     if not timeline.is_operator.any():
-        return _NO_OPERATORS
+        raise NotMeasured(_NO_OPERATORS)
     trace = timeline.trace
     sums = _Sums(timeline)
     calls = sums.calls

@@ -8,7 +8,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent, sum_of_all
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
     different,
@@ -101,11 +102,11 @@ class Overview(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def summarize_overview(timeline: Timeline) -> Overview | Absent:
+def summarize_overview(timeline: Timeline) -> Overview:
     """Merge the events of each type over all threads, streams and devices and clip them to the steps."""
     steps, bounds, stretches = timeline.steps, timeline.bounds, timeline.stretches
     if steps is None or bounds is None or stretches is None:
-        return Absent("the trace has none of the recorded steps, or neither steps nor operators")
+        raise NotMeasured("the trace has none of the recorded steps, or neither steps nor operators")
     host_window = steps.intervals
     host = _measure(timeline.trace, _host_members(timeline), host_window)
     host += _phases(timeline, host_window)

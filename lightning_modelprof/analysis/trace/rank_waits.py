@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from math import exp, lgamma, log, log1p
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.communication_calls import Call, CommunicationCalls
 from lightning_modelprof.record import Record
 
-_ONE_RANK: Final = Absent("only one rank's communication was recorded")
+_ONE_RANK: Final = "only one rank's communication was recorded"
 
 
 _LEVEL: Final = 0.05
@@ -109,11 +109,11 @@ class WaitsOfRanks(Record, frozen=True, kw_only=True):
     other_source: tuple[int, ...]
 
 
-def compare_ranks(by_rank: Mapping[int, CommunicationCalls]) -> WaitsOfRanks | Absent:
+def compare_ranks(by_rank: Mapping[int, CommunicationCalls]) -> WaitsOfRanks:
     """Match the calls of the ranks, and split each into the transfer and the wait for others.
 
-    Returns:
-        Absent when fewer than two ranks have communication, or no call could be compared.
+    Raises:
+        NotMeasured: when fewer than two ranks have communication, or no call could be compared.
     """
     has_kernels = any(fact.source == "device" for fact in by_rank.values())
     ranks = {
@@ -122,13 +122,13 @@ def compare_ranks(by_rank: Mapping[int, CommunicationCalls]) -> WaitsOfRanks | A
         if fact.source == ("device" if has_kernels else "host")
     }
     if len(ranks) < 2:
-        return _ONE_RANK
+        raise NotMeasured(_ONE_RANK)
     world_size = _world_size(list(ranks.values()))
     matched = match_calls(ranks, world_size)
     groups = matched.groups
     if not groups:
         reasons = "; ".join(f"{number}: {reason}" for reason, number in matched.left_out.items())
-        return Absent(f"none of the ranks' calls could be compared ({reasons})")
+        raise NotMeasured(f"none of the ranks' calls could be compared ({reasons})")
     stragglers = [one for group in groups for one in _stragglers(group)]
     return WaitsOfRanks(
         ranks={rank: waits for rank in ranks if (waits := _of_rank(rank, groups)) is not None},

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.intervals import Intervals, locate, partition, union
 from lightning_modelprof.analysis.timeline.names import is_dataloader, is_place
 from lightning_modelprof.analysis.timeline.steps import dropped_note
@@ -35,7 +35,7 @@ STEP_CATEGORIES: Final = (
 """What a step consists of, from high to low priority: where several run, the first one owns the time."""
 
 
-NO_STEP: Final = Absent("the trace has none of the recorded steps, or neither steps nor operators")
+NO_STEP: Final = "the trace has none of the recorded steps, or neither steps nor operators"
 
 
 class StepParts(Record, frozen=True, kw_only=True):
@@ -69,15 +69,15 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown | Absent:
+def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown:
     """Split each step among the categories, over all threads, streams and devices of the process.
 
-    Returns:
-        Absent when the trace has neither steps nor operators, or none of the steps that were recorded.
+    Raises:
+        NotMeasured: when the trace has neither steps nor operators, or none of the steps that were recorded.
     """
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None or bounds is None or not bounds.numbers:
-        return NO_STEP
+        raise NotMeasured(NO_STEP)
     parts_ns = _parts(bounds.intervals, _layers(timeline, steps.intervals))
     total_ns = bounds.intervals[:, 1] - bounds.intervals[:, 0]
     return _summarize(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.timeline.host_phases import Steps
-from lightning_modelprof.analysis.timeline.intervals import is_among, locate
+from lightning_modelprof.analysis.timeline.intervals import different, is_among, locate
 from lightning_modelprof.analysis.timeline.steps import long_gaps
 from lightning_modelprof.analysis.timeline.tally import by_name
 from lightning_modelprof.analysis.timeline.timeline import Timeline
@@ -142,8 +142,8 @@ def _gaps(steps: Steps) -> list[str]:
 
 
 def _repeated_steps(steps: Steps) -> list[str]:
-    numbers, counts = np.unique(np.array(steps.numbers, np.int64), return_counts=True)
-    repeated = numbers[counts > 1].tolist()
+    numbers = np.sort(np.array(steps.numbers, np.int64))
+    repeated = different(numbers[1:][numbers[1:] == numbers[:-1]]).tolist()
     if not repeated:
         return []
     return [

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.lazy import OUTSIDE, LazyFacts, NotMeasured, fact
+from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
 from lightning_modelprof.analysis.trace.communication_calls import (
     CommunicationCalls,
     list_communication_calls,
@@ -37,13 +37,15 @@ from lightning_modelprof.analysis.trace.trace_checks import (
     count_kernel_launches,
 )
 from lightning_modelprof.analysis.trace.user_ranges import UserRanges, summarize_user_ranges
-from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import Trace
 
 
-class TraceFacts(Record, frozen=True, kw_only=True):
-    """Derived facts of one trace; a fact that the trace has no data for is :class:`Absent`.
+class TraceFacts(LazyFacts):
+    """Derived facts of one trace; of a window of ours only of the steps that were recorded to their end.
+
+    Args:
+        step_range: names of the ranges that are the steps; see :func:`build_timeline`.
 
     Attributes:
         rank: of the process that recorded it; ``None`` if the trace does not say.
@@ -51,74 +53,120 @@ class TraceFacts(Record, frozen=True, kw_only=True):
         begin_ns: time of its first event, since 1970 if the recorder's clock says so.
         end_ns: time of the end of its last event, likewise.
         step_origin: which ranges they are, where they are no ``ProfilerStep``; else "".
-        checks: sentences on what speaks against believing it.
+
+    A pickle, as for another process, has all facts and not the trace.
     """
 
-    source: str
-    rank: int | None
-    world_size: int | None
-    begin_ns: int
-    end_ns: int
-    num_events: int
-    step_numbers: tuple[int, ...]
-    step_origin: str
-    checks: tuple[str, ...]
-    launch_count: KernelLaunchCount
-    device_usage: DeviceUsage | Absent
-    overview: Overview | Absent
-    model_summary: ModelSummary | Absent
-    distributed: Distributed | Absent
-    communication_calls: CommunicationCalls | Absent
-    operators: Operators | Absent
-    kernels: Kernels | Absent
-    copies: Copies | Absent
-    user_ranges: UserRanges | Absent
-    memory: Memory | Absent
-    step_breakdown: StepBreakdown | Absent
-    idle: Idle | Absent
-    kernel_launches: KernelLaunches | Absent
-    runtime_calls: RuntimeCalls | Absent
-    dataloader: DataloaderTime | Absent
-    host_waits: HostWaits | Absent
-    critical_path: CriticalPath | Absent
+    def __init__(self, trace: Trace, step_range: re.Pattern[str] | None = None) -> None:
+        self._timeline: Timeline | None = build_timeline(trace, step_range)
+        steps = self._timeline.steps
+        self.source = trace.source
+        self.rank = _noted(trace, "rank")
+        self.world_size = _noted(trace, "world_size")
+        self.begin_ns = trace.base_ns
+        self.end_ns = trace.base_ns + int(trace.end_ns.max(initial=0))
+        self.num_events = len(trace)
+        self.step_numbers: tuple[int, ...] = () if steps is None else steps.numbers
+        self.step_origin = "" if steps is None else steps.origin
 
+    @property
+    def timeline(self) -> Timeline:
+        assert self._timeline is not None, "all facts were computed when this was pickled"
+        return self._timeline
 
-def analyze_trace(trace: Trace, step_range: re.Pattern[str] | None = None) -> TraceFacts:
-    """Derive the facts of one trace; of a window of ours only the steps that were recorded to their end.
+    def complete(self) -> TraceFacts:
+        """Compute all facts and let go of the trace, which takes far more memory; returns itself."""
+        for one in (*(getattr(type(self), name) for name in self.names()), *OUTSIDE):
+            self.why_not(one)
+        self._timeline = None
+        return self
 
-    Args:
-        step_range: names of the ranges that are the steps; see :func:`build_timeline`.
-    """
-    timeline = build_timeline(trace, step_range)
-    return TraceFacts(
-        source=trace.source,
-        rank=_noted(trace, "rank"),
-        world_size=_noted(trace, "world_size"),
-        begin_ns=trace.base_ns,
-        end_ns=trace.base_ns + int(trace.end_ns.max(initial=0)),
-        num_events=len(trace),
-        step_numbers=() if timeline.steps is None else timeline.steps.numbers,
-        step_origin="" if timeline.steps is None else timeline.steps.origin,
-        checks=check_trace(timeline),
-        launch_count=count_kernel_launches(timeline),
-        device_usage=summarize_device_usage(timeline),
-        overview=summarize_overview(timeline),
-        model_summary=summarize_model(timeline),
-        distributed=summarize_distributed(timeline),
-        communication_calls=list_communication_calls(timeline),
-        operators=summarize_operators(timeline),
-        kernels=summarize_kernels(timeline),
-        copies=summarize_copies(timeline),
-        user_ranges=summarize_user_ranges(timeline),
-        memory=summarize_memory(timeline),
-        step_breakdown=summarize_step_breakdown(timeline),
-        idle=summarize_idle(timeline),
-        kernel_launches=summarize_launches(timeline),
-        runtime_calls=summarize_runtime_calls(timeline),
-        dataloader=summarize_dataloader(timeline),
-        host_waits=summarize_host_waits(timeline),
-        critical_path=summarize_critical_path(timeline),
-    )
+    def __getstate__(self) -> dict[str, Any]:
+        self.complete()
+        return self.__dict__
+
+    @fact
+    def checks(self) -> tuple[str, ...]:
+        """Sentences on what speaks against believing it."""
+        return check_trace(self.timeline)
+
+    @fact
+    def launch_count(self) -> KernelLaunchCount:
+        return count_kernel_launches(self.timeline)
+
+    @fact
+    def device_usage(self) -> DeviceUsage:
+        return summarize_device_usage(self.timeline)
+
+    @fact
+    def overview(self) -> Overview:
+        return summarize_overview(self.timeline)
+
+    @fact
+    def model_summary(self) -> ModelSummary:
+        return summarize_model(self.timeline)
+
+    @fact
+    def distributed(self) -> Distributed:
+        return summarize_distributed(self.timeline)
+
+    @fact
+    def communication_calls(self) -> CommunicationCalls:
+        return list_communication_calls(self.timeline)
+
+    @fact
+    def operators(self) -> Operators:
+        return summarize_operators(self.timeline)
+
+    @fact
+    def operators_by_shape(self) -> Operators:
+        if not self.operators.has_shapes:
+            raise NotMeasured("no operator input shapes were recorded; set record_shapes=True")
+        return self.operators
+
+    @fact
+    def kernels(self) -> Kernels:
+        return summarize_kernels(self.timeline)
+
+    @fact
+    def copies(self) -> Copies:
+        return summarize_copies(self.timeline)
+
+    @fact
+    def user_ranges(self) -> UserRanges:
+        return summarize_user_ranges(self.timeline)
+
+    @fact
+    def memory(self) -> Memory:
+        return summarize_memory(self.timeline)
+
+    @fact
+    def step_breakdown(self) -> StepBreakdown:
+        return summarize_step_breakdown(self.timeline)
+
+    @fact
+    def idle(self) -> Idle:
+        return summarize_idle(self.timeline)
+
+    @fact
+    def kernel_launches(self) -> KernelLaunches:
+        return summarize_launches(self.timeline)
+
+    @fact
+    def runtime_calls(self) -> RuntimeCalls:
+        return summarize_runtime_calls(self.timeline)
+
+    @fact
+    def dataloader(self) -> DataloaderTime:
+        return summarize_dataloader(self.timeline)
+
+    @fact
+    def host_waits(self) -> HostWaits:
+        return summarize_host_waits(self.timeline)
+
+    @fact
+    def critical_path(self) -> CriticalPath:
+        return summarize_critical_path(self.timeline)
 
 
 def _noted(trace: Trace, what: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, find_calls, nearest_around, thread_label
 from lightning_modelprof.analysis.timeline.intervals import length
 from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
@@ -23,9 +23,7 @@ from lightning_modelprof.analysis.timeline.tally import (
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 
-_NO_RANGES: Final = Absent(
-    'the trace has no user ranges (add one with torch.profiler.record_function("name"))'
-)
+_NO_RANGES: Final = 'the trace has no user ranges (add one with torch.profiler.record_function("name"))'
 
 
 class UserRange(Record, frozen=True, kw_only=True):
@@ -75,13 +73,13 @@ class UserRanges(Record, frozen=True, kw_only=True):
     device_ns: int | None
 
 
-def summarize_user_ranges(timeline: Timeline) -> UserRanges | Absent:
+def summarize_user_ranges(timeline: Timeline) -> UserRanges:
     """Add up the ranges by thread and name; those that other tables are about are left out."""
     trace = timeline.trace
     wanted = timeline.is_annotation.copy()
     wanted[rows_named(trace, np.flatnonzero(wanted), is_shown_elsewhere)] = False
     if not wanted.any():
-        return _NO_RANGES
+        raise NotMeasured(_NO_RANGES)
     launch = timeline.launch
     launching = np.where(launch.runtime >= 0, launch.runtime, launch.operator)
     around = nearest_around(timeline, launching, wanted)

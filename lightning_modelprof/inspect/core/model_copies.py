@@ -315,8 +315,8 @@ def find_compiled(root: nn.Module) -> str | None:
     for path, module in named_modules(root):
         if _is_compiled(module):
             return path or type(root).__name__
-    kinds = {id(kind): kind for module in modules_of(root) for kind in mro_of(type(module))}
-    for kind in sorted(kinds.values(), key=qualified_name):
+    classes = {id(kind): kind for module in modules_of(root) for kind in mro_of(type(module))}
+    for kind in sorted(classes.values(), key=qualified_name):
         module_name = str(namespace_of(kind).get("__module__"))
         if module_name.partition(".")[0] in _NOT_THE_USERS:
             continue

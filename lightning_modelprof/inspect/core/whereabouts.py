@@ -35,7 +35,7 @@ _NO_TASK = -1  # what autograd answers outside a backward pass
 
 
 # What wrappers of compiling, sharding and checkpointing add to the path of the module that they hold.
-_WRAPPER_PARTS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+_WRAPPER_NAMES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 
 
 class _Entered(NamedTuple):
@@ -127,10 +127,10 @@ class Whereabouts:
         hooks for all modules, which it does not mind.
         """
         hookless = {
-            id(part)
+            id(one)
             for layer in modules_of(self._root)
             if is_a(layer, nn.TransformerEncoderLayer) and not layer.training
-            for part in modules_of(layer)
+            for one in modules_of(layer)
         }
         before, after = self._hook(self._enter_module), self._hook(self._leave_module)
         for module in modules_of(self._root):
@@ -199,10 +199,10 @@ def paths_below(root: nn.Module) -> dict[int, str]:
     is_ddp = derives(type(root), DistributedDataParallel)
     paths = {}
     for path, module in named_modules(root):
-        parts = path.split(".")
-        if is_ddp and parts[0] == "module":
-            parts = parts[1:]
-        paths[id(module)] = ".".join(part for part in parts if part not in _WRAPPER_PARTS)
+        names = path.split(".")
+        if is_ddp and names[0] == "module":
+            names = names[1:]
+        paths[id(module)] = ".".join(name for name in names if name not in _WRAPPER_NAMES)
     return paths
 
 

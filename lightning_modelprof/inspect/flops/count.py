@@ -107,9 +107,9 @@ def added_up(count: StepCount) -> FlopCount:
             fourier[phase] += one.flops
             continue
         modules = by_module.setdefault(phase, Counter())
-        parts = one.module.split(".") if one.module else []
-        for depth in range(len(parts) + 1):
-            modules[".".join(parts[:depth])] += one.flops
+        names = one.module.split(".") if one.module else []
+        for depth in range(len(names) + 1):
+            modules[".".join(names[:depth])] += one.flops
     totals = {phase: by_module[phase][""] for phase in FLOP_PHASES if phase in by_module}
     return FlopCount(
         flops=totals,

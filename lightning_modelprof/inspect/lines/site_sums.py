@@ -195,9 +195,9 @@ class SiteSums:
         for site, sums in self._sites.items():
             spot, phase, module = site.place
             nowhere = site._replace(place=(None, phase, module))
-            whole = merged.setdefault((*_located(spot, lines), nowhere), [0, 0, 0])
+            total = merged.setdefault((*_located(spot, lines), nowhere), [0, 0, 0])
             for index, one in enumerate(sums):
-                whole[index] += one
+                total[index] += one
         sites = (_source_site(*key, sums) for key, sums in merged.items())
         return tuple(sorted(sites, key=_rank))
 

@@ -21,7 +21,7 @@ from lightning_modelprof.errors import describe_error
 from lightning_modelprof.inspect.flops.formulas import name_of
 from lightning_modelprof.inspect.lines.sites import Where
 from lightning_modelprof.inspect.modules.modules import plain_path
-from lightning_modelprof.inspect.modules.tensor_memory import _plain_parts, local_part, memory_of, unnoticed
+from lightning_modelprof.inspect.modules.tensor_memory import local_part, memory_of, plain_tensors, unnoticed
 from lightning_modelprof.measure.stored import buffers_of, named_buffers, named_parameters, parameters_of
 from lightning_modelprof.run.memory import CATEGORIES, PhasePeak, StepMemory
 from lightning_modelprof.run.model_cost import FLOP_PHASES
@@ -224,8 +224,8 @@ class LiveTensors:
 
     def _add_all(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         for tensor in tensors:
-            for part in self._parts(tensor):
-                self._add(part, category)
+            for one in self._plain_tensors(tensor):
+                self._add(one, category)
 
     def _add(self, tensor: torch.Tensor, category: str) -> None:
         if tensor.device != self._device:
@@ -252,8 +252,8 @@ class LiveTensors:
     def _name(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Say what storages are that were made in the step."""
         for tensor in tensors:
-            for part in self._parts(tensor):
-                storage = self._storage_of(part)
+            for one in self._plain_tensors(tensor):
+                storage = self._storage_of(one)
                 known = None if storage is None else self._alive.get(storage._cdata)
                 if known is not None and known.category in _PASSING:
                     known.category = category
@@ -267,9 +267,9 @@ class LiveTensors:
             return None
 
     @staticmethod
-    def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         """The tensors with a storage that a tensor consists of."""
-        return iter(()) if is_lazy(tensor) else _plain_parts(local_part(tensor))
+        return iter(()) if is_lazy(tensor) else plain_tensors(local_part(tensor))
 
 
 def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -242,8 +242,8 @@ def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
     flat = False
     for name, module in named_modules(root):
         flat |= type(module).__name__ == "FullyShardedDataParallel"
-        told = [inventory.add_packed(packed) for packed in packed_objects(module)]
-        if not all(told):
+        are_known = [inventory.add_packed(packed) for packed in packed_objects(module)]
+        if not all(are_known):
             unknown.append(plain_path(name) or type(module).__name__)
     if flat:
         yield "with FSDP, parameters are the flat shards in this process"

@@ -51,10 +51,10 @@ def memory_of(tensor: torch.Tensor) -> TensorMemory:
     local = local_part(tensor)
     storages: dict[int, int] = {}
     unseen_bytes = 0
-    for part in _plain_parts(local):
-        storage = _storage(part)
+    for one in plain_tensors(local):
+        storage = _storage(one)
         if storage is None:
-            unseen_bytes += part.numel() * part.element_size()
+            unseen_bytes += one.numel() * one.element_size()
         else:
             storages[storage[0]] = storage[1]
     return TensorMemory(_dtype_name(local), _elements(local), storages, unseen_bytes)
@@ -85,11 +85,11 @@ def is_sparse(tensor: torch.Tensor) -> bool:
     return local_part(tensor).layout in _SPARSE_PARTS
 
 
-def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors with a storage that a tensor is made of, itself if it has one."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in _inner_names(tensor):
-            yield from _plain_parts(local_part(getattr(tensor, name)))
+            yield from plain_tensors(local_part(getattr(tensor, name)))
     elif tensor.layout in _SPARSE_PARTS:
         for name in _SPARSE_PARTS[tensor.layout]:
             yield getattr(tensor, name)()

@@ -253,7 +253,7 @@ def find_regions(root: nn.Module) -> Regions:
             scripts.append(name or type(module).__name__)
         else:
             heads[id(module)] = name or type(module).__name__
-    fast = _parts_with_a_fast_path(root)
+    fast = _modules_with_a_fast_path(root)
     without_hooks = inside | fast
     # Hooks for all modules make compiled ones complain, and would be compiled with them.
     can_watch = not heads and find_compiled(root) is None
@@ -273,7 +273,7 @@ def find_regions(root: nn.Module) -> Regions:
     return regions
 
 
-def _parts_with_a_fast_path(root: nn.Module) -> set[int]:
+def _modules_with_a_fast_path(root: nn.Module) -> set[int]:
     return {
         id(part)
         for layer in modules_of(root)

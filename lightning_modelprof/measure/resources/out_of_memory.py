@@ -89,12 +89,12 @@ def out_of_memory_error(exception: BaseException) -> BaseException | None:
 
 
 def _says_so(error: BaseException) -> bool:
-    kinds = tuple(
+    classes = tuple(
         kind
         for owner in (torch, torch.cuda)
         if isinstance(kind := getattr(owner, "OutOfMemoryError", None), type)  # torch.…: 2.5
     )
-    if isinstance(error, (*kinds, MemoryError)):
+    if isinstance(error, (*classes, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and _ANY.search(str(error)) is not None
 

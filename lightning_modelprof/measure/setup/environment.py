@@ -26,7 +26,7 @@ class AnyLoop(Protocol):
     """Who runs the loop, as ``loop.loop.Loop`` is."""
 
     @property
-    def loop(self) -> LoopKind: ...
+    def kind(self) -> LoopKind: ...
 
     @property
     def module(self) -> Any: ...
@@ -47,7 +47,7 @@ class AnyLoop(Protocol):
     def accumulate(self) -> int: ...
 
     @property
-    def kinds(self) -> tuple[type, ...]: ...
+    def run_by(self) -> tuple[type, ...]: ...
 
     @property
     def optimizers(self) -> Sequence[Any]: ...
@@ -58,7 +58,7 @@ class AnyLoop(Protocol):
 
 
 def run_info(
-    host: AnyLoop,
+    loop: AnyLoop,
     *,
     config: dict[str, Any],
     sample_unit: str,
@@ -66,24 +66,24 @@ def run_info(
     libraries: Sequence[Library] = (),
 ) -> RunInfo:
     """The description of a loop that is about to begin; ``libraries`` are those that it belongs to."""
-    device = host.device
+    device = loop.device
     return RunInfo(
         created=_now(),
-        loop=host.loop.key,
-        model="" if host.module is None else written_class(host.module).__name__,
+        loop=loop.kind.key,
+        model="" if loop.module is None else written_class(loop.module).__name__,
         device_type=device.type,
         device_name=device_name(device),
         num_threads=torch.get_num_threads(),
-        world_size=host.world_size,
-        precision=host.precision,
-        strategy=host.strategy,
-        accumulate_grad_batches=host.accumulate,
+        world_size=loop.world_size,
+        precision=loop.precision,
+        strategy=loop.strategy,
+        accumulate_grad_batches=loop.accumulate,
         sample_unit=sample_unit,
         host=platform.node(),
         versions={
             "lightning-modelprof": version,
             "torch": str(torch.__version__),
-            **_versions(host.kinds),
+            **_versions(loop.run_by),
             **{one.package: one.version for one in libraries if one.version},
             "python": platform.python_version(),
         },
@@ -91,10 +91,10 @@ def run_info(
     )
 
 
-def _versions(kinds: Iterable[type]) -> dict[str, str]:
+def _versions(run_by: Iterable[type]) -> dict[str, str]:
     """Versions of Lightning, and of installed packages with a class among these and their bases."""
     found = {}
-    for kind in (base for one in kinds for base in one.__mro__):
+    for kind in (base for one in run_by for base in one.__mro__):
         if not {"Trainer", "LightningModule"}.intersection(base.__name__ for base in kind.__mro__):
             continue
         package = kind.__module__.partition(".")[0]
@@ -189,8 +189,8 @@ def _configurator(module: str) -> str:
 
 def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Library, ...]:
     """The libraries of a loop: of the module, of the DataModule, and of who called the Trainer."""
-    kinds = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
-    packages = [library_of(kind.__module__, _file_of(kind)) for kind in kinds]
+    classes = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
+    packages = [library_of(kind.__module__, _file_of(kind)) for kind in classes]
     packages.append("" if call.from_library is None else call.from_library.package)
     return tuple(
         Library(package=package, version=_version(package), folders=folders_of(package))

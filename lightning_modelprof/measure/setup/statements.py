@@ -60,8 +60,8 @@ class Statements:
         self._layers = dict(named_modules(module))
         self._user_code = UserCode()  # a class in an installed package is a library's, whoever's model it is
         self._read: dict[str, SourceFile | None] = {}
-        kinds = [kind for one in holders if one is not None for kind in written_class(one).__mro__]
-        self._files = [*call.files, *filter(None, map(self._file_of, kinds))]
+        classes = [kind for one in holders if one is not None for kind in written_class(one).__mro__]
+        self._files = [*call.files, *filter(None, map(self._file_of, classes))]
 
     def _source(self, file: str | None) -> SourceFile | None:
         """A file of the user's; ``None`` where it is a library's, no file, or one too many."""
@@ -135,15 +135,15 @@ class Statements:
         switches = [(one, call) for one, call in self._calls_anywhere(ANOMALY) if _turns_on(call)]
         yield from _only(ANOMALY, switches)
 
-    def optimizer(self, hook: Place | None, kinds: Sequence[str]) -> Iterator[Statement]:
+    def optimizer(self, hook: Place | None, class_names: Sequence[str]) -> Iterator[Statement]:
         """The statement in ``configure_optimizers`` that makes the only optimizer."""
         source = None if hook is None else self._source(hook.file)
-        if source is None or hook is None or len(kinds) != 1:
+        if source is None or hook is None or len(class_names) != 1:
             return
         function = source.function_at(hook)
         if function is None:
             return
-        calls = source.calls(function, kinds[0]) or source.made_by(None, function, kinds[0])
+        calls = source.calls(function, class_names[0]) or source.made_by(None, function, class_names[0])
         yield from _only("optimizer", [(source, call) for call in calls])
 
     def logs(self) -> Iterator[Statement]:
@@ -186,14 +186,14 @@ class Statements:
             made = self._assignment_of(path)
             if made is None:
                 return
-            source, statement, parts, owner, attribute = made
-            call = _part_of(source, statement.value, parts)
+            source, statement, path_below, owner, attribute = made
+            call = _layer_call(source, statement.value, path_below)
             if call is None or source.name_of(call) not in _CONVOLUTIONS or source.is_repeated(call):
                 return
             if source.uses_of(*_NEEDS_BIAS):
                 return
             # Each module of the class has this layer: all of them have to stand before a BatchNorm.
-            below = ".".join((attribute, *parts))
+            below = ".".join((attribute, *path_below))
             for prefix, one in self._layers.items():
                 if type(one) is owner and (f"{prefix}.{below}" if prefix else below) not in paths:
                     return
@@ -210,7 +210,7 @@ class Statements:
             made = self._assignment_of(path)
             if made is None:
                 continue
-            source, statement, parts, owner, attribute = made
+            source, statement, path_below, owner, attribute = made
             around = source.class_around(statement)
             others = [
                 f"{prefix}.{attribute}" if prefix else attribute
@@ -218,7 +218,7 @@ class Statements:
                 if type(one) is owner
             ]
             if (
-                parts
+                path_below
                 or around is None
                 or source.is_repeated(statement)
                 or source.uses_of(*_REACHES_GRADIENTS)
@@ -265,13 +265,13 @@ def outside_optimizers(module: nn.Module, optimizers: Iterable[Any]) -> tuple[st
     found: list[str] = []
     waiting = [("", module)] if held else []
     while waiting:
-        path, part = waiting.pop()
-        parameters = list(parameters_of(part))
+        path, inner = waiting.pop()
+        parameters = list(parameters_of(inner))
         if path and not any(id(one) in held for one in parameters):
             found += [path] if any(map(is_trained, parameters)) else []
             continue
         prefix = f"{path}." if path else ""
-        waiting += [(prefix + name, child) for name, child in named_children(part)]
+        waiting += [(prefix + name, child) for name, child in named_children(inner)]
     return tuple(sorted(found))
 
 
@@ -330,15 +330,15 @@ def _is_item(node: ast.expr) -> TypeGuard[ast.Call]:
     )
 
 
-def _part_of(source: SourceFile, value: ast.expr, parts: Sequence[str]) -> ast.Call | None:
+def _layer_call(source: SourceFile, value: ast.expr, path_below: Sequence[str]) -> ast.Call | None:
     """The call that makes a layer, in nested ``Sequential``s without names and lists."""
-    for part in parts:
+    for index in path_below:
         if not (isinstance(value, ast.Call) and source.name_of(value) == "Sequential" and not value.keywords):
             return None
         is_listed = any(isinstance(one, ast.Starred) for one in value.args)
-        if is_listed or not part.isdecimal() or int(part) >= len(value.args):
+        if is_listed or not index.isdecimal() or int(index) >= len(value.args):
             return None
-        value = value.args[int(part)]
+        value = value.args[int(index)]
     return value if isinstance(value, ast.Call) else None
 
 

@@ -39,34 +39,34 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period of the container's CPU time in microseconds, or ``max``."""
 
 
-def read_setup(host: AnyLoop) -> TrainingSetup:
+def read_setup(loop: AnyLoop) -> TrainingSetup:
     """What is known when the loop begins. Never raises."""
-    return _take(TrainingSetup(), host.live().at_begin())
+    return _take(TrainingSetup(), loop.live().at_begin())
 
 
-def finish_setup(setup: TrainingSetup, host: AnyLoop, began_s: float) -> TrainingSetup:
+def finish_setup(setup: TrainingSetup, loop: AnyLoop, began_s: float) -> TrainingSetup:
     """The same with what is only known later: validation, memory, compilations. Never raises.
 
     Args:
         began_s: ``time.time()`` when the loop began.
     """
-    return _take(setup, (*host.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
+    return _take(setup, (*loop.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
 
 
-def _take(setup: TrainingSetup, parts: Sequence[Callable[[], dict[str, Any]]]) -> TrainingSetup:
+def _take(setup: TrainingSetup, readers: Sequence[Callable[[], dict[str, Any]]]) -> TrainingSetup:
     """The setup with each part that can be read, and a note for each that cannot."""
-    for part in parts:
-        found, note = _attempt(part)
+    for read in readers:
+        found, note = _attempt(read)
         found = {name: value for name, value in found.items() if value not in (None, ())}
         setup = replace(setup, notes=(*setup.notes, note) if note else setup.notes, **found)
     return setup
 
 
-def _attempt(part: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+def _attempt(read: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
     try:
-        return part(), ""
+        return read(), ""
     except Exception as error:  # anybody's objects, or another Lightning
-        return {}, f"{part.__name__} couldn't be read: {describe_error(error)}"
+        return {}, f"{read.__name__} couldn't be read: {describe_error(error)}"
 
 
 def usable_cpus() -> int | None:
@@ -80,7 +80,7 @@ def usable_cpus() -> int | None:
         return count
 
 
-Part: TypeAlias = Callable[[], dict[str, Any]]
+Reader: TypeAlias = Callable[[], dict[str, Any]]
 
 
 class Live:
@@ -88,18 +88,18 @@ class Live:
 
     num_nodes = 1
 
-    def __init__(self, host: AnyLoop) -> None:
-        self._host = host
+    def __init__(self, loop: AnyLoop) -> None:
+        self._loop = loop
 
     @property
     def _module(self) -> Any:
-        return self._host.module
+        return self._loop.module
 
-    def at_begin(self) -> tuple[Part, ...]:
+    def at_begin(self) -> tuple[Reader, ...]:
         of_module = () if self._module is None else (self.module, self.libraries, self.layers)
         return (self.threads, self.loaders, self.optimizers, *of_module)
 
-    def at_end(self) -> tuple[Part, ...]:
+    def at_end(self) -> tuple[Reader, ...]:
         """What may be known only when the loop has ended."""
         return (self.loaders, self.device)
 
@@ -108,7 +108,7 @@ class Live:
         return {
             "usable_cpus": usable_cpus(),
             "num_threads": torch.get_num_threads(),
-            "local_world_size": max(1, self._host.world_size // self.num_nodes),
+            "local_world_size": max(1, self._loop.world_size // self.num_nodes),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "detects_anomaly": torch.is_anomaly_enabled(),
         }
@@ -124,11 +124,11 @@ class Live:
         return {"calls": calls_by_name(class_files(self._module))}
 
     def loaders(self) -> dict[str, Any]:
-        return {"loaders": tuple(map(loader_setup, self._host.loaders()))}
+        return {"loaders": tuple(map(loader_setup, self._loop.loaders()))}
 
     def optimizers(self) -> dict[str, Any]:
         setups = []
-        for optimizer in self._host.optimizers if self._host.loop.is_fit else ():
+        for optimizer in self._loop.optimizers if self._loop.kind.is_fit else ():
             inner = getattr(optimizer, "optimizer", optimizer)
             defaults = inner.defaults
             setups.append(
@@ -145,7 +145,7 @@ class Live:
 
     def layers(self) -> dict[str, Any]:
         found: dict[str, Any] = {"convolution_biases": convolution_biases(self._module)}
-        if self._host.device.type == "cuda":
+        if self._loop.device.type == "cuda":
             found["layers"] = tuple(
                 LayerShape(path=path, in_features=layer.in_features, out_features=layer.out_features)
                 for path, layer in named_modules(self._module)
@@ -154,7 +154,7 @@ class Live:
         return found
 
     def device(self) -> dict[str, Any]:
-        device = self._host.device
+        device = self._loop.device
         if device.type != "cuda":
             return {}
         return {

@@ -112,7 +112,7 @@ class ExceptionAction(Action):
 
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         if error is not None:
-            self.ledger.on_untold()
+            self.ledger.on_missed_end()
 
 
 class BatchStartAction(CallbackAction):

@@ -226,9 +226,9 @@ def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[i
     for place in range(max(map(len, inner), default=0)):
         shapes = [one[place] for one in inner if len(one) > place]
         rank = max(map(len, shapes))
-        whole = [(*shape, *(1,) * (rank - len(shape))) for shape in shapes]
+        padded = [(*shape, *(1,) * (rank - len(shape))) for shape in shapes]
         elements = sum(int(np.prod(shape, dtype=object)) for shape in shapes)
-        yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*whole, strict=True)))
+        yield (round(len(shapes) * share), round(elements * share), *map(max, zip(*padded, strict=True)))
 
 
 def _is_sequence(part: Any) -> bool:
@@ -317,9 +317,9 @@ def own_tensors(owner: type) -> type | None:
     packages = {_package(kind) for kind in mro_of(owner)} - _FOREIGN
     waiting: list[type] = [_TENSOR]
     while waiting:
-        kinds: list[type] = type.__subclasses__(waiting.pop())
-        waiting += kinds
-        for kind in kinds:
+        classes: list[type] = type.__subclasses__(waiting.pop())
+        waiting += classes
+        for kind in classes:
             if _package(kind) in packages and _calls_torchs(kind):
                 return kind
     return None

@@ -89,7 +89,7 @@ class PhaseLedger:
         hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
         inspection: looks into the running step; ``None`` in nearly all steps.
         on_failure: called when the loop ends with an exception, before any other callback is told of it.
-        on_untold: called when that callback raises itself, so that ours will not be told.
+        on_missed_end: called when that callback raises itself, so that ours is not called.
         repeated: compares samples of some batches with those of earlier epochs; ``None`` without.
         sizes: gives batches their size; ``None`` if nobody asks for it.
         samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
@@ -114,8 +114,8 @@ class PhaseLedger:
         "next_boundary",
         "on_boundary",
         "on_failure",
+        "on_missed_end",
         "on_step",
-        "on_untold",
         "on_validation_change",
         "outside_ns",
         "ranges",
@@ -145,7 +145,7 @@ class PhaseLedger:
         self.on_boundary = on_boundary
         self.on_validation_change: Callable[[], None] = _nothing
         self.on_failure: Callable[[], None] = _nothing
-        self.on_untold: Callable[[], None] = _nothing
+        self.on_missed_end: Callable[[], None] = _nothing
         self.device = device
         self.validation = validation or ValidationParts()
         self.cpu = cpu or CpuOfSteps()

@@ -166,7 +166,7 @@ class Recorder:
 
     def steps(self) -> StepTimings:
         """The steps that are kept, with the device times known so far."""
-        fresh = self._whole_fresh()
+        fresh = self._merged_fresh()
         parts = [*map(_widen, self._kept), fresh.select(self._is_kept(fresh))]
         return StepTimings.concatenate(parts)
 
@@ -174,9 +174,9 @@ class Recorder:
         """The sums over all steps; ``None`` as long as all of them are kept."""
         if self._num_halved == 0:
             return None
-        return StepTotals.merge([self._totals, StepTotals.of(self._whole_fresh())])
+        return StepTotals.merge([self._totals, StepTotals.of(self._merged_fresh())])
 
-    def _whole_fresh(self) -> StepTimings:
+    def _merged_fresh(self) -> StepTimings:
         """The steps that are not folded yet, as one part, with their device times."""
         self.cut()
         fresh = StepTimings.concatenate(self._fresh)
@@ -192,7 +192,7 @@ class Recorder:
 
     def _fold(self) -> None:
         """Sum the oldest fresh steps, whose device times cannot come any more, and thin them."""
-        fresh = self._whole_fresh()
+        fresh = self._merged_fresh()
         is_old = fresh.step < self._num_cut - MAX_PENDING
         old, young = fresh.select(is_old), fresh.select(~is_old)
         self._fresh, self._num_fresh = [young], len(young)

@@ -97,11 +97,11 @@ class RepeatedSampleWatch:
     """Compares samples of a few indices with what came for them before.
 
     Args:
-        host: of a fit, with its dataloader.
+        loop: of a fit, with its dataloader.
     """
 
-    def __init__(self, host: FetchesBatches) -> None:
-        self._host = host
+    def __init__(self, loop: FetchesBatches) -> None:
+        self._loop = loop
         self._watched: set[int] = set()
         self._hashes: dict[int, bytes] = {}
         self._again: set[int] = set()
@@ -158,7 +158,7 @@ class RepeatedSampleWatch:
         if indices is None or iterator._sampler_iter is not indices:
             self._watch(iterator)  # an epoch has begun
             return
-        prefetched = self._host.prefetched()
+        prefetched = self._loop.prefetched()
         found = indices.found.pop(iterator._num_yielded - 1 - len(prefetched), None)
         if found is None:
             return
@@ -179,7 +179,7 @@ class RepeatedSampleWatch:
         self._num_equal += before == digest
 
     def _running_iterator(self) -> Any:
-        iterators = self._host.iterators()
+        iterators = self._loop.iterators()
         if len(iterators) != 1:
             raise _UnseenError("there's more than one dataloader")
         return iterators[0]

@@ -106,8 +106,8 @@ class SlowStepWatch:
 
     def look(self, end_ns: int) -> None:
         """Look at the steps that were added, in their thread; the last one ended at ``end_ns``."""
-        whole, self._unseen = StepTimings.concatenate(self._unseen), []
-        steps = whole.net()
+        unseen, self._unseen = StepTimings.concatenate(self._unseen), []
+        steps = unseen.net()
         before, self._counts = self._counts, _counts()
         if not len(steps):
             return
@@ -117,9 +117,9 @@ class SlowStepWatch:
             self._has_compared = True
             usual_ns = float(np.median(known_ns))
             is_slow = (steps.duration_ns > self._factor * usual_ns) & ((steps.tags & _OURS) == 0)
-            context = _since(before, self._counts, whole, self._factor * usual_ns, usual_ns)
+            context = _since(before, self._counts, unseen, self._factor * usual_ns, usual_ns)
             if is_slow.any():
-                ends_ns = end_ns - whole.duration_ns.sum() + np.cumsum(whole.duration_ns)
+                ends_ns = end_ns - unseen.duration_ns.sum() + np.cumsum(unseen.duration_ns)
                 for place in np.flatnonzero(is_slow).tolist():
                     self._note(steps, place, int(ends_ns[place]), usual_ns, context)
             if context["cpu_wait_ns"] is not None and not (is_slow & ((steps.tags & SPECIAL) == 0)).any():

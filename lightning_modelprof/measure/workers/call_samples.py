@@ -112,10 +112,10 @@ class CallSamples(msgspec.Struct):
         return math.hypot(drawn_ns, min(1e9 * one.late / one.time * samples, cpu_ns))
 
 
-def merged(parts: Iterable[CallSamples]) -> CallSamples:
+def merged(pieces: Iterable[CallSamples]) -> CallSamples:
     found = CallSamples()
-    for part in parts:
-        found.add(part)
+    for piece in pieces:
+        found.add(piece)
     return found
 
 
@@ -274,14 +274,14 @@ def _among_referents(frame: FrameType, name: str, known: Container[int]) -> int 
     return next((one for one in held if one in known), 0)
 
 
-def _not_told(frame: FrameType, name: str, known: Container[int]) -> None:  # noqa: ARG001
+def _unknown(frame: FrameType, name: str, known: Container[int]) -> None:  # noqa: ARG001
     return None
 
 
 def _way() -> Callable[[FrameType, str, Container[int]], int | None]:
     """How it's told here, if it's told right of a method that runs."""
     if sys.implementation.name != "cpython" or hasattr(sys, "gettotalrefcount"):
-        return _not_told
+        return _unknown
     way = (
         _by_name if _get_var is not None else _in_memory if sys.version_info >= (3, 11) else _among_referents
     )
@@ -296,7 +296,7 @@ def _way() -> Callable[[FrameType, str, Container[int]], int | None]:
 
             return way(sys._getframe(), "self", {id(self)}) in (id(itself()), None)
 
-    return way if Tried().itself() and Tried().captured() else _not_told
+    return way if Tried().itself() and Tried().captured() else _unknown
 
 
 def _c_function() -> Any:

@@ -295,7 +295,7 @@ def _items(several: Any) -> tuple[Any, ...]:
 
 def _is_stage_of(value: Any, owner: Any) -> bool:
     """Whether something that is iterated is of the same library, and so one of its stages."""
-    kinds = (type(value), type(owner))
-    libraries = {str(_of_class(kind, "__module__")).partition(".")[0] for kind in kinds}
+    classes = (type(value), type(owner))
+    libraries = {str(_of_class(kind, "__module__")).partition(".")[0] for kind in classes}
     is_iterated = _of_class(type(value), "__iter__") is not None
     return is_iterated and len(libraries) == 1 and not libraries & {"builtins", "torch"}

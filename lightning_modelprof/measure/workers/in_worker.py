@@ -379,12 +379,12 @@ class Worker:
                 head[place] += max(0, number - earlier)
             head[Head.SAMPLER_CPU_NS] += max(0, sampler_ns - self._sampler_cost_ns)
             self._sampler_cost_ns = sampler_ns
-            head[Head.SYSTEM_TOLD] = 1
+            head[Head.SYSTEM_KNOWN] = 1
         wait_ns, earlier_ns = cpu_wait_ns(_MAIN_THREAD), self._cpu_wait_ns
         self._cpu_wait_ns = wait_ns
         if wait_ns is not None and earlier_ns is not None:
             head[Head.CPU_WAIT_NS] += max(0, wait_ns - earlier_ns)
-            head[Head.CPU_WAIT_TOLD] = 1
+            head[Head.CPU_WAIT_KNOWN] = 1
         with suppress(OSError):
             with open("/proc/self/statm") as file:  # noqa: PTH123
                 head[Head.MEMORY_BYTES] = int(file.read().split()[1]) * resource.getpagesize()
@@ -474,8 +474,8 @@ def _read_io() -> tuple[int, int]:
     """Bytes that this process asked for, and those of them that came from a disk."""
     try:
         with open("/proc/self/io") as file:  # noqa: PTH123
-            told = dict(line.split(": ") for line in file.read().splitlines())
-        return int(told["rchar"]), int(told["read_bytes"])
+            counters = dict(line.split(": ") for line in file.read().splitlines())
+        return int(counters["rchar"]), int(counters["read_bytes"])
     except (OSError, ValueError, KeyError):
         return 0, 0
 

@@ -373,10 +373,10 @@ def _workers(slots: Sequence[ReadSlot]) -> tuple[WorkerTimes, ...]:
 
 
 def _worker(number: int, head: NDArray[np.int64]) -> WorkerTimes:
-    has_told = bool(head[Head.SYSTEM_TOLD])
+    is_known = bool(head[Head.SYSTEM_KNOWN])
 
     def system(value: int) -> int | None:
-        return max(0, int(value)) if has_told else None
+        return max(0, int(value)) if is_known else None
 
     starts = int(head[Head.STARTS_TIMED])
     return WorkerTimes(
@@ -390,7 +390,7 @@ def _worker(number: int, head: NDArray[np.int64]) -> WorkerTimes:
         wait_ns=int(head[Head.WAIT_NS]),
         cpu_ns=int(head[Head.CPU_NS]),
         other_cpu_ns=system(head[Head.PROCESS_CPU_NS] - head[Head.CPU_NS] - head[Head.SAMPLER_CPU_NS]),
-        cpu_wait_ns=int(head[Head.CPU_WAIT_NS]) if head[Head.CPU_WAIT_TOLD] else None,
+        cpu_wait_ns=int(head[Head.CPU_WAIT_NS]) if head[Head.CPU_WAIT_KNOWN] else None,
         read_bytes=system(head[Head.READ_BYTES]),
         disk_bytes=system(head[Head.DISK_BYTES]),
         page_faults=system(head[Head.PAGE_FAULTS]),

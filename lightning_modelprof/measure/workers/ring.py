@@ -82,7 +82,7 @@ class Head:
     PAGE_FAULTS: Final = 15
     MEMORY_BYTES: Final = 16
     THREADS: Final = 17
-    SYSTEM_TOLD: Final = 18
+    SYSTEM_KNOWN: Final = 18
     """Not 0 where the numbers of the system above were read."""
     FETCH_CPU_NS: Final = 19
     """CPU time of the thread in making samples."""
@@ -97,7 +97,7 @@ class Head:
     TEXT_BYTES_ODD: Final = 26
     CPU_WAIT_NS: Final = 28
     """For which the main thread was ready to run and had no CPU, since the worker was ready."""
-    CPU_WAIT_TOLD: Final = 29
+    CPU_WAIT_KNOWN: Final = 29
     """Not 0 where the system tells that."""
 
 

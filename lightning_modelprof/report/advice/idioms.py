@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.source import source_line
@@ -138,7 +137,7 @@ def idiom_advice(line: str, below: Collection[str] | None = None) -> str:
     return next((one.advice for one in fits if one.pattern.search(code)), "")
 
 
-def with_idiom(finding: Finding, created: str, *sampled: HotLines | Absent) -> Finding:
+def with_idiom(finding: Finding, created: str, *sampled: HotLines | None) -> Finding:
     """The same finding, what is known of a call at the line that takes its time first in its action.
 
     Args:
@@ -146,7 +145,7 @@ def with_idiom(finding: Finding, created: str, *sampled: HotLines | Absent) -> F
     """
     if finding.status is not Status.FOUND:
         return finding
-    lines = [hot for hot in sampled if not isinstance(hot, Absent)]
+    lines = [hot for hot in sampled if hot is not None]
     places = [one for place in finding.locations[:2] for one in _inwards(place)]
     timed = [(place, _time_at(place, lines)) for place in places]
     place, taken = max(timed, key=lambda one: one[1].own_ns, default=(None, _NO_TIME))

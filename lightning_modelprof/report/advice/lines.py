@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.hot_lines import HotLine, HotLines
 from lightning_modelprof.analysis.source.source_lines import (
     SourceLine,
@@ -36,7 +35,7 @@ IN_GENERAL: Final = (
 
 
 def advice_for(
-    analysis: Analysis, file: str | None, line: int | None, where: str, *, outside_modules: bool = False
+    facts: Facts, file: str | None, line: int | None, where: str, *, outside_modules: bool = False
 ) -> str:
     """What to do about a function that takes long.
 
@@ -45,13 +44,13 @@ def advice_for(
         where: what the function is called in a sentence.
         outside_modules: whether time in the model's modules is not what it is about.
     """
-    source = _line_of(analysis, file, line, outside_modules)
+    source = _line_of(facts, file, line, outside_modules)
     place = (file, line) if source is None else (source.file, source.line)
-    growing = _growing_at(analysis, *place)
+    growing = _growing_at(facts, *place)
     if source is None or source.operators is None:
         return growing or IN_GENERAL.format(where=where)
     if not source.operators and outside_modules:
-        source = _loop_below(analysis, source) or source
+        source = _loop_below(facts, source) or source
     told = f"Line {source.line} (in {source.function})"
     if source.reductions >= LEAST_REDUCTIONS:
         return without_loop(source)
@@ -67,10 +66,10 @@ def advice_for(
         )
     if source.waits:
         return f"Check tensor values in the Dataset, or only every N steps. {told} reads them every step."
-    hot = analysis.hot_lines
+    hot = facts.get(Facts.hot_lines)
     if growing:
         return growing
-    if source.operators == 0 and not isinstance(hot, Absent) and hot.is_call(source.file, source.line):
+    if source.operators == 0 and hot is not None and hot.is_call(source.file, source.line):
         return IN_GENERAL.format(where=f"the code called by {_small(told)}")
     if source.operators == 0:
         return (
@@ -96,10 +95,10 @@ def without_loop(source: SourceLine) -> str:
     return f"Use torch.nn.utils.get_total_norm (torch 2.6 or newer), only every N steps. {told}"
 
 
-def _loop_below(analysis: Analysis, source: SourceLine | HotLine) -> SourceLine | None:
+def _loop_below(facts: Facts, source: SourceLine | HotLine) -> SourceLine | None:
     """The line that runs most operators in the step's own code, if a line calls it, and they are a loop's."""
-    lines, hot = analysis.source_lines, analysis.hot_lines
-    if isinstance(lines, Absent) or isinstance(hot, Absent):
+    lines, hot = facts.get(Facts.source_lines), facts.get(Facts.hot_lines)
+    if lines is None or hot is None:
         return None
     loop = _most_operators(lines)
     is_below = loop is not None and hot.calls((source.file, source.line), (loop.file, loop.line))
@@ -116,14 +115,15 @@ def _small(place: str) -> str:
     return place[:1].lower() + place[1:]
 
 
-def _growing_at(analysis: Analysis, file: str | None, line: int | None) -> str:
+def _growing_at(facts: Facts, file: str | None, line: int | None) -> str:
     """What to do where the function at a line reads something that grows; ``""`` where it doesn't."""
-    growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
+    memory = facts.get(Facts.memory)
+    growing = () if memory is None else memory.record.growing
     for one in growing:
         if file is None or line is None or not one.lines:
             continue
         classes = {one.owner, *(place.function.partition(".")[0] for place in one.lines)}
-        if reads_attribute(file, line, one.name, classes, analysis.info.created):
+        if reads_attribute(file, line, one.name, classes, facts.info.created):
             return (
                 f"Replace self.{one.name}, which grows every step (line"
                 f" {one.lines[0].line}; {one.last_size:,} elements after {one.last_step:,} steps), with a"
@@ -132,18 +132,16 @@ def _growing_at(analysis: Analysis, file: str | None, line: int | None) -> str:
     return ""
 
 
-def _line_of(
-    analysis: Analysis, file: str | None, line: int | None, outside_modules: bool
-) -> SourceLine | None:
+def _line_of(facts: Facts, file: str | None, line: int | None, outside_modules: bool) -> SourceLine | None:
     """The innermost line of the user's that takes the time of a function."""
-    hot, lines = analysis.hot_lines, analysis.source_lines
-    if isinstance(lines, Absent) or file is None or line is None:
+    hot, lines = facts.get(Facts.hot_lines), facts.get(Facts.source_lines)
+    if lines is None or file is None or line is None:
         return None
-    found = None if isinstance(hot, Absent) else hot.inside(file, line, outside_modules=outside_modules)
+    found = None if hot is None else hot.inside(file, line, outside_modules=outside_modules)
     if found is not None:
         innermost = found.inner or found
         source = by_place(lines).get((innermost.file, innermost.line))
-        return source or (_loop_below(analysis, innermost) if outside_modules else None)
+        return source or (_loop_below(facts, innermost) if outside_modules else None)
     if not outside_modules:
         return None
     # No line has most of the samples: the one that runs by far the most operators is as good a guess.
@@ -167,7 +165,7 @@ class PointsAt(Enum):
 
 def at_exact_lines(
     finding: Finding,
-    hot: HotLines | Absent,
+    hot: HotLines | None,
     *,
     points_at: PointsAt = PointsAt.TIME,
     phases: Collection[str] = (),
@@ -181,18 +179,31 @@ def at_exact_lines(
             they are the places, in whatever function they are.
         libraries: packages whose lines are the places where the user's do not hold most of it.
     """
-    into_libraries = points_at is PointsAt.TIME_IN_LIBRARIES
-    if isinstance(hot, Absent) or finding.status is not Status.FOUND:
+    if hot is None or finding.status is not Status.FOUND:
         return finding
-    names = {(one.file, one.line): one.function for one in finding.locations}
+    places = exact_places(finding.locations, hot, points_at=points_at, phases=phases, libraries=libraries)
+    return replace(finding, locations=places)
+
+
+def exact_places(
+    places: Sequence[Place],
+    hot: HotLines,
+    *,
+    points_at: PointsAt = PointsAt.TIME,
+    phases: Collection[str] = (),
+    libraries: Collection[str] = (),
+) -> tuple[Place, ...]:
+    """The same of places; see :func:`at_exact_lines`."""
+    into_libraries = points_at is PointsAt.TIME_IN_LIBRARIES
+    names = {(one.file, one.line): one.function for one in places}
     lines = hot.statements_in(phases, libraries) if phases else ()
     if lines:
         if into_libraries:
             lines = tuple(with_costly_call(hot, phases, line) for line in lines)
-        return replace(finding, locations=tuple(_location(line, names) for line in lines))
+        return tuple(_location(line, names) for line in lines)
     exact: list[tuple[float, Place]] = []
     others: list[Place] = []
-    for location in finding.locations:
+    for location in places:
         lines = _lines_of(location, hot, points_at)
         if into_libraries and (called := _called(location, hot, phases)) is not None:
             exact.append((called.time_ns, replace(location, inner=location_at(called))))
@@ -203,7 +214,7 @@ def at_exact_lines(
         elif not lines:
             others.append(location)
     exact.sort(key=lambda one: -one[0])
-    return replace(finding, locations=(*dict.fromkeys(one for _, one in exact), *others))
+    return (*dict.fromkeys(one for _, one in exact), *others)
 
 
 def _called(location: Place, hot: HotLines, phases: Collection[str]) -> HotLine | None:
@@ -237,7 +248,7 @@ def location_at(line: HotLine) -> Place:
 _FORWARD = PHASE_INDEX["forward"]
 
 
-def module_pace(analysis: Analysis) -> float:
+def module_pace(facts: Facts) -> float:
     """What a module's time in the timed steps is to be multiplied by to be one of a typical step.
 
     Definition: median of Forward in the clean steps over its median in the timed steps, on the clock of the
@@ -246,12 +257,12 @@ def module_pace(analysis: Analysis) -> float:
     Caveats:
         Timing modules takes some time, which is in Forward too: the product is too small by that share.
     """
-    cost, costs = analysis.cost, analysis.step_costs
-    if cost is None or cost.times is None or isinstance(costs, Absent):
+    cost, costs = facts.get(Facts.cost), facts.get(Facts.step_costs)
+    if cost is None or cost.times is None or costs is None:
         return 1.0
-    is_timed = np.isin(analysis.steps.step, cost.times.step_numbers)
+    is_timed = np.isin(facts.steps.step, cost.times.step_numbers)
     on_device = cost.times.clock == "device"
-    phases_ns = analysis.steps.device_phases_ns if on_device else analysis.steps.phases_ns
+    phases_ns = facts.steps.device_phases_ns if on_device else facts.steps.phases_ns
     timed = phases_ns[is_timed, _FORWARD]
     means = costs.typical
     typical = means.device_ns.get("forward") if on_device else means.medians_ns.get("forward")

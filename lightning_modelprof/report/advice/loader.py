@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.fetch_queue import (
@@ -20,7 +19,7 @@ from lightning_modelprof.analysis.steps.loader_queue import WITHIN, LoaderQueue
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence, SavingIs
-from lightning_modelprof.report.rules.base import count, duration, ratio, text
+from lightning_modelprof.report.rules.rule import count, duration, ratio, text
 from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.units import digits, milliseconds, percent
 
@@ -161,7 +160,7 @@ def _row_evidence(sample_ns: float, size: int) -> list[Evidence]:
     return [duration("time per sample", sample_ns), count("batch_size", size)]
 
 
-def sampler_advice(hot: HotLines | Absent, wait_ns: float) -> LoaderAdvice | None:
+def sampler_advice(hot: HotLines | None, wait_ns: float) -> LoaderAdvice | None:
     """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
     if not is_of_sampler(hot):
         return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.hot_lines import HotLine
 from lightning_modelprof.analysis.steps.validation import ValidationSplit
 from lightning_modelprof.place import Place
@@ -21,7 +20,7 @@ from lightning_modelprof.report.advice.loader import (
 )
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.model import Evidence
-from lightning_modelprof.report.rules.base import count, duration, location_of, ratio
+from lightning_modelprof.report.rules.rule import count, duration, location_of, ratio
 from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
 from lightning_modelprof.units import percent
 
@@ -61,7 +60,7 @@ class _Part(Record, frozen=True, kw_only=True):
     is_mostly_metrics: bool
 
 
-def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
+def part_advice(facts: Facts, least_share: float) -> PartAdvice | None:
     """On the part of the validations that takes most of them.
 
     Args:
@@ -70,8 +69,9 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     Returns:
         ``None`` where no part takes so much, or what they consist of is not known.
     """
-    split, setup, hot = analysis.validation, analysis.setup, analysis.hot_lines
-    if isinstance(split, Absent) or setup is None:
+    split, setup = facts.get(Facts.validation), facts.get(Facts.setup)
+    hot = facts.get(Facts.hot_lines)
+    if split is None or setup is None:
         return None
     has_workers = any(one.num_workers for one in setup.val_loaders)
     costs = split.costs(has_workers=has_workers)
@@ -79,7 +79,7 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
     key = max(costs, key=lambda one: costs[one], default="")
     if key not in _ADVICE or whole_ns <= 0 or costs[key] < least_share * whole_ns:
         return None
-    line = None if isinstance(hot, Absent) else hot.in_part(key)
+    line = None if hot is None else hot.in_part(key)
     if key == "dataloader_init" and _is_mostly_waiting(split, costs[key]):
         line = None  # what the training thread does there is not what it waits for
     part = _Part(
@@ -89,8 +89,8 @@ def part_advice(analysis: Analysis, least_share: float) -> PartAdvice | None:
         loader=_loader_at(line, setup.val_loaders),
         cost_ns=costs[key],
         whole_ns=whole_ns,
-        num_ranks=analysis.info.world_size,
-        is_mostly_metrics=not isinstance(hot, Absent) and hot.share_below(_METRICS, key) >= _MOSTLY,
+        num_ranks=facts.info.world_size,
+        is_mostly_metrics=hot is not None and hot.share_below(_METRICS, key) >= _MOSTLY,
     )
     what, advise, places = _ADVICE[key]
     label, share = split.labels[key], costs[key] / whole_ns

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.worker_stacks import busiest
 from lightning_modelprof.analysis.steps.fetch_queue import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
@@ -26,7 +25,7 @@ from lightning_modelprof.report.advice.loader import (
 )
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
-from lightning_modelprof.report.rules.base import count, duration, ratio, text
+from lightning_modelprof.report.rules.rule import count, duration, ratio, text
 from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.run.workers import CallTimes
 from lightning_modelprof.units import digits, milliseconds, percent
@@ -51,32 +50,32 @@ _MOST_TIMES: Final = 20
 """Times cheaper; more is no goal."""
 
 
-def busiest_workers(workers: tuple[WorkersFacts, ...] | Absent) -> WorkersFacts | None:
+def busiest_workers(workers: tuple[WorkersFacts, ...] | None) -> WorkersFacts | None:
     """Of the loader whose workers have most to do; ``None`` where none was seen to make a batch."""
-    seen = () if isinstance(workers, Absent) else [one for one in workers if one.making_ns]
+    seen = [one for one in workers or () if one.making_ns]
     found = busiest([one.record for one in seen])
     return next((one for one in seen if one.record is found), None)
 
 
-def waited_for(analysis: Analysis) -> WorkersFacts | None:
+def waited_for(facts: Facts) -> WorkersFacts | None:
     """The workers that the loop waits for; ``None`` if unknown, or where it waits for something else.
 
     That is the sampler in the training process, or the way of a batch that is ready: both as the training
     thread has seen it and by the model of the queue, as a few long waits are for slow batches.
     """
-    found = busiest_workers(analysis.workers)
-    if found is None or is_of_sampler(analysis.hot_lines):
+    found = busiest_workers(facts.get(Facts.workers))
+    if found is None or is_of_sampler(facts.get(Facts.hot_lines)):
         return None
-    cpu, queue = analysis.batch_cpu, found.queue
-    keep_up = not isinstance(cpu, Absent) and cpu.workers_keep_up
-    is_ready = keep_up and (isinstance(queue, Absent) or queue.ready >= _NEARLY_ALWAYS)
+    cpu, queue = facts.get(Facts.batch_cpu), found.queue
+    keep_up = cpu is not None and cpu.workers_keep_up
+    is_ready = keep_up and (queue is None or queue.ready >= _NEARLY_ALWAYS)
     return None if is_ready else found
 
 
 def longest_of_others(seen: Sequence[WorkersFacts], facts: WorkersFacts) -> float:
     """The step that the slowest of the loop's other loaders makes by itself; 0 without a prediction."""
     others = [one.queue for one in seen if one.record.loader != facts.record.loader]
-    return max((one.present.step_ns for one in others if not isinstance(one, Absent)), default=0.0)
+    return max((one.present.step_ns for one in others if one is not None), default=0.0)
 
 
 def costliest(facts: WorkersFacts) -> CallFacts | None:
@@ -135,7 +134,7 @@ def cause_advice(
         cause = next((one for one in facts.causes if one.why is not Cause.START_UP), cause)
     if cause is None or not wait_ns:
         return None
-    queue = None if isinstance(facts.queue, Absent) else facts.queue
+    queue = facts.queue
     gain_ns = 0.0 if queue is None else saved_by_workers(queue, wait_ns)
     fixes, advised, told = [], None, _held_back(facts) if cause.why is Cause.SLOW_SAMPLES else ""
     is_worth_it = cause.why is Cause.TOO_FEW_WORKERS or gain_ns >= _WORTH_SAYING * facts.step_ns

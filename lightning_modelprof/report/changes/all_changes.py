@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.changes.layers import frozen, without_bias
 from lightning_modelprof.report.changes.loaders import with_kept_workers, with_pinned_memory, with_workers
 from lightning_modelprof.report.changes.logs import with_logging_by_epoch, without_item
@@ -19,7 +19,7 @@ from lightning_modelprof.report.changes.trainers import (
 )
 from lightning_modelprof.report.model import CodeChange, Finding, Status
 
-_Make: TypeAlias = Callable[[Finding, Analysis], CodeChange | None]
+_Make: TypeAlias = Callable[[Finding, Facts], CodeChange | None]
 
 CHANGES: Final[Mapping[str, _Make]] = {
     "input_bound": with_workers,
@@ -40,12 +40,12 @@ CHANGES: Final[Mapping[str, _Make]] = {
 """By the finding's code."""
 
 
-def with_change(finding: Finding, analysis: Analysis) -> Finding:
+def with_change(finding: Finding, facts: Facts) -> Finding:
     """The same finding with what to write, if that is known; a change that fails costs nothing else."""
     make = CHANGES.get(finding.kind)
     if make is None or finding.status is not Status.FOUND:
         return finding
     try:
-        return replace(finding, change=make(finding, analysis))
-    except Exception:  # anybody's source
+        return replace(finding, change=make(finding, facts))
+    except Exception:  # anybody's source, or what it needs wasn't measured
         return finding

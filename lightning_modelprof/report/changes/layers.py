@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.changes.edits import SourceEdit
 from lightning_modelprof.report.changes.offers import offer, offer_arguments, only_statement, statements_about
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange, Finding
@@ -17,20 +17,18 @@ _POSITIONS: Final = (
 )
 
 
-def without_bias(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+def without_bias(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
     """A convolution without the bias that BatchNorm takes away."""
-    if analysis.setup is None:
-        return None
-    statement = only_statement(analysis.setup, _CONVOLUTION)
+    statement = only_statement(facts.setup, _CONVOLUTION)
     return offer_arguments(
         statement, "Conv", {"bias": False}, CHANGES_NUMERICS, positions=_POSITIONS, defaults={}
     )
 
 
-def frozen(finding: Finding, analysis: Analysis) -> CodeChange | None:
+def frozen(finding: Finding, facts: Facts) -> CodeChange | None:
     """Without gradients where no optimizer trains it, at the start, in the counted step or at the end."""
-    setup = analysis.setup
-    if setup is None or len(finding.wants) != 1:
+    setup = facts.setup
+    if len(finding.wants) != 1:
         return None
     path, _ = finding.wants[0]
     statement = next((one for one in statements_about(setup, _UNTRAINED) if one.module == path), None)

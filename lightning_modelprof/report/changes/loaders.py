@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.advice.owners import owner_of_loader
 from lightning_modelprof.report.changes.edits import Code, Refused, SourceEdit
 from lightning_modelprof.report.changes.offers import (
@@ -36,18 +36,18 @@ _NAMES: Final = (ast.Name, ast.Attribute)
 _NON_BLOCKING: Final = {"non_blocking": True}
 
 
-def with_workers(finding: Finding, analysis: Analysis) -> CodeChange | None:
-    return _loader_change(dict(finding.wants), analysis)
+def with_workers(finding: Finding, facts: Facts) -> CodeChange | None:
+    return _loader_change(dict(finding.wants), facts)
 
 
-def with_kept_workers(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
-    return _loader_change({"persistent_workers": True}, analysis)
+def with_kept_workers(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
+    return _loader_change({"persistent_workers": True}, facts)
 
 
-def with_pinned_memory(finding: Finding, analysis: Analysis) -> CodeChange | None:
+def with_pinned_memory(finding: Finding, facts: Facts) -> CodeChange | None:
     """Pinned memory, or copies out of it that don't block: whichever of the two is missing."""
-    setup = analysis.setup
-    if setup is None or setup.cuda is None or len(setup.loaders) != 1:
+    setup = facts.setup
+    if setup.cuda is None or len(setup.loaders) != 1:
         return None
     lines = [one.line for one in finding.locations if one.is_exact and one.line is not None]
     copies = [
@@ -55,7 +55,7 @@ def with_pinned_memory(finding: Finding, analysis: Analysis) -> CodeChange | Non
     ]
     is_pinned = bool(setup.loaders[0].pin_memory)
     if not is_pinned and not lines:
-        return _loader_change({"pin_memory": True}, analysis)
+        return _loader_change({"pin_memory": True}, facts)
     if not copies:
         return None
     if not is_pinned:
@@ -77,16 +77,16 @@ def _to_device(source: SourceEdit, statement: Statement | None) -> None:
                 raise Refused("a copy to the CPU, or a flag without a name")
 
 
-def _loader_change(wanted: Mapping[str, Any], analysis: Analysis) -> CodeChange | None:
-    setup = analysis.setup
-    if setup is None or not setup.loaders or not wanted:
+def _loader_change(wanted: Mapping[str, Any], facts: Facts) -> CodeChange | None:
+    setup = facts.setup
+    if not setup.loaders or not wanted:
         return None
     loader = setup.loaders[0]
     dataset = "" if loader.dataset is None else loader.dataset.function
     has_more_workers = wanted.get("num_workers", 0) > 0
     if owner_of_loader(setup, loader) is not None or (has_more_workers and dataset.endswith(".__iter__")):
         return None  # each worker of an IterableDataset would give all samples
-    label = _label(wanted, analysis, dataset)
+    label = _label(wanted, facts, dataset)
     statement = only_statement(setup, "DataLoader") if len(setup.loaders) == 1 else None
     key = _key_of(statement, wanted, setup, loader)
     if key:
@@ -106,11 +106,11 @@ def _written(wanted: Mapping[str, Any], statement: Statement | None) -> Mapping[
     return {**wanted, "persistent_workers": Code(f"{ast.unparse(number)} > 0")}
 
 
-def _label(wanted: Mapping[str, Any], analysis: Analysis, dataset: str) -> str:
+def _label(wanted: Mapping[str, Any], facts: Facts, dataset: str) -> str:
     """Workers draw random numbers of their own, and kept ones leave the next epoch other ones."""
     if wanted.keys() <= {"pin_memory", "prefetch_factor"}:
         return SAME_RESULTS
-    seen = analysis.repeated
+    seen = facts.get(Facts.repeated)
     is_fixed = dataset.startswith("TensorDataset.") or (
         seen is not None and seen.num_compared >= _LEAST_COMPARED and seen.num_equal == seen.num_compared
     )

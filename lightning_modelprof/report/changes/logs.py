@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.changes.edits import Refused, SourceEdit
 from lightning_modelprof.report.changes.offers import offer, offer_arguments, only_statement
 from lightning_modelprof.report.model import SAME_RESULTS, CodeChange, Finding
@@ -16,11 +15,9 @@ _MUCH: Final = 0.1
 """Share of the time in logging from which on a line counts."""
 
 
-def with_logging_by_epoch(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+def with_logging_by_epoch(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
     """Values that all ranks agree on once per epoch, where one ``self.log`` takes most of the time."""
-    setup, calls = analysis.setup, analysis.logging_calls
-    if setup is None or isinstance(calls, Absent):
-        return None
+    setup, calls = facts.setup, facts.logging_calls
     most = [one for one in calls.lines if one.share >= _MUCH * calls.share]
     if len(most) != 1 or most[0].logs is None or "sync_dist" not in most[0].logs.options:
         return None
@@ -61,10 +58,10 @@ def _texts(tree: ast.AST) -> list[str]:
     return [value for value in values if isinstance(value, str) and value]
 
 
-def without_item(finding: Finding, analysis: Analysis) -> CodeChange | None:
+def without_item(finding: Finding, facts: Facts) -> CodeChange | None:
     """A logged tensor, where one ``self.log`` reads its value."""
-    setup = analysis.setup
-    if setup is None or len(finding.locations) != 1:
+    setup = facts.setup
+    if len(finding.locations) != 1:
         return None
     place = finding.locations[0]
     if not place.is_exact or place.line is None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.advice.owners import owner_of_optimizer
 from lightning_modelprof.report.changes.edits import Refused, SourceEdit
 from lightning_modelprof.report.changes.offers import (
@@ -18,7 +18,7 @@ from lightning_modelprof.report.changes.offers import (
 )
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange, Finding
 from lightning_modelprof.report.rules.phases import rarer_logging
-from lightning_modelprof.report.rules.tensor_cores import AMPERE
+from lightning_modelprof.report.rules.rule import AMPERE
 from lightning_modelprof.run.setup import TrainingSetup
 
 _TRAINER: Final = "Trainer"
@@ -26,10 +26,10 @@ _ANOMALY: Final = "set_detect_anomaly"
 _DEFAULTS: Final = {"detect_anomaly": False, "profiler": None, "foreach": None}
 
 
-def with_mixed_precision(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+def with_mixed_precision(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
     """16-bit numbers where the tensor cores take them."""
-    setup = analysis.setup
-    if setup is None or setup.cuda is None:
+    setup = facts.setup
+    if setup.cuda is None:
         return None
     wanted = "bf16-mixed" if setup.cuda.capability >= AMPERE else "16-mixed"
     if wanted == "16-mixed" and setup.gradient_clip_val and any(one.fused for one in setup.optimizers):
@@ -37,25 +37,21 @@ def with_mixed_precision(finding: Finding, analysis: Analysis) -> CodeChange | N
     return _trainer_change(setup, {"precision": wanted}, CHANGES_NUMERICS)
 
 
-def with_rarer_logging(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+def with_rarer_logging(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
     """A larger ``log_every_n_steps``, as the finding advises it."""
-    setup = analysis.setup
-    if setup is None or not setup.loggers:
+    setup = facts.setup
+    if not setup.loggers:
         return None
     return _trainer_change(setup, {"log_every_n_steps": rarer_logging(setup)}, SAME_RESULTS)
 
 
-def without_profiler(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
-    return (
-        None if analysis.setup is None else _trainer_change(analysis.setup, {"profiler": None}, SAME_RESULTS)
-    )
+def without_profiler(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
+    return _trainer_change(facts.setup, {"profiler": None}, SAME_RESULTS)
 
 
-def without_anomaly_detection(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
+def without_anomaly_detection(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
     """Anomaly detection off, where the one place is that turns it on."""
-    setup = analysis.setup
-    if setup is None:
-        return None
+    setup = facts.setup
     of_trainer = _trainer_change(setup, {"detect_anomaly": False}, SAME_RESULTS)
     switches = statements_about(setup, _ANOMALY)
     if not switches or "detect_anomaly=True" in getattr(only_statement(setup, _TRAINER), "text", ""):
@@ -79,13 +75,13 @@ def _trainer_change(setup: TrainingSetup, wanted: Mapping[str, Any], label: str)
     return offer_arguments(statement, _TRAINER, wanted, label, defaults=_DEFAULTS, replaced=("profiler",))
 
 
-def with_fused_step(finding: Finding, analysis: Analysis) -> CodeChange | None:  # noqa: ARG001
-    setup = analysis.setup
-    if setup is None or len(setup.optimizers) != 1 or owner_of_optimizer(setup) is not None:
+def with_fused_step(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
+    setup = facts.setup
+    if len(setup.optimizers) != 1 or owner_of_optimizer(setup) is not None:
         return None
     optimizer = setup.optimizers[0]
     name = "fused" if optimizer.has_fused else "foreach"
-    if name == "fused" and setup.gradient_clip_val and analysis.info.precision == "16-mixed":
+    if name == "fused" and setup.gradient_clip_val and facts.info.precision == "16-mixed":
         return None  # Lightning refuses to clip for a fused optimizer that unscales gradients
     place = setup.module_hooks.get("configure_optimizers")
     if setup.configured_by and (place is None or place.is_library):

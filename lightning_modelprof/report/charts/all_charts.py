@@ -254,5 +254,5 @@ def trace_charts(
     return tuple(
         replace(chart, id=chart.id + id_suffix, title=chart.title + title_suffix)
         for entry in TRACE_CHARTS
-        if (chart := entry.draw(by_rank)) is not None
+        if (chart := entry.of(by_rank)) is not None
     )

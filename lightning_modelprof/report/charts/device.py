@@ -6,30 +6,24 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.kernels import KernelUse, pool_kernels
 from lightning_modelprof.analysis.trace.operator_costs import Operator, pool_operators
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.bins import MAX_LAYERS, bin_note, bin_sizes, bin_starts, even_axis
 from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
 
 
-def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """Which steps of a trace, or which ranks, waited for what; ``None`` when no trace has a step.
+def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart:
+    """Which steps of a trace, or which ranks, waited for what.
 
     Definition: the columns of the table Step time breakdown; of several ranks the mean of each. A category
     without any time has no layer.
     """
-    found = {
-        rank: facts.step_breakdown
-        for rank, facts in by_rank.items()
-        if not isinstance(facts.step_breakdown, Absent)
-    }
-    if not found:
-        return None
-    return _of_ranks(found) if len(by_rank) > 1 else _of_steps(*found.values())
+    ranks = split_ranks(by_rank, TraceFacts.step_breakdown)
+    return _of_ranks(ranks.found) if ranks.are_several else _of_steps(*ranks.found.values())
 
 
 def _of_steps(fact: StepBreakdown) -> Chart:
@@ -100,9 +94,8 @@ def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     Definition: time of all kernels as in the Kernel Summary, those of all ranks added up, by what the name of
     each says. One that communicates counts as that, whatever else its name says.
     """
-    found = [facts.kernels for facts in by_rank.values() if not isinstance(facts.kernels, Absent)]
     time_ns = dict.fromkeys(_LABELS, 0)
-    for kernel in pool_kernels(found).by_name:
+    for kernel in pool_kernels(split_ranks(by_rank, TraceFacts.kernels).found.values()).by_name:
         time_ns[_kind(kernel)] += kernel.tally.total_ns
     kinds = [kind for kind, ns in time_ns.items() if ns]
     if len(kinds) < 2:
@@ -136,7 +129,7 @@ def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     Definition: the column Self of the Operator Summary, on the device if the trace has device events, else on
     the host; that of all threads and ranks added up.
     """
-    ranks = [facts.operators for facts in by_rank.values() if not isinstance(facts.operators, Absent)]
+    ranks = split_ranks(by_rank, TraceFacts.operators).found.values()
     has_device = any(rank.device_ns is not None for rank in ranks)
     threads = [thread for rank in ranks for thread in rank.threads]
     pooled = pool_operators(operator for thread in threads for operator in thread.operators)

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MemoryLayers
 from lightning_modelprof.analysis.trace.memory import CPU_NAME, DeviceMemory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.run.model_cost import ModelSize
 
 _LABELS: Final = {
@@ -55,24 +55,19 @@ def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     Definition: the layers add up to what was allocated at each point. Of several devices the one with the
     highest peak, the CPU only where there is no other.
     """
-    known = [
-        (rank, device)
-        for rank, facts in by_rank.items()
-        if not isinstance(facts.memory, Absent)
-        for device in facts.memory.devices
-    ]
-    return _chart(known, several=len(by_rank) > 1)
+    ranks = split_ranks(by_rank, TraceFacts.memory)
+    known = [(rank, device) for rank, memory in ranks.found.items() for device in memory.devices]
+    return _chart(known, several=ranks.are_several)
 
 
-def window_memory_of_run(analysis: Analysis) -> Chart | None:
+def window_memory_of_run(facts: Facts) -> Chart | None:
     """The same of a run's newest window that recorded memory, with its model's own tensors apart."""
-    windows = [
-        window.facts.memory.devices
-        for window in analysis.windows
-        if window.facts is not None and not isinstance(window.facts.memory, Absent)
-    ]
-    size = None if analysis.cost is None else analysis.cost.size
-    return _chart([(0, device) for device in windows[-1]], size=size) if windows else None
+    windows = [memory for trace in facts.traces if (memory := trace.get(TraceFacts.memory)) is not None]
+    if not windows:
+        return None
+    cost = facts.get(Facts.cost)
+    devices = [(0, device) for device in windows[-1].devices]
+    return _chart(devices, size=None if cost is None else cost.size)
 
 
 def _chart(

@@ -5,31 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.memory import MemoryPoint
 
 
-def flops_by_phase(analysis: Analysis) -> Chart | None:
-    """How many FLOPs each phase of the counted step has; ``None`` when nothing was counted, or only zeros.
+def flops_by_phase(facts: Facts) -> Chart | None:
+    """How many FLOPs each phase of the counted step has; ``None`` with only zeros.
 
     Definition: FLOPs of contractions, one multiply-add being two, without Fourier transforms.
     """
-    if isinstance(analysis.flops, Absent) or not any(analysis.flops.phases.values()):
+    flops = facts.flops
+    if not any(flops.phases.values()):
         return None
-    facts = analysis.flops
     return Chart(
         id="flops_by_phase",
         title="FLOPs per step",
         kind="stacked",
         x_label="step",
-        x=(float(facts.count.step or 0),),
+        x=(float(flops.count.step or 0),),
         unit=Unit.FLOPS,
         series=tuple(
-            Series(key=phase, label=phase.replace("_", " ").capitalize(), values=(float(flops),))
-            for phase, flops in facts.phases.items()
+            Series(key=phase, label=phase.replace("_", " ").capitalize(), values=(float(number),))
+            for phase, number in flops.phases.items()
         ),
         notes=(
             "Matmuls, convolutions, attention and recurrent gates in one step of one process. 1 MAC is 2"
@@ -46,15 +45,13 @@ _SERIES: Final = (
 )
 
 
-def memory_curve(analysis: Analysis) -> Chart | None:
+def memory_curve(facts: Facts) -> Chart | None:
     """Whether memory grows; ``None`` with fewer than two points.
 
     Definition: each point is what was there when its step was first looked at; kinds of memory that were
     never measured have no series.
     """
-    if isinstance(analysis.memory, Absent):
-        return None
-    curve = analysis.memory.record.curve
+    curve = facts.memory.record.curve
     every = (Series(key=key, label=label, values=_values(curve, name)) for key, label, name in _SERIES)
     series = tuple(one for one in every if any(value is not None for value in one.values))
     if len(curve) < 2 or not series:
@@ -63,7 +60,7 @@ def memory_curve(analysis: Analysis) -> Chart | None:
         id="memory_curve",
         title="Memory by step",
         kind="line",
-        x_label=loop_of(analysis.info.loop).step,
+        x_label=loop_of(facts.info.loop).step,
         x=tuple(float(point.step) for point in curve),
         unit=Unit.BYTES,
         series=series,

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.trace.distributed import Distributed, StepShares
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.trace.distributed import StepShares
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.bins import even_axis, split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.report.tables.rows import split_ranks
 
 _MOST: Final = 256
 """Bars that can be told apart across a page."""
 
 
-def rank_phases(analysis: Analysis) -> Chart | None:
-    """Which rank does what while the others wait; ``None`` with fewer than two ranks, or more than 256.
+def rank_phases(facts: Facts) -> Chart | None:
+    """Which rank does what while the others wait; ``None`` with more than 256 ranks.
 
     Definition: mean self time by phase over each rank's own clean steps. The phases with the most time on the
     first rank have layers of their own, the rest is one layer.
     """
-    skew = analysis.rank_skew
-    if isinstance(skew, Absent) or len(skew.ranks) > _MOST:
+    skew = facts.rank_skew
+    if len(skew.ranks) > _MOST:
         return None
-    layers, _ = split_layers(analysis.phases)
+    layers, _ = split_layers(facts.phases)
     shown = [phase for phase in layers if all(pace.phases_ns[phase.key] is not None for pace in skew.ranks)]
     keys = {phase.key for phase in shown}
     rest = tuple(
@@ -95,9 +95,9 @@ def rank_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     without are left out and named: their computation is not 0 but not measured.
     """
     found = {
-        rank: (fact.shares, fact.num_steps)
-        for rank, facts in sorted(by_rank.items())
-        if isinstance(fact := facts.distributed, Distributed) and fact.shares is not None
+        rank: (one.shares, one.num_steps)
+        for rank, one in split_ranks(by_rank, TraceFacts.distributed).found.items()
+        if one.shares is not None
     }
     has_kernels = any(shares.computation_ns is not None for shares, _ in found.values())
     shown = {

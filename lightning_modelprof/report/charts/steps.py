@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts, layer_notes, split_layers
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.words import other_shares
@@ -16,40 +15,40 @@ from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 
-def phase_shares(analysis: Analysis) -> Chart | None:
+def phase_shares(facts: Facts) -> Chart | None:
     """Which phases the time of all finished steps went to; ``None`` when no step ran to its end.
 
     Definition: self time of a phase over the wall time of the steps, as in the table Phases.
     """
-    layers, rest = split_layers(analysis.phases)
+    layers, rest = split_layers(facts.phases)
     if not layers:
         return None
     series = [Series(key=phase.key, label=phase.label, values=(phase.ratio,)) for phase in layers]
     if rest:
         share = sum(phase.ratio or 0 for phase in rest)
         series.append(Series(key="rest", label="Other phases", values=(share,)))
-    steps = loop_of(analysis.info.loop).steps
+    steps = loop_of(facts.info.loop).steps
     return Chart(
         id="phase_shares",
-        title=f"{loop_of(analysis.info.loop).step.capitalize()} time by phase",
+        title=f"{loop_of(facts.info.loop).step.capitalize()} time by phase",
         kind="stacked",
         x_label=steps,
-        x=(float(analysis.num_steps),),
+        x=(float(facts.num_steps),),
         unit=Unit.RATIO,
         series=tuple(series),
-        notes=(*other_shares(analysis), *layer_notes(analysis.phases, rest)),
+        notes=(*other_shares(facts), *layer_notes(facts.phases, rest)),
     )
 
 
-def phases_per_step(analysis: Analysis) -> Chart | None:
+def phases_per_step(facts: Facts) -> Chart | None:
     """When the steps were slow, and which phase made them so; ``None`` when no step ran to its end.
 
     Definition: self time of each phase in a step, or its mean over the steps of a bin. The layers add up to
     the wall time of the step, unless a phase was not measured. The phases with the most time have layers of
     their own, the rest is one layer.
     """
-    steps, loop = analysis.steps, loop_of(analysis.info.loop)
-    layers, rest = split_layers(analysis.phases)
+    steps, loop = facts.steps, loop_of(facts.info.loop)
+    layers, rest = split_layers(facts.phases)
     num_steps = len(steps)
     if num_steps == 0 or not layers:
         return None
@@ -64,7 +63,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
     if rest:
         series.append(layer("rest", "Other phases", [phase.key for phase in rest]))
     per_point = bin_note(starts, num_steps, loop.step, loop.steps)
-    which = "All" if num_steps == analysis.num_steps else "Saved"
+    which = "All" if num_steps == facts.num_steps else "Saved"
     return Chart(
         id="phases_per_step",
         title=f"Phase times per {loop.step}",
@@ -75,7 +74,7 @@ def phases_per_step(analysis: Analysis) -> Chart | None:
         series=tuple(series),
         notes=(
             f"{which} {loop.steps}, including excluded ones. {per_point}",
-            *layer_notes(analysis.phases, rest),
+            *layer_notes(facts.phases, rest),
         ),
     )
 
@@ -87,7 +86,7 @@ _TAIL: Final = 99
 """Percentile up to which the bars go where the slowest step would squeeze them."""
 
 
-def step_time(analysis: Analysis) -> Chart | None:
+def step_time(facts: Facts) -> Chart | None:
     """Whether the steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean steps.
 
     Definition: number of clean steps by wall time without the phase Profiler, in bars as wide as numpy's rule
@@ -95,10 +94,10 @@ def step_time(analysis: Analysis) -> Chart | None:
     slowest step took more than twice the 99th percentile, the bars end at this percentile and a note says how
     many steps lie beyond.
     """
-    times_ms = analysis.steps.clean().duration_ns / 1e6
+    times_ms = facts.steps.clean().duration_ns / 1e6
     if len(times_ms) < 2:
         return None
-    loop = loop_of(analysis.info.loop)
+    loop = loop_of(facts.info.loop)
     end = float(times_ms.max())
     tail = float(np.percentile(times_ms, _TAIL))
     if end > 2 * tail:
@@ -108,7 +107,7 @@ def step_time(analysis: Analysis) -> Chart | None:
     if len(edges) - 1 > MAX_BARS:
         edges = np.histogram_bin_edges(shown, MAX_BARS)
     counts, _ = np.histogram(shown, edges)
-    kept = "" if len(analysis.steps) == analysis.num_steps else " saved"
+    kept = "" if len(facts.steps) == facts.num_steps else " saved"
     notes = [f"{len(times_ms):,}{kept} clean {loop.steps}."]
     num_beyond = len(times_ms) - len(shown)
     if num_beyond:
@@ -128,13 +127,13 @@ def step_time(analysis: Analysis) -> Chart | None:
     )
 
 
-def throughput(analysis: Analysis) -> Chart | None:
+def throughput(facts: Facts) -> Chart | None:
     """Whether the loop became slower or faster; ``None`` with fewer than two finished steps.
 
     Definition: samples of the steps of a bin over their wall time; steps over wall time when the samples of
     any step are unknown. ``None`` where the clock stood still.
     """
-    steps, loop = analysis.steps, loop_of(analysis.info.loop)
+    steps, loop = facts.steps, loop_of(facts.info.loop)
     num_steps = len(steps)
     if num_steps < 2:
         return None
@@ -147,7 +146,7 @@ def throughput(analysis: Analysis) -> Chart | None:
         1e9 * amount / time_ns if time_ns else None
         for amount, time_ns in zip(amounts.tolist(), times_ns.tolist(), strict=True)
     ]
-    name = f"{analysis.info.sample_unit if has_samples else loop.steps}/s"
+    name = f"{facts.info.sample_unit if has_samples else loop.steps}/s"
     size = int(sizes[0])
     per_point = f"One point per {loop.step}" if size == 1 else f"Each point covers {size:,} {loop.steps}"
     return Chart(
@@ -162,13 +161,13 @@ def throughput(analysis: Analysis) -> Chart | None:
     )
 
 
-def validation_shares(analysis: Analysis) -> Chart | None:
-    """What the validations inside a fit spent their time on; ``None`` when there was none.
+def validation_shares(facts: Facts) -> Chart | None:
+    """What the validations inside a fit spent their time on; ``None`` if that took no time.
 
     Definition: self time of a part over that of all parts, as in the table Validation.
     """
-    split = analysis.validation
-    if isinstance(split, Absent) or not split.total_ns:
+    split = facts.validation
+    if not split.total_ns:
         return None
     return Chart(
         id="validation_shares",

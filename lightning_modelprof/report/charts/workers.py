@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import PredictedStep
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
 from lightning_modelprof.report.advice.workers import busiest_workers
 from lightning_modelprof.report.model import Chart, Series, Unit
 
 
-def workers_prediction(analysis: Analysis) -> Chart | None:
+def workers_prediction(facts: Facts) -> Chart | None:
     """The predicted step by number of workers, with how it ran; ``None`` without a prediction.
 
     Definition: as in the table Number of workers, with the present prefetch factor; of several loaders the
     one with the longest predicted step.
     """
-    facts = () if isinstance(analysis.workers, Absent) else analysis.workers
-    known = [one.queue for one in facts] or [analysis.fetch_queue]
-    queues = [one for one in known if not isinstance(one, Absent)]
+    loaders = facts.get(Facts.workers)
+    known = [facts.fetch_queue] if loaders is None else [one.queue for one in loaders]
+    queues = [one for one in known if one is not None]
     if not queues:
         return None
     queue = max(queues, key=lambda one: one.present.step_ns)
@@ -73,14 +72,14 @@ def _named(one: PredictedStep) -> str:
     return f"num_workers={one.workers}{prefetch}"
 
 
-def workers_over_time(analysis: Analysis) -> Chart | None:
+def workers_over_time(facts: Facts) -> Chart | None:
     """Whether workers are busy, and whether batches wait for an earlier one; ``None`` without batches.
 
     Definition: as of :func:`worker_curve`, of the loader whose workers have most to do.
     """
-    facts = busiest_workers(analysis.workers)
-    curve = None if facts is None else worker_curve(facts.record)
-    if facts is None or curve is None:
+    loader = busiest_workers(facts.workers)
+    curve = None if loader is None else worker_curve(loader.record)
+    if loader is None or curve is None:
         return None
     return Chart(
         id="worker_queue",
@@ -95,23 +94,23 @@ def workers_over_time(analysis: Analysis) -> Chart | None:
                 key="held_back", label="Batches ready, waiting for an earlier one", values=curve.held_back
             ),
         ),
-        notes=(f"Newest {len(facts.record.batches):,} batches.",),
-        level=float(facts.record.num_workers),
+        notes=(f"Newest {len(loader.record.batches):,} batches.",),
+        level=float(loader.record.num_workers),
         level_label="workers",
     )
 
 
-def queue_depth(analysis: Analysis) -> Chart | None:
+def queue_depth(facts: Facts) -> Chart | None:
     """How many batches were made when the loop fetched one; ``None`` where too few fetches were looked at."""
-    cpu = analysis.batch_cpu
-    if isinstance(cpu, Absent) or not cpu.depths:
+    depths = facts.batch_cpu.depths
+    if not depths:
         return None
     return Chart(
         id="queue_depth",
         title="Batches ready at fetch",
         kind="stacked",
         x_label="ready batches",
-        x=tuple(map(float, range(len(cpu.depths)))),
+        x=tuple(map(float, range(len(depths)))),
         unit=Unit.RATIO,
-        series=(Series(key="fetches", label="Share of fetches", values=cpu.depths),),
+        series=(Series(key="fetches", label="Share of fetches", values=depths),),
     )

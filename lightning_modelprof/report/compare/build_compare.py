@@ -25,7 +25,7 @@ from lightning_modelprof.report.compare.tables import (
     settings_table,
 )
 from lightning_modelprof.report.model import Report, Status
-from lightning_modelprof.report.rules.cpus import INFLATED, BusyCpus
+from lightning_modelprof.report.rules.rule import INFLATED
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import duration_unit, percent, three_digits
 
@@ -92,7 +92,7 @@ def build_comparison(
 
 def _busy_summary(run: ComparedRun) -> str:
     """What is said of a busy machine; ``""`` where it was not."""
-    found = (one for one in run.report.findings if one.kind == BusyCpus.kind and one.status is Status.FOUND)
+    found = (one for one in run.report.findings if one.kind == "busy_cpus" and one.status is Status.FOUND)
     return next((one.summary.replace(INFLATED, "All of its timings are inflated.") for one in found), "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_modelprof.analysis.compare import batch_size, run_settings
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report
@@ -44,9 +44,9 @@ class ComparedRun(Record, frozen=True, kw_only=True):
         return None if samples is None else samples * self.world_size
 
 
-def compared_run(source: str, analysis: Analysis, report: Report) -> ComparedRun:
+def compared_run(source: str, facts: Facts, report: Report) -> ComparedRun:
     """A run of which everything that was measured is at hand."""
-    info, figures = analysis.info, analysis.benchmark
+    info, figures = facts.info, facts.get(Facts.benchmark)
     return ComparedRun(
         source=source,
         loop=info.loop,
@@ -56,8 +56,8 @@ def compared_run(source: str, analysis: Analysis, report: Report) -> ComparedRun
         status=info.status,
         num_clean_steps=0 if figures is None else figures.num_steps,
         batch_cost_ns=None if figures is None else figures.batch_cost_ns.avg,
-        settings=run_settings(analysis),
-        steps=analysis.steps,
+        settings=run_settings(facts),
+        steps=facts.steps,
         report=report,
     )
 

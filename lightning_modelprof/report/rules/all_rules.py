@@ -1,136 +1,51 @@
-"""The rules: each asks one question of a run; here they meet."""
+"""All rules: those of every file in this folder."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.errors import ConfigError, did_you_mean, quoted
-from lightning_modelprof.report.rules.base import Rule
-from lightning_modelprof.report.rules.batches import SmallBatches
-from lightning_modelprof.report.rules.callbacks import (
-    AnomalyDetection,
-    ProfilerLeftOn,
-    SlowCallback,
-    SlowLayerHooks,
-    SlowLoggingCalls,
-)
-from lightning_modelprof.report.rules.cpus import (
-    BusyCpus,
-    CompetingThread,
-    CpuThreadsOversubscribed,
-    SingleCpuThread,
-)
-from lightning_modelprof.report.rules.device import CompileRecompiles, LaunchBound
-from lightning_modelprof.report.rules.host_waits import HostDeviceSync, HostToDeviceCopy
-from lightning_modelprof.report.rules.input import (
-    InputBound,
-    RepeatedWork,
-    SlowTransfer,
-    SynchronousLoader,
-    WorkerStartup,
-)
-from lightning_modelprof.report.rules.lines import (
-    ConstantWork,
-    SlowCustomModule,
-    SlowForwardOutsideModel,
-    SlowLineInModule,
-)
-from lightning_modelprof.report.rules.memory import (
-    MemoryCreep,
-    MemoryFragmentation,
-    MemoryNearCapacity,
-    RanOutOfMemory,
-)
-from lightning_modelprof.report.rules.optimizer import OptimizerNotFused, SlowOptimizer
-from lightning_modelprof.report.rules.phases import (
-    CheckpointShare,
-    ClipCost,
-    SlowLearningRateScheduler,
-    SlowLogger,
-    SlowModuleHook,
-    SlowSetup,
-    ZeroGradCost,
-)
-from lightning_modelprof.report.rules.precision import AmpOff, DoublePrecision, MatmulTile, TensorCoresUnused
-from lightning_modelprof.report.rules.ranks import CommunicationExposed, StragglerRank
-from lightning_modelprof.report.rules.steps import GrowingSteps, SlowStepsCost
-from lightning_modelprof.report.rules.tensor_cores import TensorCoresEligible
-from lightning_modelprof.report.rules.validation import LongSanityCheck, SlowEpochTurns, ValidationShare
-from lightning_modelprof.report.rules.waste import (
-    ConvolutionBiasBeforeBatchNorm,
-    DenseEmbeddings,
-    FrozenForward,
-    FrozenLayersComputed,
-    ManyCalls,
-    RepeatedForward,
-    SlowTorchModule,
-    UnusedGradientsRule,
-    UnusedOutputs,
-)
+from lightning_modelprof.report.rules.rule import MADE, Rule
 
-RULES: Final[tuple[Rule, ...]] = (
-    RanOutOfMemory(),
-    InputBound(),
-    StragglerRank(),
-    SynchronousLoader(),
-    WorkerStartup(),
-    RepeatedWork(),
-    HostDeviceSync(),
-    HostToDeviceCopy(),
-    LaunchBound(),
-    CommunicationExposed(),
-    SlowForwardOutsideModel(),
-    SlowCustomModule(),
-    SlowLineInModule(),
-    ConstantWork(),
-    SlowLayerHooks(),
-    RepeatedForward(),
-    SlowTorchModule(),
-    UnusedGradientsRule(),
-    UnusedOutputs(),
-    DoublePrecision(),
-    CompetingThread(),
-    AnomalyDetection(),
-    ProfilerLeftOn(),
-    SlowCallback(),
-    SlowModuleHook(),
-    SlowLogger(),
-    SlowLoggingCalls(),
-    ValidationShare(),
-    LongSanityCheck(),
-    CheckpointShare(),
-    SlowEpochTurns(),
-    SlowSetup(),
-    SlowTransfer(),
-    SlowLearningRateScheduler(),
-    ZeroGradCost(),
-    ClipCost(),
-    SlowOptimizer(),
-    DenseEmbeddings(),
-    OptimizerNotFused(),
-    SmallBatches(),
-    FrozenLayersComputed(),
-    FrozenForward(),
-    ManyCalls(),
-    ConvolutionBiasBeforeBatchNorm(),
-    CompileRecompiles(),
-    SlowStepsCost(),
-    GrowingSteps(),
-    BusyCpus(),
-    CpuThreadsOversubscribed(),
-    SingleCpuThread(),
-    TensorCoresUnused(),
-    AmpOff(),
-    TensorCoresEligible(),
-    MatmulTile(),
-    MemoryNearCapacity(),
-    MemoryCreep(),
-    MemoryFragmentation(),
+_NO_RULES: Final = ("all_rules", "engine", "passes", "rule")
+
+_ORDER: Final = (
+    *("out_of_memory", "input_bound", "straggler_rank", "synchronous_loader", "worker_startup"),
+    *("repeated_work", "host_device_sync", "host_to_device_copy", "launch_bound"),
+    *("communication_exposed", "slow_forward_outside_model", "slow_custom_module"),
+    *("slow_line_in_module", "constant_work", "slow_layer_hooks", "repeated_forward"),
+    *("slow_torch_module", "unused_gradients", "unused_outputs", "double_precision"),
+    *("competing_thread", "anomaly_detection", "profiler_left_on", "slow_callback"),
+    *("slow_module_hook", "slow_logger", "slow_logging_calls", "validation_share"),
+    *("long_sanity_check", "checkpoint_share", "slow_epoch_turns", "slow_setup", "slow_transfer"),
+    *("slow_lr_scheduler", "zero_grad_cost", "clip_cost", "slow_optimizer", "dense_embeddings"),
+    *("optimizer_not_fused", "small_batches", "frozen_layers_computed", "frozen_forward"),
+    *("many_calls", "conv_bias_before_batchnorm", "compile_recompiles", "slow_steps"),
+    *("growing_steps", "busy_cpus", "cpu_threads_oversubscribed", "single_cpu_thread"),
+    *("tensor_cores_unused", "amp_off", "tensor_cores_eligible", "matmul_tile"),
+    *("memory_near_capacity", "memory_creep", "memory_fragmentation"),
 )
-"""All rules with their default thresholds, in the order of findings without a saving."""
+"""Findings without a saving come in this order, and those of new rules after them."""
+
+
+def _all_rules() -> tuple[Rule, ...]:
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if file.name not in _NO_RULES:
+            importlib.import_module(f"{__package__}.{file.name}")
+    if not MADE:
+        raise ImportError(f"no rules in {Path(__file__).parent}")
+    place = {kind: number for number, kind in enumerate(_ORDER)}
+    return tuple(sorted(MADE, key=lambda one: (place.get(one.kind, len(place)), one.ask.__module__)))
+
+
+RULES: Final = _all_rules()
+"""All rules with their default thresholds."""
 
 
 def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tuple[Rule, ...]:
@@ -167,7 +82,7 @@ def _with(rule: Rule, wanted: Any, where: str) -> Rule:
         raise ConfigError(
             f"{where}: {rule.kind}: expected a mapping of thresholds, or false, got {quoted(wanted)}."
         )
-    names = [field.name for field in fields(rule)]
+    names = list(rule.limits)
     for name, value in wanted.items():
         if name not in names:
             raise ConfigError(
@@ -181,20 +96,20 @@ def _with(rule: Rule, wanted: Any, where: str) -> Rule:
         ):
             raise ConfigError(
                 f"{where}: {rule.kind}: {name}: expected a number of at least 0, got {quoted(value)}."
-                f" The default is {getattr(rule, name)}."
+                f" The default is {rule.limits[name]}."
             )
-    changed = replace(rule, **wanted)
+    limits = {**rule.limits, **wanted}
     for lower in names:
         upper = lower.replace("warning", "critical")
         if lower == upper or upper not in names:
             continue
-        least, most = getattr(changed, lower), getattr(changed, upper)
+        least, most = limits[lower], limits[upper]
         if least > most and {lower, upper} & set(wanted):
             raise ConfigError(
                 f"{where}: {rule.kind}: expected {lower} of at most {upper}, got {lower}={least:g} and"
                 f" {upper}={most:g}. Lower {lower}, or raise {upper}."
             )
-    return changed
+    return replace(rule, limits=limits)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -1,14 +1,13 @@
-"""Which callback takes a noticeable part of the training?"""
+"""Which callbacks, hooks and logging calls take a noticeable part of the training?"""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Sequence
-from typing import ClassVar, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines
 from lightning_modelprof.analysis.source.logging_calls import (
     COMPUTE,
@@ -19,22 +18,20 @@ from lightning_modelprof.analysis.source.logging_calls import (
     LoggingLine,
 )
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.advice.lines import PointsAt
-from lightning_modelprof.report.model import Evidence, Finding, Severity
+from lightning_modelprof.report.advice.lines import PointsAt, location_at
+from lightning_modelprof.report.model import Evidence, Severity
 from lightning_modelprof.report.one_step import COST
-from lightning_modelprof.report.rules.base import (
-    NO_SETUP,
+from lightning_modelprof.report.rules.rule import (
     NOTHING_SAMPLED,
-    Rule,
-    RuleHelp,
-    SampledCallsRule,
-    ShareRule,
+    Found,
+    Limits,
+    Passed,
     count,
     duration,
     few_samples,
     lines_that_call,
-    location_of,
     ratio,
+    rule,
 )
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import CallbackTime
@@ -47,226 +44,231 @@ _ONCE: Final = {"setup", "teardown", "on_train_start", "on_train_end", "on_fit_s
 """Hooks that run once, however long the training."""
 
 
-class SlowCallback(ShareRule, frozen=True, kw_only=True):
-    """Time in all hooks of one callback, spread over all steps of the loop, is more than a share of it.
-
-    One finding for each such callback. ModelCheckpoint has a rule of its own, and hooks that run once per
-    training do not count.
+@rule(
+    "slow_callback",
+    title="Slow callback",
+    healthy="Callbacks are cheap",
+    of="loop",
+    where="the callback's hooks",
+    bound="overhead_bound",
+    phases=("callbacks",),
+)
+def slow_callback(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """All hooks of one callback over the whole loop, except hooks that run once and ModelCheckpoint; a hint
+    for progress bars.
     """
+    costs, setup = facts.step_costs, facts.get(Facts.setup)
+    if costs.loop.phases_ns.get("callbacks") is None:
+        raise NotMeasured("callback hooks weren't timed")
+    saving = {one.callback for one in setup.checkpoints} if setup is not None else set()
+    hooks: dict[str, list[CallbackTime]] = {}
+    for one in facts.callbacks:
+        is_checkpoint = one.callback in saving or one.callback.startswith("ModelCheckpoint")
+        if one.hook not in _ONCE and not is_checkpoint:
+            hooks.setdefault(one.callback, []).append(one)
+    if not hooks:
+        yield Passed(what="No other callback runs during the steps.")
+        return
+    per_step_ns = {name: sum(one.total_ns for one in of) / facts.num_steps for name, of in hooks.items()}
+    yield Passed(what=f"The slowest callback takes {time_per_step(max(per_step_ns.values()))}.")
+    for name, times in hooks.items():
+        if costs.loop.wall_ns and limits.is_found(per_step_ns[name] / costs.loop.wall_ns, per_step_ns[name]):
+            yield _slow_callback(setup, name, times, per_step_ns[name])
 
-    kind: ClassVar[str] = "slow_callback"
-    title: ClassVar[str] = "Slow callback"
-    healthy: ClassVar[str] = "Callbacks are cheap"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "all hooks of one callback over the whole loop, except hooks that run once and ModelCheckpoint; a"
-            " hint for progress bars"
-        ),
-        of="of the loop",
-        where="the callback's hooks",
-    )
-    phases: ClassVar[tuple[str, ...]] = ("callbacks",)
-    bound: ClassVar[str | None] = "overhead_bound"
 
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        costs, setup = analysis.step_costs, analysis.setup
-        if isinstance(costs, Absent):
-            return self.not_evaluated(costs.reason)
-        if costs.loop.phases_ns.get("callbacks") is None:
-            return self.not_evaluated("callback hooks weren't timed")
-        saving = {one.callback for one in setup.checkpoints} if setup is not None else set()
-        hooks: dict[str, list[CallbackTime]] = {}
-        for one in analysis.callbacks:
-            is_checkpoint = one.callback in saving or one.callback.startswith("ModelCheckpoint")
-            if one.hook not in _ONCE and not is_checkpoint:
-                hooks.setdefault(one.callback, []).append(one)
-        found = []
-        slowest_ns = 0.0
-        for name, times in hooks.items():
-            per_step_ns = sum(one.total_ns for one in times) / analysis.num_steps
-            share = per_step_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
-            slowest_ns = max(slowest_ns, per_step_ns)
-            if share is not None and self.is_found(share, per_step_ns):
-                found.append(self._one(analysis, name, times, per_step_ns, share))
-        if not hooks:
-            return self.clean("No other callback runs during the steps.")
-        return tuple(found) or self.clean(f"The slowest callback takes {time_per_step(slowest_ns)}.")
-
-    def _one(
-        self, analysis: Analysis, name: str, times: list[CallbackTime], per_step_ns: float, share: float
-    ) -> Finding:
-        worst = sorted(times, key=lambda one: -one.total_ns)
-        places = {}
-        if analysis.setup is not None:
-            places = next((one.hooks for one in analysis.setup.callbacks if one.callback == name), {})
-        locations = [
-            location_of(places[one.hook]) if one.hook in places else Place(function=f"{name}.{one.hook}")
-            for one in worst
+def _slow_callback(
+    setup: TrainingSetup | None, name: str, times: Sequence[CallbackTime], per_step_ns: float
+) -> Found:
+    worst = sorted(times, key=lambda one: -one.total_ns)
+    callbacks = () if setup is None else setup.callbacks
+    places = next((one.hooks for one in callbacks if one.callback == name), {})
+    evidence = [duration("time per step", per_step_ns)]
+    for one in worst[:3]:
+        evidence += [
+            duration(f"time per {one.hook} call", one.total_ns / one.calls),
+            count(f"{one.hook} calls", one.calls),
         ]
-        evidence: list[Evidence] = [duration("time per step", per_step_ns)]
-        for one in worst[:3]:
-            evidence += [
-                duration(f"time per {one.hook} call", one.total_ns / one.calls),
-                count(f"{one.hook} calls", one.calls),
-            ]
-        is_bar = "ProgressBar" in name.partition("{")[0]
-        return self.found(
-            f"{name} takes {COST}, most of it in {worst[0].hook} ({worst[0].calls:,} calls,"
-            f" {milliseconds(worst[0].total_ns / worst[0].calls)} each).",
-            "Use RichProgressBar(refresh_rate=20) or Trainer(enable_progress_bar=False)."
-            if is_bar
-            else f"Run {name} less often, or remove it."
-            if worst[0].hook in places and places[worst[0].hook].is_library
-            else f"Do less in {name}.{worst[0].hook}, or run it less often.",
-            Severity.INFO if is_bar else self.severity(share),
-            title=f"Slow callback {name}",
-            saving_ns=per_step_ns,
-            places=locations,
-            evidence=evidence,
-        )
+    first = worst[0]
+    is_bar = "ProgressBar" in name.partition("{")[0]
+    return Found(
+        title=f"Slow callback {name}",
+        what=f"{name} takes {COST}, most of it in {first.hook} ({first.calls:,} calls,"
+        f" {milliseconds(first.total_ns / first.calls)} each).",
+        do="Use RichProgressBar(refresh_rate=20) or Trainer(enable_progress_bar=False)."
+        if is_bar
+        else f"Run {name} less often, or remove it."
+        if first.hook in places and places[first.hook].is_library
+        else f"Do less in {name}.{first.hook}, or run it less often.",
+        saves_ns=per_step_ns,
+        severity=Severity.INFO if is_bar else None,
+        at=[places.get(one.hook) or Place(function=f"{name}.{one.hook}") for one in worst],
+        evidence=evidence,
+    )
+
+
+# Calls that samples find. What they take less two standard errors must be worth a finding. Their thresholds
+# are half of what TraceML takes for what is in a step and in none of its parts, 10% and 20%.
+
+
+def sampled(facts: Facts) -> HotLines:
+    """The samples, if it's known what a step takes."""
+    _ = facts.step_costs
+    hot = facts.get(Facts.hot_lines)
+    if hot is None:
+        raise NotMeasured(NOTHING_SAMPLED)
+    return hot
+
+
+def of_calls(
+    facts: Facts, limits: Limits, calls: FoundCalls, *, what: str, do: str, passed: str
+) -> Iterator[Found | Passed]:
+    """The time of sampled calls.
+
+    Args:
+        passed: the calls as the subject of a sentence, with its verb.
+    """
+    took_ns, least_ns = _time_of(facts, calls)
+    _check_samples(limits, facts, calls)
+    yield Passed(what=f"{passed} {time_per_step(took_ns)}.")
+    yield Found(
+        what=what,
+        do=do,
+        saves_ns=took_ns,
+        least_ns=least_ns,
+        at=[location_at(line) for line in calls.lines],
+        evidence=_evidence("time per step", took_ns, calls),
+    )
+
+
+def _time_of(facts: Facts, calls: FoundCalls | LoggingCalls) -> tuple[float, float]:
+    """What calls take per step, and at least."""
+    wall_ns = facts.step_costs.loop.wall_ns
+    return calls.share * wall_ns, facts.hot_lines.least_of(calls.share) * wall_ns
+
+
+def _is_sure(limits: Limits, facts: Facts, calls: FoundCalls | LoggingCalls) -> bool:
+    return calls.samples >= limits.least_samples and limits.is_found(calls.share, *_time_of(facts, calls))
+
+
+def _check_samples(limits: Limits, facts: Facts, calls: FoundCalls | LoggingCalls) -> None:
+    """Let a rule stop where calls may take too long, and too few samples tell."""
+    took_ns, _ = _time_of(facts, calls)
+    if limits.is_found(calls.share, took_ns) and not _is_sure(limits, facts, calls):
+        raise NotMeasured(few_samples(calls.samples, took_ns))
+
+
+def _evidence(label: str, took_ns: float, calls: FoundCalls) -> list[Evidence]:
+    return [
+        duration(label, took_ns),
+        ratio("share of stack samples", calls.share),
+        count("stack samples", calls.samples),
+    ]
 
 
 _MOST_NAMES: Final = 3
 
 
-class SlowLayerHooks(SampledCallsRule, frozen=True, kw_only=True):
-    """Functions that torch calls as hooks of modules, tensors or their gradients.
-
-    Such as are registered to look for NaN or to keep statistics of each layer, and forgotten.
-
-    Caveats:
-        A hook may change what the layer computes: then it is no surplus.
-    """
-
-    kind: ClassVar[str] = "slow_layer_hooks"
-    title: ClassVar[str] = "Slow PyTorch hooks"
-    healthy: ClassVar[str] = "PyTorch hooks are cheap"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share minus"
-            " two standard errors counts"
-        ),
-        of="of the loop",
-        where="the hooks' lines",
-    )
-    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
-    what: ClassVar[str] = "PyTorch hooks take"
-
-    def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:  # noqa: ARG002
-        return analysis.layer_hooks
-
-    def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
-        names = ", ".join(calls.functions[:_MOST_NAMES])
-        return f"Hooks on the model's modules or tensors ({names}) take {took}."
-
-    def action(self, analysis: Analysis, calls: FoundCalls) -> str:  # noqa: ARG002
-        return "Remove the hook with handle.remove(), or register it on fewer modules."
-
-
-_IS_ON: Final = (
-    "With anomaly detection, autograd records a stack per operator and checks every gradient for NaN."
+@rule(
+    "slow_layer_hooks",
+    title="Slow PyTorch hooks",
+    healthy="PyTorch hooks are cheap",
+    of="loop",
+    where="the hooks' lines",
+    bound="host_bound",
+    points_at=PointsAt.CHANGE,
+    phases=("forward", "backward"),
+    warning=0.05,
+    critical=0.20,
+    least_samples=10,
 )
-
-
-class AnomalyDetection(SampledCallsRule, frozen=True, kw_only=True):
-    """The mode is on, and samples are where the stacks of operators are written down.
-
-    Caveats:
-        More goes than is said: what looking for NaN takes is not told apart, and code that keeps the
-        interpreter is sampled too seldom. In a model of 110 operators a step of 56 ms took 10 ms without it,
-        where 27 were said.
+def slow_layer_hooks(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """Samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share minus two
+    standard errors counts.
     """
-
-    kind: ClassVar[str] = "anomaly_detection"
-    title: ClassVar[str] = "Anomaly detection is on"
-    healthy: ClassVar[str] = "Anomaly detection is off"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "autograd's anomaly detection is on, by samples in its stack recording. A lower bound, because"
-            " NaN checks aren't included; a hint if there are few samples"
-        ),
-        of="of the loop",
+    # Such as are registered to look for NaN, and forgotten. One that changes what its layer computes is no
+    # surplus.
+    _ = sampled(facts)
+    calls = facts.layer_hooks
+    names = ", ".join(calls.functions[:_MOST_NAMES])
+    yield from of_calls(
+        facts,
+        limits,
+        calls,
+        what=f"Hooks on the model's modules or tensors ({names}) take {COST}.",
+        do="Remove the hook with handle.remove(), or register it on fewer modules.",
+        passed="PyTorch hooks take",
     )
-    what: ClassVar[str] = "Recording operator stacks takes"
-    is_lower_bound: ClassVar[bool] = True
-
-    def calls(self, analysis: Analysis, hot: HotLines) -> FoundCalls | Absent:
-        """Python's own formatting of stacks."""
-        setup = analysis.setup
-        if setup is None or setup.detects_anomaly is None:
-            return Absent("the anomaly detection setting is unknown")
-        found = hot.found_by(_traceback, ("forward",)) if setup.detects_anomaly else _NOTHING
-        return found._replace(lines=())  # of Python's own, which users can't change
-
-    def summary(self, analysis: Analysis, calls: FoundCalls, took: str) -> str:  # noqa: ARG002
-        return f"{_IS_ON} The stacks alone take at least {took}."
-
-    def action(self, analysis: Analysis, calls: FoundCalls | None = None) -> str:  # noqa: ARG002
-        return "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)."
-
-    def too_few(
-        self,
-        analysis: Analysis,
-        calls: FoundCalls,  # noqa: ARG002
-        took_ns: float,  # noqa: ARG002
-    ) -> tuple[Finding, ...]:
-        """A hint where it is on, whatever it takes."""
-        if analysis.setup is None or not analysis.setup.detects_anomaly:
-            return self.clean("Anomaly detection is off.")
-        return (self.found(_IS_ON, self.action(analysis), Severity.INFO),)
 
 
-class ProfilerLeftOn(Rule, frozen=True, kw_only=True):
-    """Lightning's AdvancedProfiler, which runs Python's own profiler around each action.
-
-    Caveats:
-        What it takes is not known: it makes every call of a Python function slower, wherever it is.
+@rule(
+    "anomaly_detection",
+    title="Anomaly detection is on",
+    healthy="Anomaly detection is off",
+    of="loop",
+    bound="host_bound",
+    points_at=PointsAt.CHANGE,
+    warning=0.05,
+    critical=0.20,
+    least_samples=10,
+)
+def anomaly_detection(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """Autograd's anomaly detection is on, by samples in its stack recording. A lower bound, because NaN
+    checks aren't included; a hint if there are few samples.
     """
-
-    kind: ClassVar[str] = "profiler_left_on"
-    title: ClassVar[str] = "Lightning's AdvancedProfiler is on"
-    healthy: ClassVar[str] = "No Python profiler is active"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        'the Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown',
-        where="the `Trainer(...)` call",
+    # Code that keeps the interpreter is sampled too seldom, too: in a model of 110 operators a step of 56 ms
+    # took 10 ms without anomaly detection, and 27 ms were said.
+    hot, setup = sampled(facts), facts.get(Facts.setup)
+    if setup is None or setup.detects_anomaly is None:
+        raise NotMeasured("the anomaly detection setting is unknown")
+    if not setup.detects_anomaly:
+        yield Passed(what="Anomaly detection is off.")
+        return
+    what = "With anomaly detection, autograd records a stack per operator and checks every gradient for NaN."
+    do = "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)."
+    calls = hot.found_by(_traceback, ("forward",))
+    if not _is_sure(limits, facts, calls):
+        yield Found(what=what, do=do, severity=Severity.INFO)
+        return
+    took_ns, least_ns = _time_of(facts, calls)
+    yield Found(
+        what=f"{what} The stacks alone take at least {COST}.",
+        do=f"{do} Saves at least {milliseconds(took_ns)} per step.",
+        saves_ns=took_ns,
+        saving_is="at least",
+        least_ns=least_ns,
+        evidence=_evidence("minimum time per step", took_ns, calls),
     )
-    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        setup = analysis.setup
-        if setup is None:
-            return self.not_evaluated(NO_SETUP)
-        if setup.profiler != "AdvancedProfiler":
-            return self.clean("The Trainer uses no profiler that slows down Python.")
-        return (
-            self.found(
-                "cProfile slows down every Python call, so all timings in this report are inflated.",
-                'Remove profiler="advanced" from the Trainer.',
-                Severity.WARNING,
-                places=lines_that_call(setup, "Trainer"),
-            ),
-        )
-
-
-_NOTHING: Final = FoundCalls(lines=(), share=0.0, samples=0, functions=())
 
 
 def _traceback(path: Sequence[StackFrame]) -> int | None:
     return next((at for at, frame in enumerate(path) if frame.python_module == "traceback"), None)
 
 
-_IN_STEP: Final = "time inside training steps"
+@rule(
+    "profiler_left_on",
+    title="Lightning's AdvancedProfiler is on",
+    healthy="No Python profiler is active",
+    where="the `Trainer(...)` call",
+    points_at=PointsAt.NO_TIME,
+    has_thresholds=False,
+)
+def profiler_left_on(facts: Facts) -> Iterator[Found | Passed]:
+    """The Trainer has `profiler="advanced"`, which runs cProfile; its overhead is unknown."""
+    if facts.setup.profiler != "AdvancedProfiler":
+        yield Passed(what="The Trainer uses no profiler that slows down Python.")
+        return
+    yield Found(
+        what="cProfile slows down every Python call, so all timings in this report are inflated.",
+        do='Remove profiler="advanced" from the Trainer.',
+        severity=Severity.WARNING,
+        at=lines_that_call(facts.setup, "Trainer"),
+    )
 
 
 _MOST_LINES: Final = 5
-
-
 _MOST_LOGGED_NAMES: Final = 4
-
-
 _WORTH: Final = 0.1
 """Lines of a kind with less than this share of the time get no advice of their own."""
-
 
 _HELP: Final = {
     FORWARD: "Call metric.update(...) in the step and metric.compute() once per epoch.",
@@ -276,89 +278,48 @@ _HELP: Final = {
 }
 
 
-class SlowLoggingCalls(ShareRule, frozen=True, kw_only=True):
-    """Samples below ``self.log``, ``self.log_dict``, loggers and metrics that the user's code calls.
-
-    All lines are one finding, as thirty calls on thirty lines are one cause. Where they run does not matter:
-    in the step, in functions that it calls, in other hooks, in a validation.
-
-    Attributes:
-        least_samples: below such calls.
-
-    Source: 10% and 20% are the bands of TraceML for what is in a step and in none of its parts.
-
-    Caveats:
-        What Lightning does with logged values after the batch is the phase Logging (``slow_logger``). The
-        share less two standard errors must be worth a finding. In a phase that another rule speaks of, such
-        as Validation, the time does not speak for the verdict a second time. Metrics whose result goes on, as
-        into the loss, are the training's own work and don't count; nor do waits for ranks inside a library.
+@rule(
+    "slow_logging_calls",
+    title="Slow self.log, logger and metric calls",
+    healthy="No slow metric logging found",
+    of="loop",
+    where="the slowest lines",
+    bound="overhead_bound",
+    points_at=PointsAt.CHANGE,
+    phases=("forward", "module_hooks", "callbacks", "logging"),
+    warning=0.10,
+    critical=0.20,
+    least_samples=10,
+)
+def slow_logging_calls(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """Samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,
+    `self.logger.experiment`) and torchmetrics (update, compute, forward, sync) that your code makes anywhere,
+    at least 10; the share minus two standard errors counts. `self.log` takes as long when no logger writes
+    the value, and direct logger calls write every time, whatever `log_every_n_steps` is.
     """
-
-    kind: ClassVar[str] = "slow_logging_calls"
-    title: ClassVar[str] = "Slow self.log, logger and metric calls"
-    healthy: ClassVar[str] = "No slow metric logging found"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "samples in `self.log`, `self.log_dict`, logger calls (`self.logger.log_metrics`,"
-            " `self.logger.experiment`) and torchmetrics (update, compute, forward, sync) that your code"
-            " makes anywhere, at least 10; the share minus two standard errors counts. `self.log` takes as"
-            " long when no logger writes the value, and direct logger calls write every time, whatever"
-            " `log_every_n_steps` is"
-        ),
-        of="of the loop",
-        where="the slowest lines",
-    )
-    phases: ClassVar[tuple[str, ...]] = ("forward", "module_hooks", "callbacks", "logging")
-    bound: ClassVar[str | None] = "overhead_bound"
-    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
-
-    warning: float = 0.10
-    critical: float = 0.20
-    least_samples: int = 10
-
-    def saves_ns(self, finding: Finding) -> float:
-        """Only what is in the step's own phases."""
-        return next((float(one.value or 0) for one in finding.evidence if one.label == _IN_STEP), 0.0)
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        costs, calls, hot = analysis.step_costs, analysis.logging_calls, analysis.hot_lines
-        if isinstance(costs, Absent):
-            return self.not_evaluated(costs.reason)
-        if isinstance(calls, Absent) or isinstance(hot, Absent):
-            return self.not_evaluated(calls.reason if isinstance(calls, Absent) else NOTHING_SAMPLED)
-        wall_ns = costs.loop.wall_ns
-        error = math.sqrt(calls.share * (1 - calls.share) / hot.num_samples)
-        least = calls.share - 2 * error
-        evidence = [
-            duration("time per step", calls.share * wall_ns),
+    # All lines are one finding: thirty calls on thirty lines are one cause. 10% and 20% are TraceML's bands
+    # for what is in a step and in none of its parts.
+    costs, calls, setup = facts.step_costs, facts.logging_calls, facts.get(Facts.setup)
+    took_ns, least_ns = _time_of(facts, calls)
+    _check_samples(limits, facts, calls)
+    in_step_ns = calls.share_in_step * costs.loop.wall_ns
+    every = (setup.log_every_n_steps if setup is not None else None) or 1
+    is_in_fit = bool(calls.share_in_step) and loop_of(facts.info.loop).is_fit
+    yield Found(
+        what=f"self.log, logger and metric calls take {COST}. {_where(calls.lines)}",
+        do=_action(calls, every if is_in_fit else 0, _step_number(calls.lines, setup)),
+        saves_ns=took_ns,
+        least_ns=least_ns,
+        verdict_ns=in_step_ns,  # other rules speak of the other phases, such as Validation
+        at=[line.exact() for line in calls.lines[:_MOST_LINES]],
+        evidence=[
+            duration("time per step", took_ns),
             ratio("share of stack samples", calls.share),
-            duration(_IN_STEP, calls.share_in_step * wall_ns),
+            duration("time inside training steps", in_step_ns),
             count("stack samples", calls.samples),
-        ]
-        if calls.samples < self.least_samples or not self.is_found(least, least * wall_ns):
-            took_ns = calls.share * wall_ns
-            if self.is_found(calls.share, took_ns):
-                return self.not_evaluated(few_samples(calls.samples, took_ns))
-            return self.clean(f"self.log, logger and metric calls take {time_per_step(took_ns)}.", evidence)
-        every = (analysis.setup.log_every_n_steps if analysis.setup is not None else None) or 1
-        return (
-            self.found(
-                f"self.log, logger and metric calls take {COST}. {_where(calls.lines)}",
-                _action(
-                    calls,
-                    every if calls.share_in_step and loop_of(analysis.info.loop).is_fit else 0,
-                    _step_number(calls.lines, analysis.setup),
-                ),
-                self.severity(calls.share),
-                saving_ns=calls.share * wall_ns,
-                places=[_location(line) for line in calls.lines[:_MOST_LINES]],
-                evidence=evidence,
-            ),
-        )
-
-
-def _location(line: LoggingLine) -> Place:
-    return line.exact()
+        ],
+        passed=f"self.log, logger and metric calls take {time_per_step(took_ns)}.",
+    )
 
 
 def _where(lines: Sequence[LoggingLine]) -> str:
@@ -381,9 +342,7 @@ def _names(line: LoggingLine) -> str:
     names = ", ".join(call.names[:_MOST_LOGGED_NAMES])
     left = len(call.names) - _MOST_LOGGED_NAMES
     names += f" and {left} more" if left > 0 else ""
-    if not call.is_repeated:
-        return f" with {names}"
-    return f" with {names} in a loop"
+    return f" with {names} in a loop" if call.is_repeated else f" with {names}"
 
 
 def _step_number(lines: Sequence[LoggingLine], setup: TrainingSetup | None) -> str:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.steps.slowdown import Slowdown
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt, location_at
-from lightning_modelprof.report.model import Finding, Severity
+from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report.one_step import COST, per_step
-from lightning_modelprof.report.rules.base import (
+from lightning_modelprof.report.rules.rule import (
     NOT_A_FIT,
-    RuleHelp,
-    ShareRule,
+    Found,
+    Limits,
+    Passed,
     count,
     duration,
+    rule,
     text,
 )
 from lightning_modelprof.report.words import cause_words
@@ -43,9 +45,71 @@ _ADVICE: Final = {
 _USUAL_ADVICE: Final = "See the table Slow steps for each step's cause."
 
 
-def _advice(analysis: Analysis, cause: str) -> str:
-    workers = () if isinstance(analysis.workers, Absent) else analysis.workers
-    if cause == "dataloader" and any(not isinstance(one.queue, Absent) for one in workers):
+@rule(
+    "slow_steps",
+    title="Occasional slow steps",
+    healthy="No extreme step times",
+    levels="3% of the step time",
+)
+def slow_steps(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """Time that slow clean steps (Slow steps) take above the median, spread over all clean steps. A hint
+    unless the garbage collector is the main cause, or every Nth step is slow in Forward.
+    """
+    slow, clean = facts.slow, facts.benchmark
+    record, step_ns = slow.record, clean.batch_cost_ns.avg
+    if record.why_not_looked_for:
+        raise NotMeasured(record.why_not_looked_for)
+    cost_ns = record.excess_ns / clean.num_steps
+    share = cost_ns / step_ns if step_ns else 0.0
+    factor = f"{record.factor:g} times"
+    evidence = [count("slow steps", record.count), duration("time above the median per step", cost_ns)]
+    if not record.count or not limits.is_found(share, cost_ns):
+        yield Passed(
+            what=f"{record.count or 'No'} clean step{'s' if record.count > 1 else ''} took more than {factor}"
+            " the median.",
+            evidence=evidence,
+        )
+        return
+    causes = [one for one in slow.causes if not one.slow.tags & SPECIAL]
+    weights: Counter[str] = Counter()
+    for one in causes:
+        weights[one.cause] += round(one.excess_ns)
+    cause = weights.most_common(1)[0][0]
+    said = cause_words(max((one for one in causes if one.cause == cause), key=lambda one: one.excess_ns))
+    worst = max(causes, key=lambda one: one.slow.duration_ns).slow
+    slowest = f"The slowest is step {worst.step} ({milliseconds(worst.duration_ns)})."
+    every, setup = (
+        _period([one.slow.step for one in causes], record.count, clean.num_steps),
+        facts.get(Facts.setup),
+    )
+    hook = None if setup is None else setup.module_hooks.get("training_step")
+    if cause == "forward" and every is not None and hook is not None:
+        yield Found(
+            title=f"Slow forward every {every} steps",
+            what=f"Every {every} steps, one takes over {factor} the median, which costs {COST}. {slowest}",
+            do=f"Look for code in training_step that runs every {every} steps; run it less often.",
+            saves_ns=cost_ns,
+            severity=limits.severity(share),
+            at=[hook],
+            evidence=evidence,
+        )
+        return
+    # Other rules have what other phases take, with the same saving, and a busy machine is no fault of the
+    # training.
+    is_ours_alone = cause == COLLECTOR
+    yield Found(
+        what=f"{record.count} of {clean.num_steps} clean steps took over {factor} the median, which costs"
+        f" {per_step(cost_ns, step_ns)}. Main cause: {said}. {slowest}",
+        do=_advice(facts, cause),
+        saves_ns=cost_ns if is_ours_alone else None,
+        severity=Severity.WARNING if is_ours_alone else Severity.INFO,
+        evidence=[*evidence, text("main cause", said)],
+    )
+
+
+def _advice(facts: Facts, cause: str) -> str:
+    workers = facts.get(Facts.workers) or ()
+    if cause == "dataloader" and any(one.queue is not None for one in workers):
         return (
             "Check what slow batches read. The table Number of workers shows whether prefetch_factor helps."
         )
@@ -65,84 +129,6 @@ def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:
     return every if is_regular else None
 
 
-class SlowStepsCost(ShareRule, frozen=True, kw_only=True):
-    """What clean steps of more than three times the median take beyond the median, by step of all clean ones.
-
-    A hint without a saving, unless it is mostly the garbage collector, of which no other rule knows, or
-    one step of so many takes long in Forward: what is done there every ten steps, say.
-    """
-
-    kind: ClassVar[str] = "slow_steps"
-    title: ClassVar[str] = "Occasional slow steps"
-    healthy: ClassVar[str] = "No extreme step times"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "time that slow clean steps (Slow steps) take above the median, spread over all clean steps. A"
-            " hint unless the garbage collector is the main cause, or every Nth step is slow in Forward"
-        ),
-        levels="3% of the step time",
-    )
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        facts, costs = analysis.slow, analysis.benchmark
-        if isinstance(facts, Absent):
-            return self.not_evaluated(facts.reason)
-        if costs is None:
-            return self.not_evaluated("there is no clean step")
-        record = facts.record
-        if record.why_not_looked_for:
-            return self.not_evaluated(record.why_not_looked_for)
-        cost_ns = record.excess_ns / costs.num_steps
-        share = cost_ns / costs.batch_cost_ns.avg if costs.batch_cost_ns.avg else None
-        evidence = [
-            count("slow steps", record.count),
-            duration("time above the median per step", cost_ns),
-        ]
-        if not record.count or not self.is_found(share, cost_ns):
-            return self.clean(
-                f"{record.count or 'No'} clean step{'s' if record.count > 1 else ''} took more than"
-                f" {record.factor:g} times the median.",
-                evidence,
-            )
-        clean = [one for one in facts.causes if not one.slow.tags & SPECIAL]
-        weights: Counter[str] = Counter()
-        for one in clean:
-            weights[one.cause] += round(one.excess_ns)
-        cause = weights.most_common(1)[0][0]
-        worst = max(clean, key=lambda one: one.slow.duration_ns)
-        said = cause_words(max((one for one in clean if one.cause == cause), key=lambda one: one.excess_ns))
-        # What other phases take is the business of other rules, which have the same saving, and a busy
-        # machine is no fault of the training.
-        is_ours_alone = cause == COLLECTOR
-        every = _period([one.slow.step for one in clean], record.count, costs.num_steps)
-        hook = None if analysis.setup is None else analysis.setup.module_hooks.get("training_step")
-        if cause == "forward" and every is not None and hook is not None:
-            return (
-                self.found(
-                    f"Every {every} steps, one takes over {record.factor:g} times the median, which costs"
-                    f" {COST}. The slowest is step {worst.slow.step}"
-                    f" ({milliseconds(worst.slow.duration_ns)}).",
-                    f"Look for code in training_step that runs every {every} steps; run it less often.",
-                    self.severity(share or 0.0),
-                    title=f"Slow forward every {every} steps",
-                    saving_ns=cost_ns,
-                    places=[hook],
-                    evidence=evidence,
-                ),
-            )
-        return (
-            self.found(
-                f"{record.count} of {costs.num_steps} clean steps took over {record.factor:g} times the"
-                f" median, which costs {per_step(cost_ns, costs.batch_cost_ns.avg)}. Main cause: {said}. The"
-                f" slowest is step {worst.slow.step} ({milliseconds(worst.slow.duration_ns)}).",
-                _advice(analysis, cause),
-                Severity.WARNING if is_ours_alone else Severity.INFO,
-                saving_ns=cost_ns if is_ours_alone else None,
-                evidence=[*evidence, text("main cause", said)],
-            ),
-        )
-
-
 _LEAST_GROWTH: Final = 0.15
 """Of an early step."""
 _OF_THE_REST: Final = 0.25
@@ -151,82 +137,62 @@ _STEADY: Final = 0.25
 """The second half grows by at least so much of what the first does: what levels off is warm-up."""
 
 
-class GrowingSteps(ShareRule, frozen=True, kw_only=True):
-    """One phase takes longer and longer, by the slope over the whole loop, and the others do not.
-
-    The saving is what the phase takes in the mean beyond its median in the first quarter.
-
-    Caveats:
-        Batches that become larger in the loader alone, as for a curriculum, look the same.
+@rule(
+    "growing_steps",
+    title="Steps get slower over time",
+    healthy="Steps don't slow down",
+    of="loop",
+    where="the slowest line of the phase; in Forward, outside modules",
+    points_at=PointsAt.CHANGE,
+    warning=0.05,
+    critical=0.20,
+)
+def growing_steps(facts: Facts) -> Iterator[Found | Passed]:
+    """One phase grows steadily over the clean steps (Theil-Sen slope over medians of 20 groups, lower bound
+    at least 15% of an early step) and the other phases grow by at most a quarter of that. It could save the
+    phase's mean above its first quarter. Batches that get larger in the loader, as in a curriculum, look the
+    same.
     """
-
-    kind: ClassVar[str] = "growing_steps"
-    title: ClassVar[str] = "Steps get slower over time"
-    healthy: ClassVar[str] = "Steps don't slow down"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "one phase grows steadily over the clean steps (Theil-Sen slope over medians of 20 groups, lower"
-            " bound at least 15% of an early step) and the other phases grow by at most a quarter of that."
-            " It could save the phase's mean above its first quarter. Batches that get larger in the loader,"
-            " as in a curriculum, look the same"
-        ),
-        of="of the loop",
-        where="the slowest line of the phase; in Forward, outside modules",
+    if not loop_of(facts.info.loop).is_fit:
+        raise NotMeasured(NOT_A_FIT)
+    _, seen = facts.step_costs, facts.slowdown
+    yield Passed(what="Steps don't get slower.")
+    if not _is_growth(seen):
+        return
+    label = PHASES[PHASE_INDEX[seen.phase]].label
+    yield Found(
+        what=f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
+        f" {milliseconds(seen.late_ns)} in the last, while other phases stay flat. Averaged over the run,"
+        f" this costs {COST}.",
+        do="Use a running sum instead of a list that grows every step.",
+        saves_ns=seen.excess_ns,
+        at=[*_growing_line(facts, seen.phase), *_growing_attributes(facts)],
+        evidence=[
+            duration(f"{label.lower()} per step in first quarter", seen.early_ns),
+            duration(f"{label.lower()} per step in last quarter", seen.late_ns),
+            duration("extra time per step vs. first quarter", seen.excess_ns),
+        ],
+        phases=(seen.phase,),
     )
-    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
-
-    warning: float = 0.05
-    critical: float = 0.20
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        costs, seen = analysis.step_costs, analysis.slowdown
-        if not loop_of(analysis.info.loop).is_fit:
-            return self.not_evaluated(NOT_A_FIT)
-        if isinstance(costs, Absent):
-            return self.not_evaluated(costs.reason)
-        if isinstance(seen, Absent):
-            return self.not_evaluated(seen.reason)
-        wall_ns, first, second = costs.loop.wall_ns, *seen.halves_ns
-        share = seen.excess_ns / wall_ns if wall_ns else 0.0
-        label = PHASES[PHASE_INDEX[seen.phase]].label
-        is_growth = (
-            seen.least_ns >= _LEAST_GROWTH * seen.step_ns
-            and seen.rest_ns <= _OF_THE_REST * seen.least_ns
-            and first > 0
-            and second >= _STEADY * first
-        )
-        if not is_growth or not self.is_found(share, seen.excess_ns):
-            return self.clean("Steps don't get slower.")
-        return (
-            replace(
-                self.found(
-                    f"{label} takes {milliseconds(seen.early_ns)} per step in the first quarter and"
-                    f" {milliseconds(seen.late_ns)} in the last, while other phases stay flat. Averaged over"
-                    f" the run, this costs {COST}.",
-                    "Use a running sum instead of a list that grows every step.",
-                    self.severity(share),
-                    saving_ns=seen.excess_ns,
-                    places=[*_growing_line(analysis, seen.phase), *_growing_attributes(analysis)],
-                    evidence=[
-                        duration(f"{label.lower()} per step in first quarter", seen.early_ns),
-                        duration(f"{label.lower()} per step in last quarter", seen.late_ns),
-                        duration("extra time per step vs. first quarter", seen.excess_ns),
-                    ],
-                ),
-                phases=(seen.phase,),
-            ),
-        )
 
 
-def _growing_attributes(analysis: Analysis) -> list[Place]:
-    growing = () if isinstance(analysis.memory, Absent) else analysis.memory.record.growing
+def _is_growth(seen: Slowdown) -> bool:
+    first, second = seen.halves_ns
+    is_of_phase = seen.rest_ns <= _OF_THE_REST * seen.least_ns
+    is_steady = first > 0 and second >= _STEADY * first
+    return seen.least_ns >= _LEAST_GROWTH * seen.step_ns and is_of_phase and is_steady
+
+
+def _growing_attributes(facts: Facts) -> list[Place]:
+    memory = facts.get(Facts.memory)
+    growing = () if memory is None else memory.record.growing
     return [line.exact() for one in growing for line in one.lines]
 
 
-def _growing_line(analysis: Analysis, phase: str) -> list[Place]:
+def _growing_line(facts: Facts, phase: str) -> list[Place]:
     """The line of the user's that takes most of the phase; in Forward, outside of the model's modules."""
-    hot, setup = analysis.hot_lines, analysis.setup
-    if isinstance(hot, Absent):
+    hot, setup = facts.get(Facts.hot_lines), facts.get(Facts.setup)
+    if hot is None:
         return []
     step = None if setup is None else setup.module_hooks.get("training_step")
     if phase == "forward" and step is not None and step.file is not None and step.line is not None:

@@ -2,105 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Final
+from collections.abc import Iterator
+from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.analysis.trace.device_usage import OneDevice
-from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse, tensor_core_use
-from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse
 from lightning_modelprof.report.advice.lines import PointsAt
-from lightning_modelprof.report.model import Evidence, Finding, Severity, Slices
-from lightning_modelprof.report.rules.base import RuleHelp, ratio, text
-from lightning_modelprof.report.rules.device import Circumstances, DeviceRule
+from lightning_modelprof.report.model import Evidence, Severity, Slices
+from lightning_modelprof.report.rules.rule import (
+    AMPERE,
+    Found,
+    Limits,
+    Passed,
+    ratio,
+    rule,
+    text,
+)
 from lightning_modelprof.units import percent
 
-VOLTA: Final = (7, 0)
-"""First compute capability with tensor cores (16-bit); NVIDIA Volta white paper, 2017."""
-
-AMPERE: Final = (8, 0)
-"""First with TF32 and bfloat16; NVIDIA A100 white paper, 2020."""
-
 _MOST_NAMED: Final = 3
-_OTHER_DEVICES: Final = (
-    "only checked on NVIDIA GPUs with tensor cores (Volta and newer, except the GTX 16 series)"
+
+
+@rule(
+    "tensor_cores_eligible",
+    title="Some operators don't use tensor cores",
+    healthy="Operators use tensor cores",
+    levels="10% of kernel time",
+    points_at=PointsAt.NO_TIME,
+    is_of_device=True,
+    on_traces=True,
+    warning=0.10,  # our own; torch_tb_profiler has the share without a threshold
 )
-
-
-class TensorCoresEligible(DeviceRule, frozen=True, kw_only=True):
-    """Kernels of convolutions and products of matrices whose names say that they leave tensor cores alone.
-
-    A hint without a saving: what a kernel takes on tensor cores, a trace cannot tell.
-
-    Source: the share of the kernels' time that torch_tb_profiler advises from; 10% of it is this project's.
+def tensor_cores_eligible(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
+    """Kernels of convolutions, matmuls and attention whose names show that they don't use tensor cores; a
+    hint. In a run, only checked if mixed precision or TF32 is on.
     """
-
-    kind: ClassVar[str] = "tensor_cores_eligible"
-    title: ClassVar[str] = "Some operators don't use tensor cores"
-    healthy: ClassVar[str] = "Operators use tensor cores"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "kernels of convolutions, matmuls and attention whose names show that they don't use tensor"
-            " cores; a hint. In a run, only checked if mixed precision or TF32 is on"
-        ),
-        levels="10% of kernel time",
+    # Without a saving: a trace can't tell what a kernel would take on tensor cores.
+    if isinstance(facts, Facts) and not _may_use_them(facts):
+        raise NotMeasured("the run's precision rules out tensor cores; other checks cover that")
+    use = facts.tensor_core_use
+    if not use.eligible_ns:
+        raise NotMeasured("no kernel is eligible for tensor cores")
+    operators = list(use.unused_by_operator_ns)
+    if use.unused_ns / use.kernels_ns < limits.warning:
+        yield Passed(what=eligible_words(use), evidence=eligible_evidence(use))
+        return
+    named = ", ".join(operators[:_MOST_NAMED])
+    yield Found(
+        what=f"{eligible_words(use)} Slowest operators without tensor cores: {named}.",
+        do=_advice(_capability(facts), use, any("conv" in name for name in operators)),
+        severity=Severity.INFO,
+        evidence=[
+            *eligible_evidence(use),
+            text("slowest operator without tensor cores", operators[0]),
+        ],
+        slices=[Slices(name=operators[0], kind="operator")],
     )
-    points_at: ClassVar[PointsAt] = PointsAt.NO_TIME
 
-    warning: float = 0.10
 
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """What the windows of a run say, where its settings let operators use tensor cores."""
-        setup = analysis.setup
-        if setup is not None and not is_half(analysis.info.precision):
-            has_tf32 = setup.cuda is None or setup.cuda.capability >= AMPERE
-            uses_them = has_tf32 and setup.matmul_precision != "highest"
-        else:
-            uses_them = True
-        if not uses_them:
-            return self.not_evaluated("the run's precision rules out tensor cores; other checks cover that")
-        return super().evaluate(analysis)
-
-    def judge(self, traces: Sequence[TraceFacts], circumstances: Circumstances) -> tuple[Finding, ...]:  # noqa: ARG002
-        use = use_of(traces)
-        if isinstance(use, Absent):
-            return self.not_evaluated(use.reason)
-        if not use.eligible_ns:
-            return self.not_evaluated("no kernel is eligible for tensor cores")
-        share = use.unused_ns / use.kernels_ns
-        if share < self.warning:
-            return self.clean(eligible_words(use), eligible_evidence(use))
-        operators = list(use.unused_by_operator_ns)
-        named = ", ".join(operators[:_MOST_NAMED])
-        return (
-            self.found(
-                f"{eligible_words(use)} Slowest operators without tensor cores: {named}.",
-                _advice(_capability(traces), use, any("conv" in name for name in operators)),
-                Severity.INFO,
-                evidence=[
-                    *eligible_evidence(use),
-                    text("slowest operator without tensor cores", operators[0]),
-                ],
-                slices=[Slices(name=operators[0], kind="operator")],
-            ),
-        )
+def _may_use_them(facts: Facts) -> bool:
+    """Whether the run's settings let operators use tensor cores, as far as they are known."""
+    setup = facts.get(Facts.setup)
+    if setup is None or is_half(facts.info.precision):
+        return True
+    has_tf32 = setup.cuda is None or setup.cuda.capability >= AMPERE
+    return has_tf32 and setup.matmul_precision != "highest"
 
 
 def is_half(precision: str) -> bool:
     """Whether a Trainer's precision has products of 16 bits or fewer."""
     return "16" in precision or "8" in precision or "transformer-engine" in precision
-
-
-def use_of(traces: Sequence[TraceFacts]) -> TensorCoreUse | Absent:
-    """How the kernels of traces use tensor cores; else why that is not known."""
-    known = [facts.kernels for facts in traces if not isinstance(facts.kernels, Absent)]
-    if not known:
-        return next(facts.kernels for facts in traces if isinstance(facts.kernels, Absent))
-    # Kernels of a device without tensor cores are never classified.
-    if not any(device.tensor_unknown is not None for device in _devices(traces)):
-        return Absent(_OTHER_DEVICES)
-    return tensor_core_use(known)
 
 
 def eligible_words(use: TensorCoreUse) -> str:
@@ -123,19 +96,10 @@ def eligible_evidence(use: TensorCoreUse) -> list[Evidence]:
     ]
 
 
-def _devices(traces: Iterable[TraceFacts]) -> list[OneDevice]:
-    return [
-        device
-        for facts in traces
-        if not isinstance(facts.device_usage, Absent)
-        for device in facts.device_usage.devices
-    ]
-
-
-def _capability(traces: Iterable[TraceFacts]) -> tuple[int, int] | None:
+def _capability(facts: JobFacts) -> tuple[int, int] | None:
     """The least of all devices; ``None`` where a file does not say it."""
     found = []
-    for device in _devices(traces):
+    for device in facts.devices:
         major, _, minor = (device.compute_capability or "").partition(".")
         if not (major.isdecimal() and minor.isdecimal()):
             return None

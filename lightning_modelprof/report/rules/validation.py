@@ -2,219 +2,166 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
-from lightning_modelprof.place import Place
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.advice.lines import PointsAt
-from lightning_modelprof.report.advice.validation import PartAdvice, part_advice
-from lightning_modelprof.report.model import Evidence, Finding, Status
+from lightning_modelprof.report.advice.validation import part_advice
 from lightning_modelprof.report.one_step import COST
-from lightning_modelprof.report.rules.base import (
-    NO_SETUP,
-    RuleHelp,
-    ShareRule,
+from lightning_modelprof.report.rules.phases import hooks_named, of_phase
+from lightning_modelprof.report.rules.rule import (
+    Found,
+    Limits,
+    Passed,
     count,
     duration,
     lines_that_call,
     ratio,
+    rule,
 )
-from lightning_modelprof.report.rules.phases import PhaseShareRule, hooks_named
-from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.units import milliseconds, percent
 
 
-class ValidationShare(PhaseShareRule, frozen=True, kw_only=True):
-    """The phase Validation over the whole loop, and which part of it takes most.
-
-    Validation is wanted work, so its bands are wider than those of overhead: 15% and 50% are
-    this package's own choice, and so are the 40% from which on a part is named.
-
-    Attributes:
-        part: share of the validations from which on their largest part is named, with its line and its fix;
-            where it takes less, validating less often is all that can be said.
+# Validation is wanted work, so its levels are above those of overhead. They're this package's own choice.
+@rule(
+    "validation_share",
+    title="Slow validation",
+    healthy="Validation is short",
+    of="loop",
+    where="the slowest line of that part, else its functions; `validation_step`",
+    bound="overhead_bound",
+    sampled_phases=("validation",),
+    warning=0.15,
+    critical=0.50,
+    part=0.40,
+)
+def validation_share(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """The phase Validation. A part that takes at least 40% of it (table Validation) is named with its fix. On
+    a GPU, its times on the GPU count; for Dataloader, at most those on the CPU. With workers, the extra wait
+    for first batches counts as Dataloader init.
     """
-
-    kind: ClassVar[str] = "validation_share"
-    title: ClassVar[str] = "Slow validation"
-    healthy: ClassVar[str] = "Validation is short"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "the phase Validation. A part that takes at least 40% of it (table Validation) is named with its"
-            " fix. On a GPU, its times on the GPU count; for Dataloader, at most those on the CPU. With"
-            " workers, the extra wait for first batches counts as Dataloader init"
-        ),
-        of="of the loop",
-        where="the slowest line of that part, else its functions; `validation_step`",
-    )
-    phase: ClassVar[str] = "validation"
-    what: ClassVar[str] = "Validation"
-    is_in_every_step: ClassVar[bool] = False
-
-    warning: float = 0.15
-    critical: float = 0.50
-    part: float = 0.40
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        """What is found names the part that takes most."""
-        [finding] = super().evaluate(analysis)
-        if finding.status is not Status.FOUND or isinstance(analysis.validation, Absent):
-            return (finding,)
-        advice = part_advice(analysis, self.part)
-        if advice is not None:
-            return (_of_part(finding, advice),)
-        summary = f"{finding.summary} No part of it stands out (see the table Validation)."
-        return (replace(finding, summary=summary),)
-
-    def action(self, setup: TrainingSetup) -> str:
-        batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
-        return (
-            "Validate less with Trainer(val_check_interval=..., check_val_every_n_epoch=...,"
-            f" limit_val_batches=...) (currently {setup.val_check_interval:g}, {setup.check_every_n_epochs},"
-            f" {batches})."
-            if setup.val_check_interval is not None
-            else f"Validate less often, or on fewer batches (currently {batches})."
-        )
-
-    def places(self, setup: TrainingSetup) -> list[Place]:
-        return hooks_named(setup, "validation_step")
-
-    def more(self, setup: TrainingSetup) -> list[Evidence]:
-        return [count("batches per validation", setup.num_val_batches)]
+    setup = facts.setup
+    batches = "all batches" if setup.num_val_batches is None else f"{setup.num_val_batches} batches"
+    for one in of_phase(
+        facts,
+        "validation",
+        "Validation",
+        "Validate less with Trainer(val_check_interval=..., check_val_every_n_epoch=...,"
+        f" limit_val_batches=...) (currently {setup.val_check_interval:g}, {setup.check_every_n_epochs},"
+        f" {batches})."
+        if setup.val_check_interval is not None
+        else f"Validate less often, or on fewer batches (currently {batches}).",
+        at=hooks_named(setup, "validation_step"),
+        evidence=[count("batches per validation", setup.num_val_batches)],
+        is_in_every_step=False,
+    ):
+        yield _of_part(one, facts, limits.part) if isinstance(one, Found) else one
 
 
-def _of_part(finding: Finding, advice: PartAdvice) -> Finding:
-    """The same finding about one part of the validations; validating less comes after the part's fix."""
+def _of_part(found: Found, facts: Facts, least_share: float) -> Found:
+    """The same about the part of the validations that takes most; its fix comes before validating less."""
+    if facts.get(Facts.validation) is None:
+        return found
+    advice = part_advice(facts, least_share)
+    if advice is None:
+        return replace(found, what=f"{found.what} No part of it stands out (see the table Validation).")
+    time, *more = found.evidence
     return replace(
-        finding,
-        title=f"{finding.title}, mostly {advice.label}",
-        summary=f"{finding.summary} {advice.summary}",
-        action=f"{advice.action} Alternatively, {finding.action[:1].lower()}{finding.action[1:]}",
-        locations=advice.locations or finding.locations,
-        evidence=(*finding.evidence[:1], *advice.evidence, *finding.evidence[1:]),
+        found,
+        title=f"Slow validation, mostly {advice.label}",
+        what=f"{found.what} {advice.summary}",
+        do=f"{advice.action} Alternatively, {found.do[:1].lower()}{found.do[1:]}",
+        at=advice.locations or found.at,
+        evidence=[time, *advice.evidence, *more],
     )
 
 
-class LongSanityCheck(ShareRule, frozen=True, kw_only=True):
-    """The validation batches before training, over the whole loop.
-
-    Where the sanity check was not measured, each of its batches is taken to last as long as the mean one of
-    the fit, as they are the same.
-
-    Attributes:
-        usual: batches that are never found, as many as Lightning runs by default.
+@rule(
+    "long_sanity_check",
+    title="Slow sanity check before training",
+    healthy="Sanity check is short",
+    of="loop",
+    where="the `Trainer(...)` call",
+    points_at=PointsAt.CHANGE,
+    warning=0.10,
+    critical=0.30,
+    usual=2,
+)
+def long_sanity_check(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
+    """Time of the validation batches before training (Outside the loop), estimated from validation during
+    training if it wasn't measured.
     """
-
-    kind: ClassVar[str] = "long_sanity_check"
-    title: ClassVar[str] = "Slow sanity check before training"
-    healthy: ClassVar[str] = "Sanity check is short"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        (
-            "time of the validation batches before training (Outside the loop), estimated from validation"
-            " during training if it wasn't measured"
-        ),
-        of="of the loop",
-        where="the `Trainer(...)` call",
+    costs, setup, around = facts.step_costs, facts.get(Facts.setup), facts.get(Facts.around)
+    batches = None if setup is None else setup.num_sanity_batches
+    if batches is None:
+        raise NotMeasured("the number of sanity check batches is unknown")
+    took_ns: float | None = None if around is None else around.sanity_ns
+    about = ""
+    if took_ns is None:
+        split, about = facts.validation, "about "
+        if not split.num_batches or not facts.num_steps:
+            raise NotMeasured("no validation ran")
+        took_ns = (split.total_ns + split.callbacks_ns) / split.num_batches * batches
+    cost_ns = took_ns / max(facts.num_steps, 1)
+    share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
+    evidence = [
+        duration("estimated sanity check time" if about else "sanity check time", took_ns),
+        ratio("share of the loop", share),
+        count("validation batches before training", batches),
+    ]
+    passed = f"The sanity check has {batches} batches."
+    if batches <= limits.usual:
+        yield Passed(what=passed, evidence=evidence)
+        return
+    yield Found(
+        what=f"The sanity check runs {batches:,} validation batches, which take {about}"
+        f"{milliseconds(took_ns)} ({percent(share)} of the loop).",
+        do="Set Trainer(num_sanity_val_steps=2), the default.",
+        judged_ns=cost_ns,
+        at=lines_that_call(setup, "Trainer"),
+        evidence=evidence,
+        passed=passed,
     )
-    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
-
-    warning: float = 0.10
-    critical: float = 0.30
-    usual: int = 2
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        costs, setup, split = analysis.step_costs, analysis.setup, analysis.validation
-        if isinstance(costs, Absent):
-            return self.not_evaluated(costs.reason)
-        if setup is None or setup.num_sanity_batches is None:
-            return self.not_evaluated("the number of sanity check batches is unknown")
-        took_ns: float | None = None if isinstance(analysis.around, Absent) else analysis.around.sanity_ns
-        about = ""
-        if took_ns is None:
-            if isinstance(split, Absent):
-                return self.not_evaluated(split.reason)
-            if not split.num_batches or not analysis.num_steps:
-                return self.not_evaluated("no validation ran")
-            each_ns = (split.total_ns + split.callbacks_ns) / split.num_batches
-            took_ns = each_ns * setup.num_sanity_batches
-            about = "about "
-        cost_ns = took_ns / max(analysis.num_steps, 1)
-        share = cost_ns / costs.loop.wall_ns if costs.loop.wall_ns else None
-        evidence = [
-            duration("estimated sanity check time" if about else "sanity check time", took_ns),
-            ratio("share of the loop", share),
-            count("validation batches before training", setup.num_sanity_batches),
-        ]
-        is_asked_for = setup.num_sanity_batches > self.usual
-        if share is None or not is_asked_for or not self.is_found(share, cost_ns):
-            return self.clean(f"The sanity check has {setup.num_sanity_batches} batches.", evidence)
-        return (
-            self.found(
-                f"The sanity check runs {setup.num_sanity_batches:,} validation batches, which take"
-                f" {about}{milliseconds(took_ns)} ({percent(share)} of the loop).",
-                "Set Trainer(num_sanity_val_steps=2), the default.",
-                self.severity(share),
-                places=lines_that_call(setup, "Trainer"),
-                evidence=evidence,
-            ),
-        )
 
 
-class SlowEpochTurns(ShareRule, frozen=True, kw_only=True):
-    """The phase Epoch turn over the whole loop; hooks at an epoch's end are other rules'.
-
-    The time of a turn is the same however many batches an epoch has. The saving is all of it: in epochs
-    of many batches little is left.
+@rule(
+    "slow_epoch_turns",
+    title="Slow epoch boundaries",
+    healthy="Epoch boundaries are cheap",
+    of="loop",
+    bound="overhead_bound",
+    points_at=PointsAt.CHANGE,
+    sampled_phases=("epoch_turn",),
+    is_between_steps=True,
+)
+def slow_epoch_turns(facts: Facts) -> Iterator[Found | Passed]:
+    """The phase Epoch boundary with more than one epoch. Smaller batches and samplers that repeat data change
+    the training.
     """
-
-    kind: ClassVar[str] = "slow_epoch_turns"
-    title: ClassVar[str] = "Slow epoch boundaries"
-    healthy: ClassVar[str] = "Epoch boundaries are cheap"
-    help: ClassVar[RuleHelp] = RuleHelp(
-        "the phase Epoch boundary with more than one epoch. Smaller batches and samplers that repeat data"
-        " change the training",
-        of="of the loop",
-    )
-    bound: ClassVar[str | None] = "overhead_bound"
-    sampled_phases: ClassVar[tuple[str, ...]] = ("epoch_turn",)
-    points_at: ClassVar[PointsAt] = PointsAt.CHANGE
-    is_of_loop: ClassVar[bool] = True
-
-    def evaluate(self, analysis: Analysis) -> tuple[Finding, ...]:
-        costs, setup = analysis.step_costs, analysis.setup
-        if isinstance(costs, Absent):
-            return self.not_evaluated(costs.reason)
-        if setup is None:
-            return self.not_evaluated(NO_SETUP)
-        num_turns = costs.boundaries.num_all
-        if num_turns < 1:
-            return self.not_evaluated("there was only one epoch")
-        cost_ns = costs.loop.phases_ns.get("epoch_turn")
-        if cost_ns is None or not costs.loop.wall_ns:
-            return self.not_evaluated("the time between epochs wasn't measured")
-        share = cost_ns / costs.loop.wall_ns
-        each_ns = cost_ns * analysis.num_steps / (num_turns + 1)
-        batches = analysis.num_steps / (num_turns + 1)
-        evidence = [
-            duration("time per epoch boundary", each_ns),
+    # The time of a boundary is the same however many batches an epoch has.
+    costs, _ = facts.step_costs, facts.setup
+    num_turns, cost_ns = costs.boundaries.num_all, costs.loop.phases_ns.get("epoch_turn")
+    if num_turns < 1:
+        raise NotMeasured("there was only one epoch")
+    if cost_ns is None or not costs.loop.wall_ns:
+        raise NotMeasured("the time between epochs wasn't measured")
+    batches = facts.num_steps / (num_turns + 1)
+    each = milliseconds(cost_ns * batches)
+    yield Found(
+        what=f"Lightning takes {each} per epoch boundary, and an epoch has {_batches(batches)}. That costs"
+        f" {COST}.",
+        do="Make epochs longer, with a sampler such as RandomSampler(data, replacement=True,"
+        " num_samples=...), and use max_steps. This changes training.",
+        saves_ns=cost_ns,
+        evidence=[
+            duration("time per epoch boundary", cost_ns * batches),
             duration("time per step", cost_ns),
             count("epochs", num_turns + 1),
-        ]
-        if not self.is_found(share, cost_ns):
-            return self.clean(f"Going from one epoch to the next takes {milliseconds(each_ns)}.", evidence)
-        return (
-            self.found(
-                f"Lightning takes {milliseconds(each_ns)} per epoch boundary, and an epoch has"
-                f" {_batches(batches)}. That costs {COST}.",
-                "Make epochs longer, with a sampler such as RandomSampler(data, replacement=True,"
-                " num_samples=...), and use max_steps. This changes training.",
-                self.severity(share),
-                saving_ns=cost_ns,
-                evidence=evidence,
-            ),
-        )
+        ],
+        passed=f"Going from one epoch to the next takes {each}.",
+    )
 
 
 def _batches(number: float) -> str:

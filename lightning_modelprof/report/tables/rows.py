@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured, fact
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.trace.operator_costs import MemoryChange
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import SortKey
 
@@ -20,14 +21,12 @@ class Ranks(Record, Generic[FactT], frozen=True, kw_only=True):
 
     Attributes:
         found: rank → fact of those that have it, in order.
-        notes: what belongs under the table: which ranks it is without, and why; empty without a table.
-        absent_reason: why there is no table; ``None`` when at least one rank has the fact.
+        notes: what belongs under the table: which ranks it is without, and why.
         are_several: whether the job has several ranks, with or without the fact.
     """
 
     found: Mapping[int, FactT]
     notes: tuple[str, ...]
-    absent_reason: str | None
     are_several: bool
 
     def prefix(self, rank: int) -> str:
@@ -35,21 +34,24 @@ class Ranks(Record, Generic[FactT], frozen=True, kw_only=True):
         return f"rank {rank} " if self.are_several else ""
 
 
-def split_ranks(by_rank: Mapping[int, FactT | Absent]) -> Ranks[FactT]:
-    """Part the ranks that have a fact from those that have a reason instead."""
-    found = {rank: fact for rank, fact in sorted(by_rank.items()) if not isinstance(fact, Absent)}
+def split_ranks(by_rank: Mapping[int, TraceFacts], which: fact[FactT]) -> Ranks[FactT]:
+    """Part the ranks that have a fact from those that don't.
+
+    Raises:
+        NotMeasured: if none has it, with each reason once.
+    """
+    found: dict[int, FactT] = {}
     lacking: dict[str, list[int]] = {}
-    for rank, fact in sorted(by_rank.items()):
-        if isinstance(fact, Absent):
-            lacking.setdefault(fact.reason, []).append(rank)
-    return Ranks(
-        found=found,
-        notes=tuple(f"Without {_listed(ranks)}: {reason}." for reason, ranks in lacking.items())
-        if found
-        else (),
-        absent_reason=None if found else "; ".join(lacking) or "no trace",
-        are_several=len(by_rank) > 1,
-    )
+    for rank, facts in sorted(by_rank.items()):
+        value = facts.get(which)
+        if value is None:
+            lacking.setdefault(facts.why_not(which), []).append(rank)
+        else:
+            found[rank] = value
+    if not found:
+        raise NotMeasured("; ".join(lacking) or "no trace")
+    notes = tuple(f"Without {_listed(ranks)}: {reason}." for reason, ranks in lacking.items())
+    return Ranks(found=found, notes=notes, are_several=len(by_rank) > 1)
 
 
 def _listed(ranks: list[int]) -> str:

@@ -49,7 +49,7 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
         drawn: k slices.
         order: row of each slice in the trace, other numbers for what is no event, shape (k,).
     """
-    if why_no_path(shared) is not None:
+    if why_no_path(shared):
         return drawn
     trace = shared.trace
     replay = StepReplay(shared)

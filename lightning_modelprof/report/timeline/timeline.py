@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.intervals import is_among
 from lightning_modelprof.analysis.timeline.tally import stable_order
 from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timeline
-from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
+from lightning_modelprof.analysis.trace.memory import Memory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.dashboard_entry import Counter, DrawnTimeline, Lane
 from lightning_modelprof.report.model import Unit
@@ -52,7 +51,7 @@ def timeline_of(
     categories, category = with_texts(kinds, kind, idle.kinds, idle.kind)
     names, name = with_texts(trace.names, trace.name.astype(np.int64), idle.kinds, idle.kind)
     details, detail = with_texts(*find_details(trace), idle.details, idle.detail)
-    memory = summarize_memory(shared) if facts is None else facts.memory
+    memory = (TraceFacts(trace) if facts is None else facts).get(TraceFacts.memory)
     counters, counter_notes = find_counters(trace, memory, lanes)
     steps, step_notes = _steps(shared)
     first_ns = [int(counter.time_ns[0]) for counter in counters]
@@ -126,16 +125,16 @@ _FULL: Final = 1 << 40
 
 
 def find_counters(
-    trace: Trace, memory: Memory | Absent, lanes: Sequence[Lane]
+    trace: Trace, memory: Memory | None, lanes: Sequence[Lane]
 ) -> tuple[tuple[Counter, ...], tuple[str, ...]]:
     """The counters of each device and of the host, and notes on them.
 
     Args:
-        memory: the Memory Summary's facts of the same trace.
+        memory: what is allocated in the same trace; ``None`` where it wasn't recorded.
         lanes: the counters come in the order of their groups.
     """
     counters = [*_work_counters(trace)]
-    if isinstance(memory, Memory):
+    if memory is not None:
         counters += _memory_counters(trace, memory)
     groups = list(dict.fromkeys(lane.group for lane in lanes))
     counters.sort(key=lambda one: groups.index(one.group) if one.group in groups else len(groups))

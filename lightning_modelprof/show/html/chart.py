@@ -235,16 +235,16 @@ def _line(places: Sequence[float], values: Sequence[float | None], top: float) -
             runs.append([])
         else:
             runs[-1].append((_SIDE * place, _y(value, top)))
-    parts, half = [], max(_STROKE, _SIDE / (4 * len(places)))
+    path, half = [], max(_STROKE, _SIDE / (4 * len(places)))
     for run in runs:
         if len(run) == 1:
             (x, y) = run[0]
-            parts.append(f"M{max(x - half, 0):.1f} {y:.1f}H{min(x + half, _SIDE):.1f}")
+            path.append(f"M{max(x - half, 0):.1f} {y:.1f}H{min(x + half, _SIDE):.1f}")
             if len(places) > sum(map(len, runs)) == 1:
-                parts.append(f"M{x:.1f} {max(y - _CROSS, 0):.1f}V{min(y + _CROSS, _SIDE):.1f}")
+                path.append(f"M{x:.1f} {max(y - _CROSS, 0):.1f}V{min(y + _CROSS, _SIDE):.1f}")
         elif run:
-            parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run))
-    return "".join(parts)
+            path.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run))
+    return "".join(path)
 
 
 def _y(value: float, top: float) -> float:

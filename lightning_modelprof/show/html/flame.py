@@ -66,14 +66,14 @@ class FlameView(Record, frozen=True, kw_only=True):
         boxes: outer ones before those in them.
         rows: how deep it is.
         kinds: class and word of the kinds of boxes, for a legend; empty where no box is anybody's code.
-        whole: what the full width is.
+        total: what the full width is.
         has_places: whether any box is at a line of code.
     """
 
     id: str
     title: str
     about: str
-    whole: str
+    total: str
     boxes: tuple[Box, ...]
     rows: int
     kinds: tuple[tuple[str, str], ...]
@@ -86,15 +86,15 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
     frames = [frame for frame in flame.frames if math.isfinite(frame.total) and frame.total > 0]
     if not frames:
         return None
-    whole = sum(frame.total for frame in frames if frame.depth == 0)
-    shown, note = _widest(frames, whole)
+    total = sum(frame.total for frame in frames if frame.depth == 0)
+    shown, note = _widest(frames, total)
     kinds, words = _kinds(shown)
     return FlameView(
         id=flame.id,
         title=printable(flame.title),
         about=definition("flame", flame.id),
-        whole=format_amount(whole, flame.unit),
-        boxes=tuple(_box(frame, whole, kind, flame.unit) for frame, kind in zip(shown, kinds, strict=True)),
+        total=format_amount(total, flame.unit),
+        boxes=tuple(_box(frame, total, kind, flame.unit) for frame, kind in zip(shown, kinds, strict=True)),
         rows=1 + max(frame.depth for frame in shown),
         kinds=words,
         has_places=any(frame.place for frame in shown),
@@ -102,7 +102,7 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
     )
 
 
-def _widest(frames: Sequence[FlameFrame], whole: float) -> tuple[Sequence[FlameFrame], str]:
+def _widest(frames: Sequence[FlameFrame], total: float) -> tuple[Sequence[FlameFrame], str]:
     """The widest boxes in their order, and a sentence if there are others.
 
     No box is wider than the one that holds it, so with a box all those around it are kept.
@@ -111,7 +111,7 @@ def _widest(frames: Sequence[FlameFrame], whole: float) -> tuple[Sequence[FlameF
         return frames, ""
     ranked = sorted(range(len(frames)), key=lambda place: (-frames[place].total, frames[place].depth))
     kept, left_out = sorted(ranked[:MAX_BOXES]), len(frames) - MAX_BOXES
-    widest = format_cell(frames[ranked[MAX_BOXES]].total / whole, Unit.RATIO)
+    widest = format_cell(frames[ranked[MAX_BOXES]].total / total, Unit.RATIO)
     boxes = "box" if left_out == 1 else "boxes"
     return (
         [frames[place] for place in kept],
@@ -134,10 +134,10 @@ def _kind(frame: FlameFrame) -> str:
     return "users" if frame.is_users else "installed"
 
 
-def _box(frame: FlameFrame, whole: float, kind: str, unit: Unit) -> Box:
-    share = frame.total / whole
+def _box(frame: FlameFrame, total: float, kind: str, unit: Unit) -> Box:
+    share = frame.total / total
     return Box(
-        left=f"{frame.begin / whole:.9g}",
+        left=f"{frame.begin / total:.9g}",
         width=f"{share:.9g}",
         row=frame.depth,
         kind=kind,

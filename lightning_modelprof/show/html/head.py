@@ -22,7 +22,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import little_named, saving_text, told_figures, verdict_word
+from lightning_modelprof.show.findings import little_named, saving_text, shown_evidence, verdict_word
 from lightning_modelprof.show.layout import part_absent
 from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent, three_digits
 
@@ -89,7 +89,7 @@ def found_views(
 
 def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str, Any]:
     severity, symbol, word = _SEVERITIES[finding.severity]
-    told = told_figures(finding)
+    shown = shown_evidence(finding)
     return {
         "kind": printable(finding.kind),
         "severity": severity,
@@ -103,8 +103,8 @@ def _finding(finding: Finding, has_slices: Callable[[Slices], bool]) -> dict[str
         "saving": saving_text(finding),
         "goto": next((_goto(slices) for slices in finding.slices if has_slices(slices)), None),
         "locations": [_location(location) for location in finding.locations],
-        "evidence": list(map(_figure, told)),
-        "more_evidence": [_figure(one) for one in finding.evidence if one not in told],
+        "evidence": list(map(_figure, shown)),
+        "more_evidence": [_figure(one) for one in finding.evidence if one not in shown],
     }
 
 

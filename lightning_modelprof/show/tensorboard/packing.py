@@ -196,8 +196,8 @@ def _unpack_integers(data: bytes) -> NDArray[np.int64]:
     place = np.arange(len(raw)) - np.repeat(starts, ends - starts + 1)
     if place.max() >= _MOST_BYTES:
         raise ValueError("damaged columns: a number exceeds 64 bits")
-    parts = (raw & 0x7F).astype(np.uint64) << (place * 7).astype(np.uint64)
-    unsigned = np.bitwise_or.reduceat(parts, starts)
+    septets = (raw & 0x7F).astype(np.uint64) << (place * 7).astype(np.uint64)
+    unsigned = np.bitwise_or.reduceat(septets, starts)
     values: NDArray[np.int64] = (unsigned >> np.uint64(1)).astype(np.int64) ^ -(
         unsigned & np.uint64(1)
     ).astype(np.int64)

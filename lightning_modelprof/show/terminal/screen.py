@@ -188,9 +188,9 @@ def wrap(text: str, width: int) -> list[str]:
             continue
         if line:
             lines.append(line)
-        *whole, line = _pieces(word, own, width)
-        lines += whole
-        cells = own if not whole else display_width(line)
+        *full_lines, line = _pieces(word, own, width)
+        lines += full_lines
+        cells = own if not full_lines else display_width(line)
     return [*lines, line] if line or not lines else lines
 
 

@@ -40,10 +40,10 @@ _LEAST_GAIN: Final = 0.05
 _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 """Shares of the step below which a part of the bar is put with the others, in turn."""
 
-_SAID_AT_ONCE: Final = ("Warning", "Steps", NOT_DONE)
+_SHOWN_FIRST: Final = ("Warning", "Steps", NOT_DONE)
 """Facts on the first screen."""
 
-_MOST_SAID: Final = 4
+_MOST_SHOWN: Final = 4
 _MOST_OTHERS: Final = 4
 """Lines for traces other than the newest."""
 
@@ -132,10 +132,10 @@ class _Short:
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
         # What speaks against the figures, and what the steps are, stand before them.
-        said = [(label, value) for label, value in self._report.facts if label in _SAID_AT_ONCE]
-        for label, value in said[:_MOST_SAID]:
+        facts = [(label, value) for label, value in self._report.facts if label in _SHOWN_FIRST]
+        for label, value in facts[:_MOST_SHOWN]:
             yield from self._wrap(f"{label}: {printable(value)}")[:2]
-        if more := len(said[_MOST_SAID:]):
+        if more := len(facts[_MOST_SHOWN:]):
             yield f"{more} more warning{'s' if more > 1 else ''} in the full report"
         yield from self._bars()
         yield from self._wrap(speed_line(self._report))

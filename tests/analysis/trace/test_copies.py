@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.copies import memory_of, pool_copies, summarize_copies
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.copies import copies_table
+from lightning_modelprof.report.tables.trace.copies import COPIES
 from lightning_modelprof.trace.model import Category
+from tests.support.facts import table_of, why_not
 from tests.support.traces import load, make_trace, reference
 
 US = 1000
@@ -67,13 +67,13 @@ def summary(*events):
 
 def rows(fact):
     """Cells by column key, by the kind's name, in order."""
-    table = copies_table(fact if isinstance(fact, dict) else {0: fact}, DEFAULT_OPTIONS)
+    table = table_of(COPIES, fact if isinstance(fact, dict) else {0: fact})
     keys = [column.key for column in table.columns]
     return {row[0]: dict(zip(keys, row, strict=True)) for row in table.rows}
 
 
 def notes(fact):
-    return " ".join(copies_table(fact if isinstance(fact, dict) else {0: fact}, DEFAULT_OPTIONS).notes)
+    return " ".join(table_of(COPIES, fact if isinstance(fact, dict) else {0: fact}).notes)
 
 
 def test_copies_of_mtia():
@@ -192,7 +192,7 @@ def test_ranges_with_such_names_do_not_belong_here():
         on_device("gpu_user_annotation", "Memset (Device)", 0, 5),
     ]
     assert list(rows(summary(*ranges, copy(PINNED, 20, 5)))) == [PINNED]
-    assert summary(*ranges) is NO_DEVICE
+    assert why_not(summary, *ranges) == NO_DEVICE
 
 
 @pytest.mark.parametrize(
@@ -256,17 +256,16 @@ def test_ranks_are_pooled():
 
 
 def test_absent():
-    assert summary(host("cpu_op", "aten::mm", 0, 5)) is NO_DEVICE
-    only_kernels = summary(on_device("kernel", "k", 0, 5))
-    assert isinstance(only_kernels, Absent)
-    assert "no memory copies" in only_kernels.reason
-    table = copies_table({0: only_kernels, 1: NO_DEVICE}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason) == ((), f"{only_kernels.reason}; {NO_DEVICE.reason}")
-    assert f"Without rank 2: {NO_DEVICE.reason}." in notes({0: summary(copy(PINNED, 0, 5)), 2: NO_DEVICE})
+    assert why_not(summary, host("cpu_op", "aten::mm", 0, 5)) == NO_DEVICE
+    only_kernels = why_not(summary, on_device("kernel", "k", 0, 5))
+    assert "no memory copies" in only_kernels
+    table = table_of(COPIES, {0: only_kernels, 1: NO_DEVICE})
+    assert (table.rows, table.absent_reason) == ((), f"{only_kernels}; {NO_DEVICE}")
+    assert f"Without rank 2: {NO_DEVICE}." in notes({0: summary(copy(PINNED, 0, 5)), 2: NO_DEVICE})
 
 
 def test_units():
-    units = {column.key: column.unit for column in copies_table({0: NO_DEVICE}, DEFAULT_OPTIONS).columns}
+    units = {column.key: column.unit for column in table_of(COPIES, {0: NO_DEVICE}).columns}
     assert (units["size_bytes"], units["bytes_per_s"]) == (Unit.BYTES, Unit.BYTES_PER_S)
     assert units["host_total_ns"] is units["device_total_ns"] is Unit.DURATION_NS
     assert units["device_ratio"] is Unit.RATIO
@@ -295,12 +294,11 @@ def test_against_an_oracle(made):
             events.append(on_device("kernel", name, 2000 + index / 8, duration_ns / 1000, **args))
         else:
             events.append(copy(name, 2000 + index / 8, duration_ns / 1000, **args))
-    fact = summary(*events)
     kinds = {name for name, *_ in made} - {"gemm"}
     if not kinds:
-        assert isinstance(fact, Absent)
+        assert why_not(summary, *events)
         return
-    table = rows(fact)
+    table = rows(summary(*events))
     assert set(table) == kinds
     everything = sum(duration_ns for _, duration_ns, _, _ in made)
     for kind, row in table.items():

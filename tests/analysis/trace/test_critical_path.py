@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace import critical_path as module
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, StepReplay, summarize_critical_path
 from lightning_modelprof.analysis.trace.dependencies import DependencyFinder
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.trace.critical_path import (
-    critical_path_parts_table,
-    critical_path_table,
-    what_if_table,
+    PARTS,
+    PATH,
+    WHAT_IF,
 )
 from lightning_modelprof.report.timeline.critical_path import LANE, PATH_PREFIX
 from lightning_modelprof.report.timeline.timeline import timeline_of as timeline_of_trace
+from tests.support.facts import fact_or_why, table_of, why_not
 from tests.support.traces import event, load, make_trace
 
 US = 1000
@@ -287,32 +287,32 @@ def test_of_too_many_events_the_first_steps(monkeypatch):
     found = path_of(*ONE_STEP, step(2, 100, 200), launch(150, 151, 3), work(152, 190, 3), step(3, 200, 201))
     assert [one.number for one in found.steps] == [1]
     assert found.num_left_out == 1
-    table = critical_path_table({0: found}, DEFAULT_OPTIONS)
+    table = table_of(PATH, {0: found})
     assert "First step only, because 1 more has too many events." in table.notes
 
 
 def test_absent_without_a_device():
-    assert summarize_critical_path(timeline_of(step(1, 0, 10), operator("aten::a", 0, 5))) == NO_DEVICE
-    for build in (critical_path_table, critical_path_parts_table, what_if_table):
-        assert build({0: NO_DEVICE}, DEFAULT_OPTIONS).absent_reason == NO_DEVICE.reason
+    on_host = timeline_of(step(1, 0, 10), operator("aten::a", 0, 5))
+    assert why_not(summarize_critical_path, on_host) == NO_DEVICE
+    for kind in (PATH, PARTS, WHAT_IF):
+        assert table_of(kind, {0: NO_DEVICE}).absent_reason == NO_DEVICE
 
 
 def test_absent_without_launches():
-    found = summarize_critical_path(timeline_of(step(1, 0, 10), work(2, 5, -1)))
-    assert isinstance(found, Absent)
+    assert why_not(summarize_critical_path, timeline_of(step(1, 0, 10), work(2, 5, -1)))
 
 
 def test_tables_are_of_the_rank_with_the_longest_steps():
     fast = path_of(step(1, 0, 10), launch(0, 1, 1), work(2, 5, 1))
     slow = path_of(*ONE_STEP)
-    table = critical_path_table({0: fast, 1: slow}, DEFAULT_OPTIONS)
+    table = table_of(PATH, {0: fast, 1: slow})
     assert table.rows[0] == ("Step", 100 * US, 1)
     assert sum(row[1] for row in table.rows[1:]) == 100 * US
     assert sum(row[2] for row in table.rows[1:]) == pytest.approx(1)
     assert "Rank 1, which has the longest steps." in table.notes
-    parts = critical_path_parts_table({0: fast, 1: slow}, DEFAULT_OPTIONS)
+    parts = table_of(PARTS, {0: fast, 1: slow})
     assert sum(row[4] for row in parts.rows) == 100 * US
-    rows = {row[0]: row for row in what_if_table({1: slow}, DEFAULT_OPTIONS).rows}
+    rows = {row[0]: row for row in table_of(WHAT_IF, {1: slow}).rows}
     assert rows["B"] == ("B", 66 * US, 66 * US, 67 * US, pytest.approx(0.33), 42 * US, pytest.approx(0.58))
 
 
@@ -379,8 +379,8 @@ def traces(draw):
 @given(traces(), st.data())
 def test_replay_of_generated_traces(events, data):
     timeline = timeline_of(*events)
-    found = summarize_critical_path(timeline)
-    if isinstance(found, Absent):
+    found = fact_or_why(summarize_critical_path, timeline)
+    if isinstance(found, str):
         return
     assert 0 <= found.replayed_ns <= found.recorded_ns
     assert sum(part.time_ns for part in found.parts) == found.recorded_ns
@@ -395,8 +395,11 @@ def test_replay_of_generated_traces(events, data):
     )
     graph = replay.graphs[0] if len(replay.graphs) == 1 else None
     before = found.recorded_ns
-    for times in (1, 2, 10, math.inf):
-        total = replay.if_faster(chosen, times)
+    asked = [(chosen, times) for times in (1, 2, 10, math.inf)]
+    with pytest.MonkeyPatch.context() as patch:  # in sections, or node by node
+        patch.setattr(module, "_SHORT", data.draw(st.sampled_from([0, 1_000])))
+        totals = replay.if_faster(asked)
+    for (_, times), total in zip(asked, totals, strict=True):
         assert total <= before
         before = total
         if graph is not None:
@@ -405,7 +408,7 @@ def test_replay_of_generated_traces(events, data):
             ends = longest_by_relaxing(graph, of_nodes)
             longest = int(ends[graph.end_of_step >= 0].max(initial=0))
             assert total == longest + found.cause_ns("unexplained")
-    assert replay.if_faster(np.zeros(len(replay.pieces), np.bool_), 2) == found.recorded_ns
+    assert replay.if_faster([(np.zeros(len(replay.pieces), np.bool_), 2)]) == [found.recorded_ns]
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.dataloader import pool_dataloader, summarize_dataloader
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.dataloader import dataloader_table
+from lightning_modelprof.report.tables.trace.dataloader import DATALOADER
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from tests.support.facts import fact_or_why, table_of, why_not
 from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
@@ -185,15 +184,15 @@ def test_old_torch_wrote_ranges_as_operators():
 
 
 def test_absent():
-    nothing = summarize(step(0, 0, 100), event("cpu_op", "aten::a", 0, 10))
-    assert "the trace has no fetches" in nothing.reason
+    nothing = why_not(summarize, step(0, 0, 100), event("cpu_op", "aten::a", 0, 10))
+    assert "the trace has no fetches" in nothing
     for elsewhere in (fetch(110, 120), fetch(10, 20, tid=2)):
-        found = summarize(step(0, 0, 100), elsewhere)
-        assert found == Absent("all batch fetches are outside the recorded steps or on other threads")
+        reason = why_not(summarize, step(0, 0, 100), elsewhere)
+        assert reason == "all batch fetches are outside the recorded steps or on other threads"
     other = {TRACE_METADATA_KEY: {"recorded_steps": [7]}}
-    assert "none of the recorded steps" in summarize(step(0, 0, 100), fetch(0, 10), **other).reason
-    table = dataloader_table({0: nothing}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason) == ((), nothing.reason)
+    assert "none of the recorded steps" in why_not(summarize, step(0, 0, 100), fetch(0, 10), **other)
+    table = table_of(DATALOADER, {0: nothing})
+    assert (table.rows, table.absent_reason) == ((), nothing)
 
 
 def one_fetch(*device, num_operators=1):
@@ -207,7 +206,7 @@ def one_fetch(*device, num_operators=1):
 
 def test_table():
     fact = one_fetch(kernel(15, 20), copy(40, 44, bytes=4096))
-    table = dataloader_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(DATALOADER, {0: fact})
     assert list(zip(table.depths, table.row_units, table.rows, strict=True)) == [
         (0, Unit.DURATION_NS, ("Fetch", 1, 20 * US, 20 * US, 20 * US, 20 * US, 0.2)),
         (1, Unit.DURATION_NS, ("per step", 1, 20 * US, 20 * US, 20 * US, 20 * US, 0.2)),
@@ -223,7 +222,7 @@ def test_table():
 
 
 def test_table_shows_five_operators_and_the_rest():
-    table = dataloader_table({0: one_fetch(num_operators=7)}, DEFAULT_OPTIONS)
+    table = table_of(DATALOADER, {0: one_fetch(num_operators=7)})
     rows = {row[0]: row[2] for row in table.rows}
     assert [name for name in rows if name.startswith("in aten")] == [
         f"in aten::op{n}" for n in (6, 5, 4, 3, 2)
@@ -238,9 +237,9 @@ def test_table_of_several_ranks():
     by_rank = {
         1: summarize(step(0, 0, 100), fetch(10, 70, WORKERS), kernel(0, 5), copy(40, 44, bytes=4)),
         0: one_fetch(kernel(15, 20), copy(40, 50, bytes=4096)),
-        2: Absent("its file is damaged"),
+        2: "its file is damaged",
     }
-    table = dataloader_table(by_rank, DEFAULT_OPTIONS)
+    table = table_of(DATALOADER, by_rank)
     assert table.rows[:3] == (
         ("Fetch", 2, 80 * US, 40 * US, 60 * US, 20 * US, 0.4),
         ("rank 0", 1, 20 * US, 20 * US, 20 * US, 20 * US, 0.2),
@@ -297,15 +296,15 @@ def test_against_the_oracle(recording):
     written += [fetch(*span) for span in fetches]
     written += [event("cpu_op", "aten::stack", *span) for span in operators]
     written += [kernel(*span, stream=number) for number, span in enumerate(device)]
-    found = summarize(*written)
 
     inside = {point for begin, end in steps for point in range(begin, end)}
     busy = {point for begin, end in device for point in range(begin, end)}
     calls = [(begin, set(range(begin, end)) & inside) for begin, end in fetches]
     calls = [points for begin, points in calls if points or begin in inside]
     if not calls:
-        assert isinstance(found, Absent)
+        assert why_not(summarize, *written)
         return
+    found = summarize(*written)
     fetched = set().union(*calls)
     per_step = [len(fetched & set(range(begin, end))) for begin, end in steps]
     in_operators = sum(len(set(range(begin, end)) & fetched) for begin, end in operators if begin in fetched)
@@ -354,9 +353,9 @@ def test_resnet_equals_the_plugin(name, loading):
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )
 def test_newer_traces(name):
-    found = summarize_dataloader(build_timeline(load(name)))
+    found = fact_or_why(summarize_dataloader, build_timeline(load(name)))
     truth = reference(name, "stdlib")["dataloader_events"]
     if truth["n"]:
         assert (found.fetches.calls, found.fetches.total_ns) == (truth["n"], round(truth["dur_us"] * US))
     else:
-        assert "the trace has no fetches" in found.reason
+        assert "the trace has no fetches" in found

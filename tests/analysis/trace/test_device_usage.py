@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace import device_usage
 from lightning_modelprof.analysis.trace.device_usage import (
@@ -21,9 +20,9 @@ from lightning_modelprof.analysis.trace.device_usage import (
     summarize_device_usage,
 )
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.device_usage import device_usage_table
+from lightning_modelprof.report.tables.trace.device_usage import DEVICE_USAGE
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from tests.support.facts import table_of, why_not
 from tests.support.traces import load, make_trace, reference
 
 TENSOR = "volta_h884gemm"
@@ -95,13 +94,13 @@ def host_usage(cpu):
 
 def rows(by_rank):
     """Cells by column key, by the row's name, in order."""
-    table = device_usage_table(by_rank, DEFAULT_OPTIONS)
+    table = table_of(DEVICE_USAGE, by_rank)
     keys = [column.key for column in table.columns]
     return {row[0]: dict(zip(keys, row, strict=True)) for row in table.rows}
 
 
 def notes(by_rank):
-    return " ".join(device_usage_table(by_rank, DEFAULT_OPTIONS).notes)
+    return " ".join(table_of(DEVICE_USAGE, by_rank).notes)
 
 
 def test_figures_of_a_device():
@@ -398,7 +397,7 @@ def test_metadata_that_is_no_usage(ours):
 def test_ranks():
     first = usage(step(1, 0, 10), kernel(0, 5), **{TRACE_METADATA_KEY: {"cpu": CPU}})
     second = usage(step(1, 0, 10), kernel(0, 8, device=1))
-    lost = Absent("it was not found")
+    lost = "it was not found"
     table = rows({3: second, 0: first, 5: lost})
     assert list(table) == [
         "rank 0 CPU(Process)",
@@ -412,14 +411,13 @@ def test_ranks():
 
 
 def test_absent():
-    fact = usage(host("cpu_op", "aten::mm", 0, 5))
-    assert isinstance(fact, Absent)
-    table = device_usage_table({0: fact, 1: fact}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason) == ((), fact.reason)
+    reason = why_not(usage, host("cpu_op", "aten::mm", 0, 5))
+    table = table_of(DEVICE_USAGE, {0: reason, 1: reason})
+    assert (table.rows, table.absent_reason) == ((), reason)
 
 
 def test_units():
-    columns = device_usage_table({0: Absent("x")}, DEFAULT_OPTIONS).columns
+    columns = table_of(DEVICE_USAGE, {0: "x"}).columns
     ratios = ["utilization", "busy", "sm_efficiency", "occupancy", "occupancy_zero"]
     ratios += ["tensor_cores", "tensor_unknown"]
     assert [column.key for column in columns if column.unit is Unit.RATIO] == ratios

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.distributed import pool_collectives, summarize_distributed
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.distributed import collectives_table, distributed_table
+from lightning_modelprof.report.tables.trace.distributed import COLLECTIVES, DISTRIBUTED
 from lightning_modelprof.trace.reader import read_trace
+from tests.support.facts import fact_or_why, table_of, why_not
 from tests.support.traces import load, make_trace, reference
 
 US = 1000
@@ -114,7 +113,7 @@ def test_whole_trace_and_steps():
     assert microseconds(fact.whole) == (10, 8, 3, 7)
     assert microseconds(fact.in_steps) == (6, 8, 3, 3)
     assert (fact.base_ns, fact.num_steps) == (22 * US, 2)
-    table = distributed_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(DISTRIBUTED, {0: fact})
     assert table.rows == (
         ("ProfileStep", 22 * US, 1.0, 11 * US),
         ("Communication", 10 * US, 6 / 22, 3 * US),
@@ -135,7 +134,7 @@ def test_no_ratio_exceeds_the_whole_where_more_lies_outside_of_the_steps():
         kernel(NCCL, 101, 109, 40),
         kernel("gemm", 106, 110),
     )
-    rows = distributed_table({0: fact}, DEFAULT_OPTIONS).rows
+    rows = table_of(DISTRIBUTED, {0: fact}).rows
     assert [(row[0], row[1] // US, row[2]) for row in rows] == [
         ("ProfileStep", 10, 1.0),
         ("Communication", 40, 0.8),
@@ -148,7 +147,7 @@ def test_no_ratio_exceeds_the_whole_where_more_lies_outside_of_the_steps():
 @pytest.mark.parametrize("base", [[], [event("cpu_op", "aten::mm", 90, 130)]], ids=["device", "operators"])
 def test_ratios_without_steps_are_of_the_span_too(base):
     fact = fact_of(kernel(NCCL, 0, 100, 40), kernel("gemm", 100, 120), *base)
-    rows = distributed_table({0: fact}, DEFAULT_OPTIONS).rows
+    rows = table_of(DISTRIBUTED, {0: fact}).rows
     shares = (10 / 40, 20 / 40) if base else (100 / 120, 20 / 120)
     assert tuple(row[2] for row in rows[1:3]) == shares
 
@@ -172,7 +171,7 @@ def test_kernels_of_an_exchange_between_experts():
 def test_without_steps_the_base_is_the_device_or_the_operators():
     fact = fact_of(kernel(NCCL, 0, 10, 40), kernel("gemm", 5, 25))
     assert (fact.base, fact.base_ns, fact.in_steps, fact.num_steps) == ("device", 25 * US, None, 0)
-    assert distributed_table({0: fact}, DEFAULT_OPTIONS).rows[0] == (
+    assert table_of(DISTRIBUTED, {0: fact}).rows[0] == (
         "Span of the GPU events",
         25 * US,
         1.0,
@@ -180,13 +179,13 @@ def test_without_steps_the_base_is_the_device_or_the_operators():
     )
     fact = fact_of(kernel(NCCL, 0, 10, 40), event("cpu_op", "aten::mm", 2, 22))
     assert (fact.base, fact.base_ns, fact.in_steps) == ("operators", 20 * US, None)
-    assert distributed_table({0: fact}, DEFAULT_OPTIONS).rows[0][0] == "Span of the operators"
+    assert table_of(DISTRIBUTED, {0: fact}).rows[0][0] == "Span of the operators"
 
 
 def test_nothing_to_compare_with():
     fact = fact_of(event("user_annotation", "gloo:barrier", 0, 10))
     assert (fact.base, fact.base_ns) == (None, None)
-    table = distributed_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(DISTRIBUTED, {0: fact})
     assert table.rows[0] == ("Communication", 10 * US, None, None)
     assert table.depths == (0, 0, 0, 0)
 
@@ -207,7 +206,7 @@ def test_gloo_on_the_host():
         ("all_reduce", None, None): (2, 13, None),
         ("broadcast", None, None): (1, 1, None),
     }
-    table = distributed_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(DISTRIBUTED, {0: fact})
     assert [row[1] for row in table.rows] == [20 * US, 11 * US, None, None, None]
     assert len(table.notes) == 4
 
@@ -225,14 +224,12 @@ def test_gloo_with_a_device():
 def test_nccl_recorded_on_the_host_only():
     fact = fact_of(step(0, 0, 20), event("user_annotation", "nccl:all_reduce", 2, 8))
     assert (fact.source, fact.is_asynchronous) == ("host", True)
-    assert len(distributed_table({0: fact}, DEFAULT_OPTIONS).notes) == 5
+    assert len(table_of(DISTRIBUTED, {0: fact}).notes) == 5
 
 
 def test_nccl_without_a_kernel_that_communicates():
     asked = event("user_annotation", "nccl:all_reduce", 2, 8)
-    fact = fact_of(step(0, 0, 20), asked, kernel("gemm", 3, 9))
-    assert isinstance(fact, Absent)
-    assert "single-process" in fact.reason
+    assert "single-process" in why_not(fact_of, step(0, 0, 20), asked, kernel("gemm", 3, 9))
     beside = fact_of(step(0, 0, 20), asked, kernel("gemm", 3, 9), event("cpu_op", "gloo:barrier", 7, 11, 2))
     assert (microseconds(beside.whole), beside.is_asynchronous) == ((4, 6, 2, 2), False)
 
@@ -257,9 +254,9 @@ def test_why_no_kernel_communicates(group_size, info, is_several):
         kernel("gemm", 3, 9),
     ]
     metadata = {} if info is None else {"distributedInfo": info}
-    fact = summarize_distributed(build_timeline(make_trace(events, **metadata)))
-    assert ("was recognized" in fact.reason) == is_several
-    assert ("single-process" in fact.reason) != is_several
+    reason = why_not(summarize_distributed, build_timeline(make_trace(events, **metadata)))
+    assert ("was recognized" in reason) == is_several
+    assert ("single-process" in reason) != is_several
 
 
 def launched(host, name, device_time=40):
@@ -304,10 +301,8 @@ def test_kernels_launched_in_a_backends_range_communicate(host, name, collective
     ],
 )
 def test_other_kernels_launched_beside_communication_do_not(host, name):
-    events = launched(host, name)
-    if isinstance(events, Absent):
-        return
-    assert events.source == "host"  # gloo's own ranges
+    fact = fact_or_why(launched, host, name)
+    assert isinstance(fact, str) or fact.source == "host"  # gloo's own ranges
 
 
 @pytest.mark.parametrize(
@@ -330,9 +325,7 @@ def test_kernels_that_communicate_by_their_names(name):
 
 
 def test_calls_of_symmetric_memory_alone():
-    calls = fact_of(event("cpu_op", "symm_mem::one_shot_all_reduce", 0, 5))
-    assert isinstance(calls, Absent)
-    assert "symm_mem" in calls.reason
+    assert "symm_mem" in why_not(fact_of, event("cpu_op", "symm_mem::one_shot_all_reduce", 0, 5))
 
 
 def test_the_time_between_windows_is_in_no_ratio():
@@ -343,7 +336,7 @@ def test_the_time_between_windows_is_in_no_ratio():
         kernel(NCCL, 1_005, 1_010, 40),
     )
     assert (fact.base, fact.base_ns, fact.num_steps) == ("steps", 40 * US, 4)
-    table = distributed_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(DISTRIBUTED, {0: fact})
     assert table.rows[0] == ("ProfileStep", 40 * US, 1.0, 10 * US)
     assert table.rows[1] == ("Communication", 10 * US, 0.25, 2.5 * US)
     assert "2 separate ranges, and no ratio includes the time in between" in " ".join(table.notes)
@@ -356,19 +349,18 @@ def test_host_ranges_do_not_count_beside_kernels():
 
 
 def test_no_communication():
-    single = fact_of(
+    single = why_not(
+        fact_of,
         step(0, 0, 20),
         event("cpu_op", "aten::broadcast_tensors", 1, 5),
         event("cpu_op", "aten::all", 5, 6),
         kernel("void broadcast_kernel<float>()", 2, 9),
     )
-    assert single == Absent("the trace has no communication")
-    assert fact_of() == single
-    calls = fact_of(event("cpu_op", "c10d::allreduce_", 0, 5))
-    assert isinstance(calls, Absent)
-    assert "c10d" in calls.reason
-    for table in (distributed_table, collectives_table):
-        made = table({0: single, 1: single}, DEFAULT_OPTIONS)
+    assert single == "the trace has no communication"
+    assert why_not(fact_of) == single
+    assert "c10d" in why_not(fact_of, event("cpu_op", "c10d::allreduce_", 0, 5))
+    for kind in (DISTRIBUTED, COLLECTIVES):
+        made = table_of(kind, {0: single, 1: single})
         assert (made.rows, made.absent_reason) == ((), "the trace has no communication")
         assert made.notes == ()
 
@@ -471,12 +463,12 @@ def two_ranks():
         kernel(NCCL, 2, 12, 40, **PARAMS),
         kernel("ncclDevKernel_Broadcast(x)", 15, 20),
     )
-    return {1: second, 0: first, 2: Absent("the trace has no communication")}
+    return {1: second, 0: first, 2: "the trace has no communication"}
 
 
 def test_several_ranks():
     ranks = two_ranks()
-    table = distributed_table(ranks, DEFAULT_OPTIONS)
+    table = table_of(DISTRIBUTED, ranks)
     assert [row[0] for row in table.rows] == [
         f"rank {rank} {part}"
         for rank in (0, 1)
@@ -485,7 +477,7 @@ def test_several_ranks():
     assert [row[1] // US for row in table.rows] == [20, 4, 4, 2, 2, 40, 15, 0, 0, 15]
     assert table.notes[-1] == "Without rank 2: the trace has no communication."
     # All-reduce: 4 on rank 0 and 10 on rank 1, of 400 bytes each.
-    pooled = collectives_table(ranks, DEFAULT_OPTIONS)
+    pooled = table_of(COLLECTIVES, ranks)
     assert pooled.rows == (
         ("all_reduce", "default_pg", 2, 2, 14 * US, 7 * US, 10 * US, 4 * US, 800),
         ("broadcast", None, None, 1, 5 * US, 5 * US, 5 * US, 5 * US, None),
@@ -510,12 +502,13 @@ KINDS = [
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 30), st.integers(0, 12)), max_size=10))
 def test_against_the_oracle(drawn):
     events = [(cat, name, begin, begin + size) for (cat, name), begin, size in drawn]
-    fact = fact_of(*(event(*one, tid=index, device=0) for index, one in enumerate(events)))
+    made = [event(*one, tid=index, device=0) for index, one in enumerate(events)]
     on_device = [one for one in events if one[1] == NCCL]
     communicating = on_device or [one for one in events if one[1].startswith("gloo:")]
     if not communicating:
-        assert isinstance(fact, Absent)
+        assert why_not(fact_of, *made)
         return
+    fact = fact_of(*made)
     kernels = [one for one in events if one[0] == "kernel"]
     computing = [one for one in kernels if one[1] != NCCL]
     counts = [0, 0, 0, 0]
@@ -547,15 +540,14 @@ def test_real_trace(name):
 
 @pytest.mark.parametrize("name", ["mi250_toy", "v100_resnet50_workers0", "a100_alexnet"])
 def test_real_trace_of_one_process(name):
-    assert summarize_distributed(build_timeline(load(name))) == Absent("the trace has no communication")
+    assert why_not(summarize_distributed, build_timeline(load(name))) == "the trace has no communication"
 
 
 def test_real_trace_of_a_job_of_one_process():
     """Its host asks NCCL for all-reduces in a group of one, for which NCCL needs no kernel."""
     assert reference("v100_ns_resolution", "stdlib")["comm_union_us"] == 0
-    fact = summarize_distributed(build_timeline(load("v100_ns_resolution")))
-    assert isinstance(fact, Absent)
-    assert "single-process" in fact.reason
+    timeline = build_timeline(load("v100_ns_resolution"))
+    assert "single-process" in why_not(summarize_distributed, timeline)
 
 
 def test_collectives_of_real_traces():
@@ -626,6 +618,6 @@ def test_two_ranks_of_gloo(tmp_path):
         assert sum(calls.values()) == len(gloo)
         longest = max(one["dur"] for one in gloo)
         assert longest <= fact.whole.communication_ns / US <= sum(one["dur"] for one in gloo) + 0.001
-    table = distributed_table(ranks, DEFAULT_OPTIONS)
+    table = table_of(DISTRIBUTED, ranks)
     assert len(table.rows) == 10
     assert all(row[1] is None for row in table.rows if not row[0].endswith(("ProfileStep", "Communication")))

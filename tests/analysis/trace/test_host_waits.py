@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import NO_DEVICE
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.host_waits import (
     NO_STEP_RANGES,
     pool_host_waits,
     summarize_host_waits,
 )
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.host_waits import host_waits_table
+from lightning_modelprof.report.tables.trace.host_waits import HOST_WAITS
+from tests.support.facts import fact_or_why, table_of, why_not
 from tests.support.traces import event, make_trace
 
 US = 1000
@@ -405,8 +405,8 @@ def test_a_driver_s_call_inside_of_a_runtime_s_is_the_same_wait():
 
 
 def test_absent():
-    assert fact_of(step(1, 0, 100), event("cpu_op", "aten::mm", 10, 20)) == NO_DEVICE
-    assert fact_of(event("cpu_op", "aten::mm", 10, 20), *kernel(11, 12, 30, 1)) == NO_STEP_RANGES
+    assert why_not(fact_of, step(1, 0, 100), event("cpu_op", "aten::mm", 10, 20)) == NO_DEVICE
+    assert why_not(fact_of, event("cpu_op", "aten::mm", 10, 20), *kernel(11, 12, 30, 1)) == NO_STEP_RANGES
 
 
 def test_ranks_together():
@@ -431,7 +431,7 @@ def test_the_table_sums_to_the_idle_time():
         *kernel(13002, 13002, 14000, 3),
         *kernel(13500, 15000, 20000, 4),
     )
-    table = host_waits_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(HOST_WAITS, {0: fact})
     causes = {row[0]: row[5] / US for row in table.rows}
     assert causes == {
         "Idle": 4000,
@@ -443,7 +443,7 @@ def test_the_table_sums_to_the_idle_time():
     }
     assert table.depths == (0, 1, 1, 2, 1, 1)
     assert table.rows[3] == ("aten::item", "copy to CPU, pinned", "my loss", 1, 7997 * US, 2500 * US, 0.125)
-    assert host_waits_table({0: NO_DEVICE}, DEFAULT_OPTIONS).absent_reason == NO_DEVICE.reason
+    assert table_of(HOST_WAITS, {0: NO_DEVICE}).absent_reason == NO_DEVICE
 
 
 # Against a device that is simulated
@@ -522,8 +522,8 @@ def test_no_time_is_counted_twice_in_any_trace(parts, num_steps):
             events.append(wait(begin, begin + length, tid))
         else:
             events.append(event("user_annotation", FETCH, begin, begin + length, tid))
-    fact = fact_of(*events)
-    if isinstance(fact, type(NO_DEVICE)):
+    fact = fact_or_why(fact_of, *events)
+    if isinstance(fact, str):
         return
     assert 0 <= fact.launch_ns <= fact.late_ns
     assert fact.fetch_ns >= 0

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.idle import KERNEL_GAP_NS, summarize_idle
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.idle import idle_table
+from lightning_modelprof.report.tables.trace.idle import IDLE
+from tests.support.facts import table_of, why_not
 from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
@@ -92,7 +92,7 @@ def test_unknown_launch():
     fact = fact_of(work(0, 10), work(12, 20), work(25, 30, 77))
     (device,) = fact.devices
     assert (microseconds(device.other), device.num_unknown) == ((2, 7), 2)
-    table = idle_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(IDLE, {0: fact})
     assert table.notes[-1].startswith("2 gaps are in Other")
     assert len(table.notes) == 5
 
@@ -152,7 +152,7 @@ def test_events_of_length_zero():
     assert (microseconds(device.host_wait), microseconds(device.other)) == ((1, 10), (1, 10))
     nothing = one_device(work(4, 4))
     assert (nothing.span_ns, nothing.busy_ns, nothing.idle.calls) == (0, 0, 0)
-    rows = idle_table({0: fact_of(work(4, 4))}, DEFAULT_OPTIONS).rows
+    rows = table_of(IDLE, {0: fact_of(work(4, 4))}).rows
     assert rows[0] == ("Busy", 0, None, None, 0, None, None, None)
 
 
@@ -167,14 +167,14 @@ def test_no_gaps():
 
 
 def test_no_device():
-    assert fact_of(event("cpu_op", "aten::mm", 0, 10)) == NO_DEVICE
-    table = idle_table({0: NO_DEVICE}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason, table.notes) == ((), NO_DEVICE.reason, ())
+    assert why_not(fact_of, event("cpu_op", "aten::mm", 0, 10)) == NO_DEVICE
+    table = table_of(IDLE, {0: NO_DEVICE})
+    assert (table.rows, table.absent_reason, table.notes) == ((), NO_DEVICE, ())
 
 
 def test_table():
     fact = fact_of(work(0, 10), launch(20, 1), work(25, 30, 1), launch(21, 2), work(40, 50, 2))
-    table = idle_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(IDLE, {0: fact})
     # Busy 25 of 50; the host is late by 15, and 10 lie between queued kernels.
     assert tuple((row[0], *row[3:]) for row in table.rows) == (
         ("Busy", None, 25 * US, None, None, 0.5),
@@ -192,7 +192,7 @@ def test_in_the_steps():
     """A step from 20 to 60: busy 5 + 10; late until 25, and for 10 at the end; a kernel gap of 10."""
     step = event("user_annotation", "ProfilerStep#1", 20, 60)
     fact = fact_of(step, work(0, 10), launch(20, 1), work(25, 30, 1), launch(29, 2), work(40, 50, 2))
-    rows = {row[0]: row[1:3] for row in idle_table({0: fact}, DEFAULT_OPTIONS).rows}
+    rows = {row[0]: row[1:3] for row in table_of(IDLE, {0: fact}).rows}
     assert rows == {
         "Busy": (15 * US, 15 / 40),
         "Idle": (25 * US, 25 / 40),
@@ -217,15 +217,15 @@ def test_a_fetch_in_the_steps():
 def test_devices_and_ranks_have_rows_of_their_own():
     two = fact_of(work(0, 10, device=3), work(20, 30, device=3), work(5, 12, device=1))
     assert [(device.device, device.span_ns // US) for device in two.devices] == [(1, 7), (3, 30)]
-    names = [row[0] for row in idle_table({0: two}, DEFAULT_OPTIONS).rows]
+    names = [row[0] for row in table_of(IDLE, {0: two}).rows]
     assert (names[0], names[6], names[7], names[8]) == (
         "GPU 1 Busy",
         "GPU 1 Other",
         "GPU 3 Busy",
         "GPU 3 Idle",
     )
-    ranks = {1: fact_of(work(0, 10)), 0: two, 2: Absent("the trace has no device events")}
-    table = idle_table(ranks, DEFAULT_OPTIONS)
+    ranks = {1: fact_of(work(0, 10)), 0: two, 2: "the trace has no device events"}
+    table = table_of(IDLE, ranks)
     assert [row[0] for row in table.rows][::7] == [
         "rank 0 GPU 1 Busy",
         "rank 0 GPU 3 Busy",

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.kernels import pool_kernels, summarize_kernels
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
-from lightning_modelprof.report.tables.trace.kernels import kernels_table
+from lightning_modelprof.report.tables.trace.kernels import KERNELS
+from tests.support.facts import table_of, why_not
 from tests.support.traces import load, make_trace, reference
 
 US = 1000
@@ -66,7 +67,7 @@ def summary(*events):
 
 def rows(fact, options=DEFAULT_OPTIONS):
     """Cells by column key, by the kernel's name, in order."""
-    table = kernels_table(fact if isinstance(fact, dict) else {0: fact}, options)
+    table = table_of(KERNELS, fact if isinstance(fact, dict) else {0: fact}, options)
     keys = [column.key for column in table.columns]
     return {row[0]: dict(zip(keys, row, strict=True)) for row in table.rows}
 
@@ -261,27 +262,25 @@ def test_ranks_are_pooled():
 
 
 def test_absent():
-    assert summary(host("cpu_op", "aten::mm", 0, 5)) is NO_DEVICE
+    assert why_not(summary, host("cpu_op", "aten::mm", 0, 5)) == NO_DEVICE
     copy = kernel("Memcpy HtoD (Pinned -> Device)", 0, 5) | {"cat": "gpu_memcpy"}
-    only_copies = summary(copy)
-    assert isinstance(only_copies, Absent)
-    assert "no kernels" in only_copies.reason
-    table = kernels_table({0: NO_DEVICE, 1: NO_DEVICE}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason) == ((), NO_DEVICE.reason)
-    some = kernels_table({0: summary(kernel("a", 0, 5)), 3: NO_DEVICE}, DEFAULT_OPTIONS)
+    assert "no kernels" in why_not(summary, copy)
+    table = table_of(KERNELS, {0: NO_DEVICE, 1: NO_DEVICE})
+    assert (table.rows, table.absent_reason) == ((), NO_DEVICE)
+    some = table_of(KERNELS, {0: summary(kernel("a", 0, 5)), 3: NO_DEVICE})
     assert [row[0] for row in some.rows] == ["a"]
-    assert f"Without rank 3: {NO_DEVICE.reason}." in some.notes
+    assert f"Without rank 3: {NO_DEVICE}." in some.notes
 
 
 def test_notes_on_estimates():
-    with_estimates = kernels_table({0: summary(kernel("a", 0, 5, **estimates(1, 0)))}, DEFAULT_OPTIONS)
-    without = kernels_table({0: summary(kernel("a", 0, 5))}, DEFAULT_OPTIONS)
+    with_estimates = table_of(KERNELS, {0: summary(kernel("a", 0, 5, **estimates(1, 0)))})
+    without = table_of(KERNELS, {0: summary(kernel("a", 0, 5))})
     assert not any("weren't recorded" in note for note in with_estimates.notes)
     assert any("weren't recorded" in note for note in without.notes)
 
 
 def test_units():
-    units = {column.key: column.unit for column in kernels_table({0: NO_DEVICE}, DEFAULT_OPTIONS).columns}
+    units = {column.key: column.unit for column in table_of(KERNELS, {0: NO_DEVICE}).columns}
     assert units["device_total_ns"] is Unit.DURATION_NS
     assert units["device_ratio"] is units["occupancy"] is Unit.RATIO
     assert units["blocks_per_sm"] is units["num_operators"] is units["calls"] is Unit.COUNT

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import NO_DEVICE, Absent
+from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.launches import (
     NO_KERNELS,
@@ -19,7 +19,8 @@ from lightning_modelprof.analysis.trace.launches import (
     waits_for_device,
 )
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.launches import launches_table, runtime_calls_table
+from lightning_modelprof.report.tables.trace.launches import LAUNCHES, RUNTIME_CALLS
+from tests.support.facts import table_of, why_not
 from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
@@ -104,12 +105,12 @@ def test_graph_launch_counts_once():
     )
     assert (fact.calls.count, fact.calls.total_ns, fact.num_graph_calls) == (2, 14 * US, 1)
     assert (fact.linked.count, fact.delay.median_ns) == (4, 2 * US)
-    notes = launches_table({0: fact}, DEFAULT_OPTIONS).notes
+    notes = table_of(LAUNCHES, {0: fact}).notes
     assert len(notes) == 4
     assert notes[-1].startswith("1 call launched more than one kernel")
     assert not any("use CUDA graphs" in note for note in notes)  # they are used
-    plain = launches_table(
-        {0: summarize_launches(timeline_of(call(0, 4, 1), kernel(4, 9, 1)))}, DEFAULT_OPTIONS
+    plain = table_of(
+        LAUNCHES, {0: summarize_launches(timeline_of(call(0, 4, 1), kernel(4, 9, 1)))}, DEFAULT_OPTIONS
     )
     assert any("enlarge batches or use CUDA graphs." in note for note in plain.notes)
 
@@ -126,25 +127,26 @@ def test_without_launches():
     fact = summarize_launches(timeline_of(kernel(0, 5), kernel(5, 15)))
     assert (fact.unlinked.count, fact.calls.count, fact.delay.median_ns) == (2, 0, None)
     assert fact.shorter_ratio is None
-    rows = {row[0]: row[1:] for row in launches_table({0: fact}, DEFAULT_OPTIONS).rows}
+    rows = {row[0]: row[1:] for row in table_of(LAUNCHES, {0: fact}).rows}
     assert rows["Known launch"][:2] == (0, 0.0)
     assert rows["Shorter than their launch"][:2] == (0, None)
     assert rows["Launch call"] == (0, *[None] * 7)
 
 
 def test_absent():
-    assert summarize_launches(timeline_of(event("cpu_op", "aten::mm", 0, 5))) == NO_DEVICE
-    assert summarize_launches(timeline_of(kernel(0, 5, cat="gpu_memcpy"))) == NO_KERNELS
-    assert summarize_runtime_calls(timeline_of(event("cpu_op", "aten::mm", 0, 5))) == NO_RUNTIME_CALLS
+    on_host = timeline_of(event("cpu_op", "aten::mm", 0, 5))
+    assert why_not(summarize_launches, on_host) == NO_DEVICE
+    assert why_not(summarize_launches, timeline_of(kernel(0, 5, cat="gpu_memcpy"))) == NO_KERNELS
+    assert why_not(summarize_runtime_calls, on_host) == NO_RUNTIME_CALLS
     for table, reason in (
-        (launches_table({0: NO_DEVICE}, DEFAULT_OPTIONS), NO_DEVICE.reason),
-        (runtime_calls_table({0: NO_RUNTIME_CALLS}, DEFAULT_OPTIONS), NO_RUNTIME_CALLS.reason),
+        (table_of(LAUNCHES, {0: NO_DEVICE}), NO_DEVICE),
+        (table_of(RUNTIME_CALLS, {0: NO_RUNTIME_CALLS}), NO_RUNTIME_CALLS),
     ):
         assert (table.rows, table.depths, table.absent_reason, table.notes) == ((), (), reason, ())
 
 
 def test_launches_table():
-    table = launches_table({0: summarize_launches(four_launches())}, DEFAULT_OPTIONS)
+    table = table_of(LAUNCHES, {0: summarize_launches(four_launches())})
     assert [(depth, *row[:4]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Kernel time", 4, 1.0, 39 * US),
         (1, "At most 5 µs", 2, 0.5, 9 * US),
@@ -161,8 +163,8 @@ def test_launches_table():
 
 
 def test_launches_of_several_ranks():
-    ranks = {1: summarize_launches(four_launches()), 0: Absent("the trace has no kernels")}
-    table = launches_table(ranks, DEFAULT_OPTIONS)
+    ranks = {1: summarize_launches(four_launches()), 0: "the trace has no kernels"}
+    table = table_of(LAUNCHES, ranks)
     assert len(table.rows) == 9
     assert all(row[0].startswith("rank 1 ") for row in table.rows)
     assert table.notes[-1] == "Without rank 0: the trace has no kernels."
@@ -187,7 +189,7 @@ def test_runtime_calls():
         ("cudaMemcpy", 1, 4, True),
     ]
     assert (fact.total.total_ns, fact.waiting.total_ns) == (30 * US, 24 * US)
-    table = runtime_calls_table({0: fact}, DEFAULT_OPTIONS)
+    table = table_of(RUNTIME_CALLS, {0: fact})
     assert table.rows == (
         ("All calls", 4, 30 * US, 7.5 * US, 20 * US, 2 * US, 1.0, 24 * US),
         ("cudaStreamSynchronize", 1, 20 * US, 20 * US, 20 * US, 20 * US, 20 / 30, 20 * US),
@@ -198,7 +200,7 @@ def test_runtime_calls():
 
 
 def test_no_call_that_waits():
-    table = runtime_calls_table({0: summarize_runtime_calls(timeline_of(call(0, 0)))}, DEFAULT_OPTIONS)
+    table = table_of(RUNTIME_CALLS, {0: summarize_runtime_calls(timeline_of(call(0, 0)))})
     assert table.rows[0] == ("All calls", 1, 0, 0.0, 0, 0, None, 0)
 
 
@@ -206,7 +208,7 @@ def test_runtime_calls_of_several_ranks():
     """Ranks are added up: three times the launches of 4 and 2, and one of 10."""
     more = summarize_runtime_calls(timeline_of(call(0, 10), call(20, 40, name="hipFree")))
     ranks = {0: summarize_runtime_calls(some_calls()), 1: more, 2: NO_RUNTIME_CALLS}
-    table = runtime_calls_table(ranks, DEFAULT_OPTIONS)
+    table = table_of(RUNTIME_CALLS, ranks)
     assert [row[:6] for row in table.rows] == [
         ("All calls", 6, 60 * US, 10 * US, 20 * US, 2 * US),
         ("cudaStreamSynchronize", 1, 20 * US, 20 * US, 20 * US, 20 * US),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.trace_checks import count_kernel_launches, pool_kernel_launches
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
-from lightning_modelprof.report.build import diagnose
-from lightning_modelprof.report.build_trace import diagnose_traces
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Status
+from lightning_modelprof.report.rules.engine import diagnose, diagnose_traces
 from lightning_modelprof.run.records import Window
 from tests.support.diagnosed import analysis_of, steps_of
 from tests.support.traces import event, make_trace
@@ -57,8 +54,7 @@ def numbers(fact):
 
 
 def verdict_of(events):
-    verdict, findings = diagnose_traces([analyze_trace(make_trace(events))])
-    return verdict, findings
+    return diagnose_traces(JobFacts([TraceFacts(make_trace(events))]))
 
 
 def test_a_capture_is_no_verdict():
@@ -158,17 +154,17 @@ def test_ranks_together():
     whole, capture = lost(steps_with((10, 10))), lost(steps_with((10, 0), (10, 10)))
     both = pool_kernel_launches([whole, capture])
     assert (*numbers(both), both.steps) == (30, 10, 20, (0,))
-    facts = [analyze_trace(make_trace(steps_with((100, recorded)))) for recorded in (30, 2)]
+    facts = JobFacts(TraceFacts(make_trace(steps_with((100, recorded)))) for recorded in (30, 2))
     assert diagnose_traces(facts)[0].summary.startswith("168 of 200 kernel launches")
 
 
 def test_a_run_s_window_without_its_kernels_says_nothing_of_the_device():
     """The host's clock still does: here nothing on it stands out."""
     for recorded, is_told in ((100, True), (2, False)):
-        facts = analyze_trace(make_trace(steps_with((100, recorded), (100, recorded))))
-        analysis = analysis_of(steps_of(forward=15), device_type="cuda")
-        window = WindowFacts(window=Window(index=0, first_step=0, last_step=1), facts=facts)
-        verdict, findings = diagnose(replace(analysis, windows=(window,)))
+        trace = TraceFacts(make_trace(steps_with((100, recorded), (100, recorded))))
+        window = Window(index=0, first_step=0, last_step=1)
+        run = {"windows": (window,), "facts": {0: trace}, "device_type": "cuda"}
+        verdict, findings = diagnose(analysis_of(steps_of(forward=15), **run))
         late = next(one for one in findings if one.kind == "launch_bound")
         assert (late.status is not Status.NOT_EVALUATED) == is_told
         assert (verdict.kind != "cannot_tell") == is_told

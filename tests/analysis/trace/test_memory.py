@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.memory import NOBODY, summarize_memory
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.memory import memory_table
+from lightning_modelprof.report.tables.trace.memory import MEMORY
+from tests.support.facts import table_of, why_not
 from tests.support.traces import load, make_trace, reference
 
 CPU, CUDA = 0, 1
@@ -173,10 +172,10 @@ def test_device_names(device_type, device, name):
 
 
 def test_absent():
-    found = summarize(event("aten::a", 0, 100))
-    assert found == Absent("memory wasn't recorded; set profile_memory=True")
-    table = memory_table({0: found}, DEFAULT_OPTIONS)
-    assert (table.rows, table.absent_reason) == ((), found.reason)
+    reason = why_not(summarize, event("aten::a", 0, 100))
+    assert reason == "memory wasn't recorded; set profile_memory=True"
+    table = table_of(MEMORY, {0: reason})
+    assert (table.rows, table.absent_reason) == ((), reason)
 
 
 def two_devices():
@@ -190,7 +189,7 @@ def two_devices():
 
 
 def test_table():
-    table = memory_table({0: two_devices()}, DEFAULT_OPTIONS)
+    table = table_of(MEMORY, {0: two_devices()})
     assert [column.unit for column in table.columns[1:3]] == [Unit.COUNT] * 2
     assert {column.unit for column in table.columns[3:]} == {Unit.BYTES}
     assert list(zip(table.depths, table.rows, strict=True)) == [
@@ -206,7 +205,7 @@ def test_table():
 
 def test_table_of_several_ranks():
     unknown = summarize(event("aten::a", 0, 9), memory(5, 1))
-    table = memory_table({2: unknown, 0: two_devices(), 1: Absent("no memory")}, DEFAULT_OPTIONS)
+    table = table_of(MEMORY, {2: unknown, 0: two_devices(), 1: "no memory"})
     names = [row[0] for row, depth in zip(table.rows, table.depths, strict=True) if depth == 0]
     assert names == ["rank 0 CPU", "rank 0 GPU 0", "rank 2 GPU 0"]
     assert "Without rank 1: no memory." in table.notes

@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.trace.model_summary import NO_RANGES, NO_STEPS, pool_model_summaries
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.trace.model_summary import model_summary_table, window_model_summary
+from lightning_modelprof.report.tables.trace.model_summary import MODEL_SUMMARY, window_model_summary
 from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.trace.reader import read_trace
+from tests.support.facts import ranks_with, table_of, why_not
 from tests.support.traces import make_trace, summarize
 
 MS = 1_000_000
@@ -175,13 +176,13 @@ def test_recorded_steps_limit_the_window():
     assert summary.step_numbers == (7,)
     assert (rows["forward"].calls, rows["forward"].host_total_ns) == (1, 7 * MS)
     for none in ([], [99]):
-        assert summarize(recorded(none).trace()) == NO_STEPS
+        assert why_not(summarize, recorded(none).trace()) == NO_STEPS
 
 
 def test_trace_without_steps_says_so():
-    assert summarize(Recording().phase("forward", 1, 2).trace()) == NO_RANGES
-    assert summarize(Recording().add("aten::mm", 1, 2, cat="cpu_op").trace()) == NO_RANGES
-    assert summarize(Recording().trace()) == NO_RANGES
+    assert why_not(summarize, Recording().phase("forward", 1, 2).trace()) == NO_RANGES
+    assert why_not(summarize, Recording().add("aten::mm", 1, 2, cat="cpu_op").trace()) == NO_RANGES
+    assert why_not(summarize, Recording().trace()) == NO_RANGES
 
 
 def test_calls_begin_in_a_step_and_time_is_clipped():
@@ -318,9 +319,15 @@ def window(index=0, status=WindowStatus.COMPLETE, note=""):
     return Window(index=index, first_step=3, last_step=6, status=status, note=note)
 
 
+def of_window(window, summary=None, note=""):
+    """The table; without a summary that of a window without a trace."""
+    facts = None if summary is None else ranks_with("model_summary", {0: summary})[0]
+    return window_model_summary(WindowFacts(window=window, facts=facts, trace_note=note))
+
+
 def test_table():
     summary, _ = rows_of(paddle_demo())
-    table = window_model_summary(window(status=WindowStatus.PARTIAL, note="training ended."), summary)
+    table = of_window(window(status=WindowStatus.PARTIAL, note="training ended."), summary)
     assert table.id == "model_summary"
     assert table.title == "Model Summary (steps 3 to 4)"
     assert [column.group for column in table.columns] == [None, None, *["CPU"] * 5, *["GPU"] * 5]
@@ -333,16 +340,16 @@ def test_table():
 
 def test_table_without_device_or_summary():
     summary, _ = rows_of(Recording().step(4, 0, 10).phase("forward", 2, 5))
-    table = window_model_summary(window(index=2), summary)
+    table = of_window(window(index=2), summary)
     assert table.id == "model_summary_2"
     assert table.title == "Model Summary (step 4)"
     assert table.rows[1][7:] == (None,) * 5
     assert "are dashes" in table.notes[-1]
-    assert window_model_summary(window(), summary, "a caveat").notes[-1] == "a caveat"
-    absent = window_model_summary(window(note="not reached"), None)
+    assert of_window(window(), summary, "a caveat").notes[-1] == "a caveat"
+    absent = of_window(window(note="not reached"))
     assert (absent.rows, absent.absent_reason) == ((), "not reached")
-    assert window_model_summary(window(), None, "why").absent_reason == "why"
-    assert window_model_summary(window(), None).absent_reason
+    assert of_window(window(), None, "why").absent_reason == "why"
+    assert of_window(window()).absent_reason
 
 
 def test_contract_with_kineto(tmp_path):
@@ -377,7 +384,7 @@ def test_contract_with_kineto(tmp_path):
 def test_a_window_of_any_length_is_named_without_counting_it_out():
     asked = replace(window(status=WindowStatus.PARTIAL), first_step=0, last_step=10**15)
     summary, _ = rows_of(paddle_demo())
-    table = window_model_summary(asked, summary)
+    table = of_window(asked, summary)
     assert any(f"steps 0 to {10**15} were requested" in note for note in table.notes)
 
 
@@ -474,23 +481,23 @@ def test_one_rank_is_not_pooled():
 
 
 def test_table_of_ranks():
-    by_rank = {0: summarize(rank_0().trace()), 1: summarize(rank_1().trace()), 2: Absent("rank 2 slept")}
-    table = model_summary_table(by_rank, OPTIONS)
+    by_rank = {0: summarize(rank_0().trace()), 1: summarize(rank_1().trace()), 2: "rank 2 slept"}
+    table = table_of(MODEL_SUMMARY, by_rank)
     assert (table.id, table.title) == ("model_summary", "Model Summary (steps 3 to 4)")
     assert table.rows[0][:4] == ("ProfileStep", 3, 250 * MS, 250 * MS / 3)
     assert table.rows[2][7:] == (34 * MS, 34 * MS / 3, 24 * MS, 2 * MS, 1.0)
     assert "Without rank 2: rank 2 slept." in table.notes
     assert table.notes[0] == "Covers steps 3 to 4 (3 in total)."
 
-    alone = model_summary_table({0: by_rank[0]}, OPTIONS)
-    assert alone.rows == window_model_summary(window(), by_rank[0]).rows
+    alone = table_of(MODEL_SUMMARY, {0: by_rank[0]})
+    assert alone.rows == of_window(window(), by_rank[0]).rows
     assert not [note for note in alone.notes if "rank" in note]
 
-    absent = model_summary_table({0: Absent("no reason"), 1: NO_RANGES}, OPTIONS)
-    assert (absent.rows, absent.absent_reason) == ((), f"no reason; {NO_RANGES.reason}")
+    absent = table_of(MODEL_SUMMARY, {0: "no reason", 1: NO_RANGES})
+    assert (absent.rows, absent.absent_reason) == ((), f"no reason; {NO_RANGES}")
 
 
 def test_window_whose_trace_has_no_summary():
-    table = window_model_summary(window(), NO_STEPS)
-    assert (table.rows, table.absent_reason) == ((), NO_STEPS.reason)
+    table = of_window(window(), NO_STEPS)
+    assert (table.rows, table.absent_reason) == ((), NO_STEPS)
     assert table.title == "Model Summary (steps 3 to 6)"

@@ -12,20 +12,21 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.intervals import length, subtract, union
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.operator_costs import flops_of, is_user_frame, pool_operators
 from lightning_modelprof.analysis.trace.operators import summarize_operators
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions, parse_sort_key
 from lightning_modelprof.report.tables.trace.operators import (
     NO_OPERATOR,
-    operator_by_shape_table,
-    operators_table,
+    OPERATORS,
+    OPERATORS_BY_SHAPE,
 )
 from lightning_modelprof.trace.model import Category, InputShapes
 from lightning_modelprof.trace.reader import read_trace
+from tests.support.facts import table_of, why_not
 from tests.support.traces import load, make_trace, reference
 
 US = 1000
@@ -189,15 +190,11 @@ def test_empty_operators():
 
 
 def test_no_operators():
-    fact = summarize(kernel("k", 0, 5, 1))
-    assert isinstance(fact, Absent)
-    table = operators_table({0: fact}, DEFAULT)
-    assert table.rows == ()
-    assert "ProfilerActivity.CPU" in table.absent_reason
+    assert "ProfilerActivity.CPU" in why_not(summarize, kernel("k", 0, 5, 1))
 
 
 def test_table_without_device():
-    table = operators_table({0: summarize(op("f", 0, 10), op("g", 20, 30))}, DEFAULT)
+    table = table_of(OPERATORS, {0: summarize(op("f", 0, 10), op("g", 20, 30))})
     for row in cells(table).values():
         assert all(value is None for key, value in row.items() if key.startswith("device"))
         assert row["host_ratio"] == 0.5
@@ -208,7 +205,7 @@ def test_table_without_device():
 
 
 def test_table():
-    rows = cells(operators_table({0: summarize(*SMALL)}, DEFAULT))
+    rows = cells(table_of(OPERATORS, {0: summarize(*SMALL)}))
     assert list(rows) == ["aten::addmm", "aten::linear", NO_OPERATOR]  # GPU total 85, 62
     addmm = rows["aten::addmm"]
     assert [addmm[f"host_{key}_ns"] for key in ("total", "self", "avg", "max", "min")] == [
@@ -234,7 +231,7 @@ def test_table():
 
 
 def test_details():
-    table = operators_table({0: summarize(*SMALL)}, TableOptions(op_detail=True, sorted_by="cpu_total"))
+    table = table_of(OPERATORS, {0: summarize(*SMALL)}, TableOptions(op_detail=True, sorted_by="cpu_total"))
     assert [(depth, row[0]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "aten::addmm"),  # 100 us as linear, but g comes before l
         (1, "gemm"),
@@ -258,7 +255,7 @@ def test_sections_by_thread():
         *SMALL,
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "thread 2 (pt_autograd_0)"}},
     )
-    table = operators_table({0: fact}, TableOptions(thread_sep=True))
+    table = table_of(OPERATORS, {0: fact}, TableOptions(thread_sep=True))
     assert [(depth, row[0]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Thread 1"),
         (1, "aten::linear"),
@@ -270,7 +267,7 @@ def test_sections_by_thread():
     first = dict(zip([c.key for c in table.columns], table.rows[0], strict=True))
     assert (first["calls"], first["host_total_ns"], first["host_self_ns"]) == (2, 100 * US, 75 * US)
     assert (first["host_ratio"], first["device_total_ns"], first["device_ratio"]) == (75 / 110, 62 * US, 0.62)
-    both = operators_table({0: fact, 1: fact}, TableOptions(thread_sep=True))
+    both = table_of(OPERATORS, {0: fact, 1: fact}, TableOptions(thread_sep=True))
     assert [row[0] for row, depth in zip(both.rows, both.depths, strict=True) if depth == 0] == [
         "rank 0 Thread 1",
         "rank 1 Thread 1",
@@ -283,10 +280,8 @@ def test_sections_by_thread():
 def test_ranks_are_pooled():
     here = summarize(*SMALL)
     there = summarize(op("aten::addmm", 0, 90), launch(1, 2, 1), kernel("gemm", 100, 120, 1))
-    table = operators_table(
-        {0: here, 3: there, 5: Absent("it was not recorded")}, TableOptions(op_detail=True)
-    )
-    addmm = cells(operators_table({0: here, 3: there}, DEFAULT))["aten::addmm"]
+    table = table_of(OPERATORS, {0: here, 3: there, 5: "it was not recorded"}, TableOptions(op_detail=True))
+    addmm = cells(table_of(OPERATORS, {0: here, 3: there}))["aten::addmm"]
     assert (addmm["calls"], addmm["host_total_ns"], addmm["host_avg_ns"]) == (
         3,
         190 * US,
@@ -322,7 +317,7 @@ def test_sorted_by(key):
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
     }.get(key, "cba")  # no memory was recorded: as without a key
-    table = operators_table({0: fact}, TableOptions(sorted_by=key))
+    table = table_of(OPERATORS, {0: fact}, TableOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
 
@@ -341,7 +336,7 @@ def test_torchs_keys_order_as_torchs_table_does(tmp_path):
     averages = {event.key: event for event in recorded.key_averages()}
     orders = set()
     for key in ("cpu_time", "cpu_time_total", "self_cpu_time_total", "count"):
-        table = operators_table({0: fact}, TableOptions(sorted_by=parse_sort_key(key)))
+        table = table_of(OPERATORS, {0: fact}, TableOptions(sorted_by=parse_sort_key(key)))
         names = [row[0] for row in table.rows if row[0].startswith("aten::")]
         figures = [getattr(averages[name], key) for name in names]
         assert len(names) > 8
@@ -365,7 +360,7 @@ def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
     averages = {event.key: event for event in recorded.key_averages()}
     orders = set()
     for key in MEMORY_KEYS:
-        table = operators_table({0: fact}, TableOptions(sorted_by=parse_sort_key(key)))
+        table = table_of(OPERATORS, {0: fact}, TableOptions(sorted_by=parse_sort_key(key)))
         keys = [column.key for column in table.columns]
         place = keys.index("host_self_bytes" if key.startswith("self") else "host_bytes")
         rows = [row for row in table.rows if row[0].startswith("aten::")]
@@ -384,14 +379,16 @@ def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
 def test_memory_that_was_not_measured_leaves_the_usual_order(key):
     events = (op("a", 0, 5), op("b", 10, 30), op("c", 40, 50))
     fact = summarize(*events)
-    usual, asked = (operators_table({0: fact}, TableOptions(sorted_by=one)) for one in (None, key))
+    usual, asked = (table_of(OPERATORS, {0: fact}, TableOptions(sorted_by=one)) for one in (None, key))
     assert (asked.rows, asked.columns) == (usual.rows, usual.columns)
     (note,) = set(asked.notes) - set(usual.notes)
     assert "profile_memory=True" in note
 
 
 def test_gpu_order_without_gpu_is_by_host():
-    table = operators_table({0: summarize(op("a", 0, 5), op("b", 10, 30))}, TableOptions(sorted_by="gpu_max"))
+    table = table_of(
+        OPERATORS, {0: summarize(op("a", 0, 5), op("b", 10, 30))}, TableOptions(sorted_by="gpu_max")
+    )
     assert [row[0] for row in table.rows] == ["b", "a"]
 
 
@@ -412,11 +409,11 @@ def test_modules():
         "nn.Module: Linear_0": 8 * US,
         "[pl][module]Linear: head": 28 * US,
     }
-    rows = cells(operators_table({0: fact}, DEFAULT))
+    rows = cells(table_of(OPERATORS, {0: fact}))
     assert rows["aten::linear"]["module"] == "[pl][module]Linear: head and 1 more"
     assert rows["aten::relu"]["module"] == "nn.Module: Net_0"
     assert rows["aten::sum"]["module"] is None
-    assert "module" not in cells(operators_table({0: summarize(*SMALL)}, DEFAULT))["aten::linear"]
+    assert "module" not in cells(table_of(OPERATORS, {0: summarize(*SMALL)}))["aten::linear"]
 
 
 def test_modules_and_callers_of_several_threads():
@@ -426,9 +423,9 @@ def test_modules_and_callers_of_several_threads():
     ]
     events += [event("python_function", f"{name}.py(1): f", 0, 95, tid) for tid, name in ((1, "a"), (2, "b"))]
     fact = summarize(*events, op("f", 1, 5), op("f", 11, 15, 2), op("f", 16, 18, 2))
-    row = cells(operators_table({0: fact}, DEFAULT))["f"]
+    row = cells(table_of(OPERATORS, {0: fact}))["f"]
     assert (row["module"], row["called_from"]) == ("nn.Module: B_0 and 1 more", "b.py(1): f")
-    by_thread = operators_table({0: fact}, TableOptions(thread_sep=True))
+    by_thread = table_of(OPERATORS, {0: fact}, TableOptions(thread_sep=True))
     assert [row[-2:] for row in by_thread.rows if row[0] == "f"] == [
         ("nn.Module: B_0", "b.py(1): f"),
         ("nn.Module: A_0", "a.py(1): f"),
@@ -447,18 +444,17 @@ def test_callers_from_python_events():
     )
     assert by_name(fact)["aten::linear"].callers == {"train.py(12): step": 1, "lib/pytorch/train.py(7): f": 2}
     assert (
-        cells(operators_table({0: fact}, DEFAULT))["aten::linear"]["called_from"]
-        == "lib/pytorch/train.py(7): f"
+        cells(table_of(OPERATORS, {0: fact}))["aten::linear"]["called_from"] == "lib/pytorch/train.py(7): f"
     )
 
 
 def test_callers_from_stacks_of_torch_1():
     stack = "/env/site-packages/torch/nn/f.py(9): linear;/home/train.py(12): step;/home/train.py(40): main"
     fact = summarize(op("f", 0, 5, **{"Call stack": stack}), op("g", 10, 12), op("f", 20, 21))
-    rows = cells(operators_table({0: fact}, DEFAULT))
+    rows = cells(table_of(OPERATORS, {0: fact}))
     assert rows["f"]["called_from"] == "/home/train.py(12): step"
     assert rows["g"]["called_from"] is None
-    assert "called_from" not in cells(operators_table({0: summarize(op("f", 0, 5))}, DEFAULT))["f"]
+    assert "called_from" not in cells(table_of(OPERATORS, {0: summarize(op("f", 0, 5))}))["f"]
 
 
 @pytest.mark.parametrize(
@@ -506,7 +502,7 @@ def test_by_shape():
         shaped("aten::mm", 60, 65, [[2, 3], [3, 4]]),
         op("aten::relu", 70, 75),
     )
-    table = operator_by_shape_table({0: fact}, DEFAULT)
+    table = table_of(OPERATORS_BY_SHAPE, {0: fact})
     rows = [(row[0], row[1] and json.loads(row[1]), *row[2:4]) for row in table.rows]
     assert rows == [
         ("aten::mm", [[2, 3], [3, 5]], 1, 30 * US),
@@ -515,9 +511,8 @@ def test_by_shape():
     ]
     flops = [row[[column.key for column in table.columns].index("flops")] for row in table.rows]
     assert flops == [2 * 2 * 3 * 5, 2 * (2 * 2 * 3 * 4), None]
-    absent = operator_by_shape_table({0: summarize(*SMALL)}, DEFAULT)
-    assert absent.rows == ()
-    assert "record_shapes=True" in absent.absent_reason
+    without = TraceFacts(make_trace(list(SMALL)))
+    assert "record_shapes=True" in without.why_not(TraceFacts.operators_by_shape)
 
 
 def test_flops_count_in_the_outermost():
@@ -790,7 +785,7 @@ def is_inside(node, outer):
 @given(threads())
 def test_against_the_oracle(events):
     if not any(e["cat"] == "cpu_op" for e in events):
-        assert isinstance(summarize(*events), Absent)
+        assert why_not(summarize, *events)
         return
     trace = make_trace(events)
     timeline = build_timeline(trace)
@@ -847,7 +842,7 @@ def check_sums(timeline, fact, operators_ns):
         return
     assert fact.device_ns == trace.duration_ns[trace.device.event].sum()
     assert sum(row.device_self_ns for row in rows) + fact.not_launched.total_ns == fact.device_ns
-    table = operators_table({0: fact}, DEFAULT)
+    table = table_of(OPERATORS, {0: fact})
     keys = [column.key for column in table.columns]
     assert sum(row[keys.index("device_self_ns")] for row in table.rows) == fact.device_ns
 

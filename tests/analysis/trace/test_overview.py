@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.model_summary import summarize_model
 from lightning_modelprof.analysis.trace.overview import (
@@ -15,9 +14,9 @@ from lightning_modelprof.analysis.trace.overview import (
     pool_overviews,
     summarize_overview,
 )
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.overview import overview_table
+from lightning_modelprof.report.tables.trace.overview import OVERVIEW
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
+from tests.support.facts import table_of, why_not
 from tests.support.traces import event, load, make_trace, reference
 
 US = 1000
@@ -173,9 +172,9 @@ def test_a_range_outlives_the_python_function_that_opened_it():
 
 def test_without_steps():
     reason = "the trace has none of the recorded steps, or neither steps nor operators"
-    assert summarize(event("kernel", "gemm", 0, 10, "stream 7")) == Absent(reason)
+    assert why_not(summarize, event("kernel", "gemm", 0, 10, "stream 7")) == reason
     other = {TRACE_METADATA_KEY: {"recorded_steps": [7]}}
-    assert summarize(step(0, 0, 10), event("cpu_op", "aten::a", 1, 2), **other) == Absent(reason)
+    assert why_not(summarize, step(0, 0, 10), event("cpu_op", "aten::a", 1, 2), **other) == reason
     found = summarize(event("cpu_op", "aten::a", 5, 10), event("cpu_op", "aten::b", 12, 25))
     assert (found.num_steps, times(found.host)) == (1, {"operator": (2, 18)})
     assert len(found.notes) == 1
@@ -192,7 +191,7 @@ def overview(begin, end, *device):
 
 
 def test_table():
-    table = overview_table({0: overview(10, 60, (0, 25), (50, 75))}, DEFAULT_OPTIONS)
+    table = table_of(OVERVIEW, {0: overview(10, 60, (0, 25), (50, 75))})
     assert list(zip(table.depths, table.rows, strict=True)) == [
         (0, ("ProfileStep", 1, 100 * US, 1.0, None, None)),
         (1, ("Operator", 1, 50 * US, 0.5, None, None)),
@@ -203,8 +202,8 @@ def test_table():
 
 
 def test_table_of_several_ranks():
-    both = {0: overview(10, 60, (0, 25)), 1: overview(0, 10), 3: Absent("its file is damaged")}
-    table = overview_table(both, DEFAULT_OPTIONS)
+    both = {0: overview(10, 60, (0, 25)), 1: overview(0, 10), 3: "its file is damaged"}
+    table = table_of(OVERVIEW, both)
     assert table.rows == (
         ("ProfileStep", 2, 200 * US, 1.0, None, None),
         ("Operator", 2, 60 * US, 0.3, None, None),
@@ -212,16 +211,16 @@ def test_table_of_several_ranks():
         ("Kernel", 1, None, None, 25 * US, 0.25),  # rank 1 has no device
     )
     assert any("summed over 2 ranks" in note and "exclude rank 1," in note for note in table.notes)
-    same = overview_table({0: overview(10, 60, (0, 25)), 1: overview(0, 10, (0, 35))}, DEFAULT_OPTIONS)
+    same = table_of(OVERVIEW, {0: overview(10, 60, (0, 25)), 1: overview(0, 10, (0, 35))})
     assert same.rows[-1] == ("Kernel", 2, None, None, 60 * US, 0.3)
     assert not any("exclude rank" in note for note in same.notes)
     assert table.notes[-1] == "Without rank 3: its file is damaged."
 
 
 def test_table_without_device_and_without_anything():
-    table = overview_table({0: overview(10, 60)}, DEFAULT_OPTIONS)
+    table = table_of(OVERVIEW, {0: overview(10, 60)})
     assert any("no GPU events" in note for note in table.notes)
-    absent = overview_table({0: Absent("why"), 1: Absent("why")}, DEFAULT_OPTIONS)
+    absent = table_of(OVERVIEW, {0: "why", 1: "why"})
     assert (absent.rows, absent.absent_reason) == ((), "why")
 
 
@@ -233,7 +232,7 @@ def test_dropped_steps_are_named():
         step(1, 10, 20),
     )
     assert found.device_steps_ns == 10 * US
-    table = overview_table({0: found}, DEFAULT_OPTIONS)
+    table = table_of(OVERVIEW, {0: found})
     assert any(note.startswith("Steps left out at the end: 1. ") for note in table.notes)
 
 
@@ -295,12 +294,12 @@ def test_optimization_is_that_of_the_model_summary(own, optimization, zero_grad)
         if one.key in {"optimization", "zero_grad"}:
             row = rows["optimizer" if one.key == "optimization" else one.key]
             assert (one.calls, one.total_ns, one.ratio) == (row.calls, row.host_total_ns, row.host_ratio)
-    assert any("closure" in note for note in overview_table({0: found}, DEFAULT_OPTIONS).notes)
+    assert any("closure" in note for note in table_of(OVERVIEW, {0: found}).notes)
 
 
 def test_empty_steps_are_called_empty():
     events = [step(0, 0, 0), step(1, 10, 10), event("cpu_op", "aten::a", 0, 20)]
-    assert "length 0" in summarize_model(build_timeline(make_trace(events))).reason
+    assert "length 0" in why_not(summarize_model, build_timeline(make_trace(events)))
     found = summarize(*events)
     assert found.notes == (
         "The trace's ProfilerStep ranges have length 0, so step 0 is the span of its CPU operators.",

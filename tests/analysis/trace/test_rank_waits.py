@@ -12,17 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace import rank_waits as reasons
 from lightning_modelprof.analysis.trace.communication_calls import list_communication_calls
 from lightning_modelprof.analysis.trace.rank_waits import chance_of_at_least, compare_ranks
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.ranks import rank_shares
-from lightning_modelprof.report.options import DEFAULT_OPTIONS
-from lightning_modelprof.report.tables.trace.rank_waits import rank_waits_table
+from lightning_modelprof.report.tables.trace.rank_waits import RANK_WAITS
 from lightning_modelprof.show.html.chart import chart_view
+from tests.support.facts import fact_or_why, table_of, why_not
 from tests.support.traces import event, load, make_trace, real_file
 
 US = 1000
@@ -76,7 +75,7 @@ def reduces(*durations):
 
 
 def rows_of(by_rank):
-    table = rank_waits_table(by_rank, DEFAULT_OPTIONS)
+    table = table_of(RANK_WAITS, by_rank)
     assert table.absent_reason is None
     return table, dict(
         zip([column.key for column in table.columns], zip(*table.rows, strict=True), strict=True)
@@ -127,7 +126,7 @@ def test_clocks_do_not_matter():
             kernel("all_reduce", begin + 5, begin + 15),
             kernel("all_reduce", begin + 50, begin + 67),
         )
-        return rank_waits_table({0: one, 1: other}, DEFAULT_OPTIONS)
+        return table_of(RANK_WAITS, {0: one, 1: other})
 
     assert ranks(0) == ranks(10**9)
 
@@ -179,7 +178,7 @@ def test_names_and_sizes_that_disagree():
     assert cells["calls"] == (1, 1, 1, 1)
     assert f"Calls not compared: 2 because {reasons.DISAGREEING}." in table.notes
     sizes = {rank: rank_of({0: reduces(5)}, **in_group("allreduce", "pg", 2, 100 + rank)) for rank in (0, 1)}
-    assert reasons.DISAGREEING in rank_waits_table(sizes, DEFAULT_OPTIONS).absent_reason
+    assert reasons.DISAGREEING in table_of(RANK_WAITS, sizes).absent_reason
 
 
 def test_without_steps_the_calls_are_matched_as_far_as_they_agree():
@@ -287,18 +286,17 @@ def test_host_ranges_are_not_compared_with_kernels():
 
 def test_when_there_is_nothing_to_compare():
     one = rank_of({0: reduces(5)})
-    none = calls_of(step(0))
-    assert none == Absent("the trace has no communication")
-    asked = calls_of(step(0), event("user_annotation", "nccl:all_reduce", 1, 5))
-    assert isinstance(asked, Absent)
+    none = why_not(calls_of, step(0))
+    assert none == "the trace has no communication"
+    asked = why_not(calls_of, step(0), event("user_annotation", "nccl:all_reduce", 1, 5))
     for by_rank, reason in (
         ({0: one}, "only one rank's trace is loaded"),
         ({0: one, 1: none}, "only one rank's communication was recorded"),
         ({0: none, 1: none}, "the trace has no communication"),
-        ({0: asked, 1: asked}, asked.reason),
+        ({0: asked, 1: asked}, asked),
         ({0: one, 1: rank_of({0: [("all_gather", 5)]})}, reasons.DISAGREEING),
     ):
-        table = rank_waits_table(by_rank, DEFAULT_OPTIONS)
+        table = table_of(RANK_WAITS, by_rank)
         assert table.rows == ()
         assert reason in table.absent_reason
 
@@ -315,7 +313,7 @@ def job(durations_by_rank, num_steps=5):
 
 
 def stragglers_of(by_rank):
-    notes = rank_waits_table(by_rank, DEFAULT_OPTIONS).notes
+    notes = table_of(RANK_WAITS, by_rank).notes
     return [note for note in notes if "came last in" in note]
 
 
@@ -386,8 +384,8 @@ def jobs(draw):
 @settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_against_the_oracle(ranks):
-    facts = {rank: rank_of(own) for rank, own in enumerate(ranks)}
-    facts = {rank: fact for rank, fact in facts.items() if not isinstance(fact, Absent)}
+    facts = {rank: fact_or_why(rank_of, own) for rank, own in enumerate(ranks)}
+    facts = {rank: fact for rank, fact in facts.items() if not isinstance(fact, str)}
     plain = {
         rank: {n: [call for call in calls if call[0] != "send_recv"] for n, calls in ranks[rank].items()}
         for rank in facts
@@ -410,8 +408,8 @@ def test_against_the_oracle(ranks):
                 caused = Fraction(sum(ordered) - len(ordered) * ordered[0], len(ordered) - 1)
                 for at, more in enumerate((1, time, time - ordered[0], is_last, caused * is_last)):
                     expected[rank][at] += more
-    waits = compare_ranks(facts)
-    if isinstance(waits, Absent):
+    waits = fact_or_why(compare_ranks, facts)
+    if isinstance(waits, str):
         assert len(plain) < 2 or all(one[0] == 0 for one in expected.values())
         return
     assert set(waits.ranks) == set(expected)
@@ -441,7 +439,7 @@ def shares_us(chart):
 
 def side(gemm_end):
     """Communication [40, 70), a gemm from 10, a copy [60, 80) of a step of 100."""
-    return analyze_trace(
+    return TraceFacts(
         make_trace(
             [
                 step(0, 0, 100),
@@ -470,9 +468,9 @@ def test_shares_by_hand():
 
 
 def test_ranks_that_cannot_be_shown():
-    host = analyze_trace(make_trace([step(0), event("user_annotation", "gloo:all_reduce", 10, 30)]))
-    without_steps = analyze_trace(make_trace([kernel("all_reduce", 0, 5)]))
-    asking = analyze_trace(make_trace([step(0), event("user_annotation", "nccl:all_reduce", 10, 30)]))
+    host = TraceFacts(make_trace([step(0), event("user_annotation", "gloo:all_reduce", 10, 30)]))
+    without_steps = TraceFacts(make_trace([kernel("all_reduce", 0, 5)]))
+    asking = TraceFacts(make_trace([step(0), event("user_annotation", "nccl:all_reduce", 10, 30)]))
     assert rank_shares({0: side(50)}) is None
     assert rank_shares({0: side(50), 1: without_steps}) is None
     assert rank_shares({0: asking, 1: asking}) is None
@@ -502,7 +500,7 @@ def test_shares_against_the_oracle(drawn):
         cat = ("kernel", "kernel", "gpu_memcpy", "gpu_memset")[kind]
         name = KERNELS.get(kinds[kind], kinds[kind])
         events.append(event(cat, name, begin, end, tid=7, pid=0, device=0, stream=7))
-    fact = analyze_trace(make_trace(events)).distributed
+    fact = TraceFacts(make_trace(events)).distributed
     steps = set(range(60))
     compute, talk, copy = moments[0] & steps, moments[1] & steps, (moments[2] | moments[3]) & steps
     shares = fact.shares
@@ -520,7 +518,7 @@ def test_shares_against_the_oracle(drawn):
 
 @pytest.fixture(scope="module")
 def sampled():
-    return {rank: analyze_trace(load(f"sampled_2rank_rank{rank}")) for rank in (0, 1)}
+    return {rank: TraceFacts(load(f"sampled_2rank_rank{rank}")) for rank in (0, 1)}
 
 
 def kernels_of_step(rank, number):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.intervals import length, union
 from lightning_modelprof.analysis.trace.step_breakdown import NO_STEP, STEP_CATEGORIES, pool_breakdowns
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.trace.step_breakdown import step_breakdown_table
+from lightning_modelprof.report.tables.trace.step_breakdown import STEP_BREAKDOWN
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.trace.model import DEVICE_WORK, Category
+from tests.support.facts import table_of, why_not
 from tests.support.traces import break_down, load, make_trace, reference
 
 pytestmark = pytest.mark.slow
@@ -225,7 +225,7 @@ def test_only_the_recorded_steps():
     events = [step(0, 0, 10), step(1, 10, 20), step(2, 20, 30)]
     made = make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [1]}})
     assert parts_us(break_down(made)) == [(1, 10, {"other": 10})]
-    assert break_down(make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [7]}})) == NO_STEP
+    assert why_not(break_down, make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [7]}})) == NO_STEP
 
 
 def test_without_steps():
@@ -233,14 +233,14 @@ def test_without_steps():
     breakdown = break_down(made)
     assert parts_us(breakdown) == [(0, 15, {"cpu_exec": 13, "other": 2})]
     assert len(breakdown.notes) == 1
-    assert break_down(make(("kernel", "k", 0, 10, None, "s7"))) == NO_STEP
-    assert break_down(make(("cpu_op", "empty", 3, 3))) == NO_STEP
-    assert break_down(make()) == NO_STEP
+    assert why_not(break_down, make(("kernel", "k", 0, 10, None, "s7"))) == NO_STEP
+    assert why_not(break_down, make(("cpu_op", "empty", 3, 3))) == NO_STEP
+    assert why_not(break_down, make()) == NO_STEP
 
 
 def test_table():
     breakdown = break_down(three_steps(5))
-    table = step_breakdown_table({0: breakdown}, OPTIONS)
+    table = table_of(STEP_BREAKDOWN, {0: breakdown})
     assert (table.id, table.title) == ("step_breakdown", "Step time breakdown")
     assert [row[0] for row in table.rows] == ["Mean", "Share", "step 0", "step 1", "step 2"]
     assert table.row_units == (Unit.DURATION_NS, Unit.RATIO, *[Unit.DURATION_NS] * 3)
@@ -250,18 +250,18 @@ def test_table():
 
 
 def test_table_without_device_and_without_steps():
-    table = step_breakdown_table({0: break_down(make(step(0, 0, 10)))}, OPTIONS)
+    table = table_of(STEP_BREAKDOWN, {0: break_down(make(step(0, 0, 10)))})
     assert all(row[2:5] == (None, None, None) for row in table.rows)
     for name in ("Mean", "step 0"):
         (row,) = (row for row in table.rows if row[0] == name)
         assert row[1:2] + row[5:] == (10 * US, 0, None, 0, 0, 10 * US)
     assert any("Runtime wasn't measured" in note for note in table.notes)
     called = break_down(make(step(0, 0, 10), ("cuda_runtime", "cudaFree", 2, 5)))
-    table = step_breakdown_table({0: called}, OPTIONS)
+    table = table_of(STEP_BREAKDOWN, {0: called})
     assert table.rows[0][1:] == (10 * US, None, None, None, 0, 3 * US, 0, 0, 7 * US)
     assert not any("Runtime wasn't measured" in note for note in table.notes)
-    absent = step_breakdown_table({0: NO_STEP}, OPTIONS)
-    assert (absent.rows, absent.absent_reason) == ((), NO_STEP.reason)
+    absent = table_of(STEP_BREAKDOWN, {0: NO_STEP})
+    assert (absent.rows, absent.absent_reason) == ((), NO_STEP)
 
 
 # Several ranks
@@ -301,7 +301,7 @@ def test_notes_of_ranks_come_once():
 
 def test_table_of_ranks():
     device, host = ranks()
-    table = step_breakdown_table({0: device, 3: host, 7: NO_STEP}, OPTIONS)
+    table = table_of(STEP_BREAKDOWN, {0: device, 3: host, 7: NO_STEP})
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == ["Mean", "Share", "rank 0 mean", "rank 3 mean"]
     assert table.row_units == (Unit.DURATION_NS, Unit.RATIO, Unit.DURATION_NS, Unit.DURATION_NS)
@@ -311,13 +311,13 @@ def test_table_of_ranks():
     assert rows["Mean"] == rows["rank 0 mean"]
     assert rows["Share"] == pytest.approx((1, 0.15, 0, 0, 0, 0.025, 0, 0, 0.825))
     assert "Mean and Share exclude rank 3: no GPU events." in table.notes
-    both = step_breakdown_table({0: device, 3: host, 4: host}, OPTIONS)
+    both = table_of(STEP_BREAKDOWN, {0: device, 3: host, 4: host})
     assert "Mean and Share exclude ranks 3, 4: no GPU events." in both.notes
-    none = step_breakdown_table({3: host, 4: host}, OPTIONS)
+    none = table_of(STEP_BREAKDOWN, {3: host, 4: host})
     assert not any("Mean and Share exclude" in note for note in none.notes)
-    assert f"Without rank 7: {NO_STEP.reason}." in table.notes
-    absent = step_breakdown_table({0: Absent("why"), 1: NO_STEP}, OPTIONS)
-    assert (absent.rows, absent.absent_reason) == ((), f"why; {NO_STEP.reason}")
+    assert f"Without rank 7: {NO_STEP}." in table.notes
+    absent = table_of(STEP_BREAKDOWN, {0: "why", 1: NO_STEP})
+    assert (absent.rows, absent.absent_reason) == ((), f"why; {NO_STEP}")
 
 
 # The oracle: looks at every microsecond of every step, with nothing but loops.

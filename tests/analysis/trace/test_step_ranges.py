@@ -9,12 +9,13 @@ import pytest
 from lightning_modelprof import analyze
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.host_waits import ONE_STEP
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ConfigError, TraceError
-from lightning_modelprof.report.build_trace import diagnose_traces
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.options import parse_step_range
+from lightning_modelprof.report.rules.engine import diagnose_traces
 from tests.support.traces import event, make_trace
 
 US = 1000
@@ -102,14 +103,15 @@ def test_one_step_of_a_server_is_known_by_its_name(outer, inner):
 def test_one_step_says_nothing_of_all():
     """What happens once, when the recording begins, is in it."""
     events = served(VLLM[0], busy=10)
-    facts = analyze_trace(make_trace(events))
-    assert facts.host_waits == ONE_STEP
-    verdict, findings = diagnose_traces([facts])
+    facts = TraceFacts(make_trace(events))
+    assert facts.why_not(TraceFacts.host_waits) == ONE_STEP
+    verdict, findings = diagnose_traces(JobFacts([facts]))
     assert verdict.kind == "cannot_tell"
     assert verdict.summary.startswith("The trace has one step")
     timed = [one for one in findings if one.kind != "tensor_cores_eligible"]  # what that is of are kernels
     assert {one.status for one in timed} == {Status.NOT_EVALUATED}
-    assert "one step" not in diagnose_traces([analyze_trace(make_trace(served(*VLLM)))])[0].summary
+    several = JobFacts([TraceFacts(make_trace(served(*VLLM)))])
+    assert "one step" not in diagnose_traces(several)[0].summary
 
 
 def test_a_short_range_on_the_host_covers_what_it_launched():
@@ -198,7 +200,7 @@ def test_nested_ones_that_match_count_once():
 
 def test_figures_of_the_steps():
     """Each step of 1000 us has a kernel of 600; the range itself is no work, and no range of the user's."""
-    facts = analyze_trace(make_trace(served(*VLLM)))
+    facts = TraceFacts(make_trace(served(*VLLM)))
     assert facts.step_numbers == (0, 1, 2, 3, 4)
     parts = [dict(zip(("kernel",), step.parts_ns, strict=False)) for step in facts.step_breakdown.steps]
     assert [part["kernel"] for part in parts] == [600 * US] * 5
@@ -215,7 +217,7 @@ def test_figures_of_the_steps():
 def test_an_idle_server_is_no_warning():
     """Time between its steps is no jump of the clock."""
     events = [*served(*VLLM, gap=50_000)]
-    facts = analyze_trace(make_trace(events), parse_step_range("execute"))
+    facts = TraceFacts(make_trace(events), parse_step_range("execute"))
     assert facts.checks == ()
     assert facts.step_breakdown.steps[0].total_ns == STEP * US
 
@@ -227,7 +229,7 @@ def test_waits_at_one_place_are_one_row():
         events.append(
             event("cuda_runtime", "cudaStreamSynchronize", at + 700, at + 800, correlation=90 + number)
         )
-    (wait,) = analyze_trace(make_trace(events)).host_waits.waits
+    (wait,) = TraceFacts(make_trace(events)).host_waits.waits
     assert (wait.calls, wait.place.annotation) == (4, "")
 
 
@@ -276,6 +278,6 @@ def test_ranks_are_not_matched_by_numbers_of_a_guess():
         events.append(event("cuda_runtime", "cudaLaunchKernel", at + 60, at + 65, correlation=50 + number))
         where = {"correlation": 50 + number, "device": 0}
         events.append(event("kernel", "ncclDevKernel_AllReduce_Sum_f32", at + 700, at + 800, 9, 0, **where))
-    guessed = analyze_trace(make_trace(events, distributedInfo={"rank": 0, "world_size": 2}))
+    guessed = TraceFacts(make_trace(events, distributedInfo={"rank": 0, "world_size": 2}))
     assert guessed.step_origin
     assert guessed.communication_calls.steps is None

@@ -13,8 +13,7 @@ from statistics import median
 import pytest
 
 from lightning_modelprof import analyze
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.trace.trace_facts import analyze_trace
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.all_rules import RULES
@@ -230,13 +229,14 @@ def check_steps(oracle, facts, tables):
                 if one[4] == kind and any(begin <= one[1] < end for begin, end in oracle.stretches())
             ]  # fmt: skip
             assert row["calls"] == len(inside)
-    if not isinstance(facts.distributed, Absent) and facts.distributed.in_steps is not None:
+    distributed = facts.get(TraceFacts.distributed)
+    if distributed is not None and distributed.in_steps is not None:
         talk = sum(clipped(oracle.spans("communication"), *bound) for bound in oracle.bounds)
         compute = sum(clipped(oracle.spans("kernel"), *bound) for bound in oracle.bounds)
         either = sum(
             clipped(oracle.spans("communication") + oracle.spans("kernel"), *bound) for bound in oracle.bounds
         )
-        inside = facts.distributed.in_steps
+        inside = distributed.in_steps
         assert (inside.communication_ns, inside.computation_ns) == (talk, compute)
         assert (inside.overlap_ns, inside.exposed_ns) == (talk + compute - either, either - compute)
     check_breakdown(oracle, facts.step_breakdown)
@@ -281,7 +281,7 @@ def test_random_traces(tens):
     with_steps = 0
     for number in range(10 * tens, 10 * tens + 10):
         events = random_trace(number)
-        facts = analyze_trace(make_trace(events))
+        facts = TraceFacts(make_trace(events))
         report = build_trace_report([facts])
         if not any(kind_of(one) not in ("", "runtime") for one in events):
             continue

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.user_ranges import pool_user_ranges, summarize_user_ranges
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions
-from lightning_modelprof.report.tables.trace.user_ranges import user_ranges_table
+from lightning_modelprof.report.tables.trace.user_ranges import USER_RANGES
 from lightning_modelprof.trace.reader import read_trace
+from tests.support.facts import table_of, why_not
 from tests.support.traces import event, load, make_trace
 
 US = 1000
@@ -71,7 +71,7 @@ def cells(table):
 )
 def test_ranges_of_other_tables(name):
     assert is_shown_elsewhere(name)
-    assert isinstance(summarize(mine(name, 0, 10), event("cpu_op", "aten::mm", 1, 2)), Absent)
+    assert why_not(summarize, mine(name, 0, 10), event("cpu_op", "aten::mm", 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_figures():
 
 
 def test_table():
-    table = user_ranges_table({0: summarize(*SMALL)}, DEFAULT)
+    table = table_of(USER_RANGES, {0: summarize(*SMALL)})
     assert list(cells(table)) == ["load", "my_memcpy_stage"]
     row = cells(table)["load"]
     assert [row[f"host_{key}_ns"] for key in ("total", "avg", "max", "min")] == [
@@ -154,7 +154,7 @@ def test_table():
 
 def test_sections_by_thread():
     fact = summarize(*SMALL)
-    table = user_ranges_table({0: fact}, TableOptions(thread_sep=True, sorted_by="cpu_total"))
+    table = table_of(USER_RANGES, {0: fact}, TableOptions(thread_sep=True, sorted_by="cpu_total"))
     assert [(depth, row[0], row[1], row[2]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Thread 1", 4, 60 * US),
         (1, "load", 3, 60 * US),
@@ -162,7 +162,7 @@ def test_sections_by_thread():
         (0, "Thread 2", 1, 8 * US),
         (1, "load", 1, 8 * US),
     ]
-    two = user_ranges_table({0: fact, 1: fact}, TableOptions(thread_sep=True))
+    two = table_of(USER_RANGES, {0: fact, 1: fact}, TableOptions(thread_sep=True))
     assert [row[0] for row, depth in zip(two.rows, two.depths, strict=True) if not depth] == [
         "rank 0 Thread 1",
         "rank 1 Thread 1",
@@ -173,7 +173,7 @@ def test_sections_by_thread():
 
 def test_torchs_ranges_come_last():
     fact = summarize(mine("DistributedDataParallel.forward", 0, 90), mine("a", 0, 5), mine("b", 10, 30))
-    table = user_ranges_table({0: fact}, DEFAULT)
+    table = table_of(USER_RANGES, {0: fact})
     assert [(row[0], row[-1]) for row in table.rows] == [
         ("b", "user"),
         ("a", "user"),
@@ -183,22 +183,21 @@ def test_torchs_ranges_come_last():
 
 def test_without_device_and_steps():
     """Without steps there is no ratio; a span of operators stands in where there are some."""
-    alone = cells(user_ranges_table({0: summarize(mine("a", 0, 5))}, DEFAULT))["a"]
+    alone = cells(table_of(USER_RANGES, {0: summarize(mine("a", 0, 5))}))["a"]
     assert (alone["host_total_ns"], alone["host_ratio"]) == (5 * US, None)
     assert all(value is None for key, value in alone.items() if key.startswith("device"))
     with_operators = summarize(mine("a", 0, 5), event("cpu_op", "f", 0, 20))
-    assert cells(user_ranges_table({0: with_operators}, DEFAULT))["a"]["host_ratio"] == 5 / 20
+    assert cells(table_of(USER_RANGES, {0: with_operators}))["a"]["host_ratio"] == 5 / 20
 
 
 def test_absent_tells_how_to_add_one():
-    table = user_ranges_table({0: summarize(event("cpu_op", "f", 0, 20))}, DEFAULT)
-    assert table.rows == ()
-    assert 'torch.profiler.record_function("name")' in table.absent_reason
+    reason = why_not(summarize, event("cpu_op", "f", 0, 20))
+    assert 'torch.profiler.record_function("name")' in reason
 
 
 def test_ranks_are_pooled():
     there = summarize(mine("ProfilerStep#0", 0, 50), mine("load", 0, 30))
-    table = user_ranges_table({0: summarize(*SMALL), 2: there, 7: Absent("it is damaged")}, DEFAULT)
+    table = table_of(USER_RANGES, {0: summarize(*SMALL), 2: there, 7: "it is damaged"})
     row = cells(table)["load"]
     assert (row["calls"], row["host_total_ns"], row["host_avg_ns"]) == (5, 98 * US, 98 * US / 4)
     assert (row["host_max_ns"], row["host_ratio"]) == (40 * US, 98 / 250)
@@ -236,7 +235,7 @@ def test_sorted_by(key):
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
     }.get(key, "cba")  # ranges have no memory: as usual, by their time on the device
-    table = user_ranges_table({0: fact}, TableOptions(sorted_by=key))
+    table = table_of(USER_RANGES, {0: fact}, TableOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
 
@@ -265,11 +264,11 @@ def recordings(draw):
 @settings(max_examples=200, deadline=None)
 @given(recordings())
 def test_against_the_oracle(events):
-    fact = summarize(*events)
     ranges = [e for e in events if e["name"] in {"a", "b"}]
     if not ranges:
-        assert isinstance(fact, Absent)
+        assert why_not(summarize, *events)
         return
+    fact = summarize(*events)
     lasts = {e["args"]["correlation"]: e["dur"] for e in events if e["cat"] == "kernel"}
     found = {(thread.name, one.name): one for thread in fact.threads for one in thread.ranges}
     assert set(found) == {(f"Thread {e['tid']}", e["name"]) for e in ranges}
@@ -319,7 +318,7 @@ def test_recorded_by_torch(tmp_path):
             profiler.step()
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
-    rows = cells(user_ranges_table({0: summarize_user_ranges(build_timeline(read_trace(path)))}, DEFAULT))
+    rows = cells(table_of(USER_RANGES, {0: summarize_user_ranges(build_timeline(read_trace(path)))}))
     assert {name: row["calls"] for name, row in rows.items()} == {
         "my_memcpy_stage": 3,
         "outer": 3,

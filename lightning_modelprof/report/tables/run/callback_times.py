@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
@@ -44,13 +46,13 @@ CALLBACKS: Final = TableSpec(
 )
 
 
-def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     rows: list[tuple[str, str | None, int | None, int, float | None]] = []
     # Hooks also run where no step is, such as on_train_epoch_end after the last one.
-    loop_ns, loop = analysis.wall_ns + sum(analysis.outside_ns.values()), loop_of(analysis.info.loop)
-    names = _short_names({time.callback for time in analysis.callbacks})
+    loop_ns, loop = facts.wall_ns + sum(facts.outside_ns.values()), loop_of(facts.info.loop)
+    names = _short_names({time.callback for time in facts.callbacks})
     small_ns = small_calls = 0
-    for time in analysis.callbacks:
+    for time in facts.callbacks:
         ratio = time.total_ns / loop_ns if loop_ns else None
         if ratio is not None and ratio < _MIN_SHARE:
             small_ns += time.total_ns
@@ -59,19 +61,15 @@ def callback_times(analysis: Analysis, options: TableOptions) -> tuple[Table, ..
             rows.append((names[time.callback], time.hook, time.calls, time.total_ns, ratio))
     if small_calls:
         rows.append(("all other hooks", None, small_calls, small_ns, small_ns / loop_ns if loop_ns else None))
+    if not rows:
+        raise NotMeasured("none other than lightning-modelprof's own")
     whole = "fit" if loop.is_fit else f"{loop.name} loop"
     notes = (
         f"Time spent in each hook over the entire {whole}, excluding nested hooks of other callbacks.",
         f"Ratio is the share of {whole} time. Findings exclude profiler overhead, so their figures may be"
         " lower.",
     )
-    return (
-        CALLBACKS.table(
-            rows=tuple(rows),
-            notes=notes if rows else (),
-            absent_reason=None if rows else "none other than lightning-modelprof's own",
-        ),
-    )
+    yield CALLBACKS.table(rows=tuple(rows), notes=notes)
 
 
 def _short_names(names: set[str]) -> dict[str, str]:

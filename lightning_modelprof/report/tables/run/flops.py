@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.model_flops import (
     MODEL_PHASES,
     ModelFlops,
@@ -13,7 +14,6 @@ from lightning_modelprof.analysis.modules.model_flops import (
     Utilization,
     phases_of,
 )
-from lightning_modelprof.analysis.modules.size_law import MeanStep
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
@@ -37,12 +37,6 @@ _DEFINITION: Final = (
 _NOTHING: Final = "no operator with FLOPs ran in the counted step"
 _RATIO: Final = "Ratio is the share of Hardware FLOPs."
 _NO_FORMULA: Final = "A dash in FLOPs means that no formula covers the operator."
-
-
-def flop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    if analysis.cost is None:
-        return ()
-    return _phases(analysis), *_sizes(analysis.flops, analysis.info.loop), _operators(analysis.flops)
 
 
 FLOPS: Final = TableSpec(
@@ -119,23 +113,20 @@ FLOPS: Final = TableSpec(
 )
 
 
-def _phases(analysis: Analysis) -> Table:
-    facts, unit = analysis.flops, analysis.info.sample_unit
-    rows: tuple[tuple[Cell, ...], ...] = ()
-    depths: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-    if not isinstance(facts, Absent) and facts.count.operators:
-        figures = analysis.benchmark
-        rows, depths = _phase_rows(facts, None if figures is None else figures.samples_per_step)
-        notes = _phase_notes(facts)
-        if facts.count.samples is None and analysis.samples_note:
-            notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are unknown: {analysis.samples_note}.")
-    return FLOPS.table(
+def flops_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    flops, unit = facts.flops, facts.info.sample_unit
+    if not flops.count.operators:
+        raise NotMeasured(_NOTHING)
+    figures = facts.get(Facts.benchmark)
+    rows, depths = _phase_rows(flops, None if figures is None else figures.samples_per_step)
+    notes = _phase_notes(flops)
+    if flops.count.samples is None and facts.samples_note:
+        notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are unknown: {facts.samples_note}.")
+    yield FLOPS.table(
         labels={"flops_per_sample": f"Per {unit.removesuffix('s')}"},
         rows=rows,
         depths=depths,
         notes=notes,
-        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else _NOTHING,
     )
 
 
@@ -148,13 +139,14 @@ def _phase_rows(
     samples: float | None = facts.count.samples
     # Of the optimizer's FLOPs a mean step has a part only, where gradients are accumulated.
     not_in_mean_step = phases.get("optimizer", 0) * (1 - facts.optimizer_share)
-    if isinstance(facts.mean, MeanStep):
+    if facts.mean is not None:
         optimizer_flops = {phase: flops for phase, flops in phases.items() if phase == "optimizer"}
         phases = phases_of(facts.mean.flops) | optimizer_flops
         model = sum(phases.get(phase, 0) for phase in MODEL_PHASES)
         hardware = sum(phases.values())
-    if facts.mean is not None:
-        samples = samples_per_step if isinstance(facts.mean, MeanStep) else None
+        samples = samples_per_step
+    elif facts.why_no_mean:
+        samples = None
 
     def row(
         label: str, flops: float | None, utilization: Utilization | None = None, left_out: float = 0
@@ -211,14 +203,14 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
 
 def _size_notes(facts: ModelFlops) -> list[str]:
     mean = facts.mean
+    if facts.why_no_mean:
+        return [
+            f"No FLOP/s and no shares: {facts.why_no_mean}. FLOPs and MACs are those of the counted step.",
+        ]
     if mean is None and not facts.are_sizes_known and facts.model.flops_per_s is not None:
         return ["Batch sizes are unknown, so every step is assumed to cost as much as the counted one."]
     if mean is None:
         return []
-    if isinstance(mean, Absent):
-        return [
-            f"No FLOP/s and no shares: {mean.reason}. FLOPs and MACs are those of the counted step.",
-        ]
     fitted = "each size was counted"
     if mean.num_fitted:
         fitted = (
@@ -246,31 +238,28 @@ FLOPS_BY_SIZE: Final = TableSpec(
 )
 
 
-def _sizes(facts: ModelFlops | Absent, loop: str) -> tuple[Table, ...]:
+def flops_by_size_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """FLOPs of a step by the size of its batch, where batches vary in size."""
-    if isinstance(facts, Absent) or not isinstance(facts.mean, MeanStep):
-        return ()
-    shown = facts.mean.rows[:_MAX_SIZES]
-    step = loop_of(loop).step
-    left_out = len(facts.mean.rows) - len(shown)
+    mean, step = facts.flops.mean, loop_of(facts.info.loop).step
+    if mean is None:
+        return
+    shown, left_out = mean.rows[:_MAX_SIZES], mean.rows[_MAX_SIZES:]
     notes = ["Tensor shapes of a batch, most frequent first. FLOPs exclude the optimizer."]
     if left_out:
-        steps = sum(row.clean_steps for row in facts.mean.rows[_MAX_SIZES:])
-        notes.append(f"{left_out:,} more sizes ({steps:,} clean steps) aren't shown.")
-    return (
-        FLOPS_BY_SIZE.table(
-            rows=tuple(
-                (
-                    size_text(row.shapes),
-                    row.clean_steps,
-                    None if row.flops is None else round(row.flops),
-                    "fitted" if row.counted_step is None else f"counted in {step} {row.counted_step}",
-                )
-                for row in shown
-            ),
-            notes=tuple(notes),
-            is_detail=True,
+        steps = sum(row.clean_steps for row in left_out)
+        notes.append(f"{len(left_out):,} more sizes ({steps:,} clean steps) aren't shown.")
+    yield FLOPS_BY_SIZE.table(
+        rows=tuple(
+            (
+                size_text(row.shapes),
+                row.clean_steps,
+                None if row.flops is None else round(row.flops),
+                "fitted" if row.counted_step is None else f"counted in {step} {row.counted_step}",
+            )
+            for row in shown
         ),
+        notes=tuple(notes),
+        is_detail=True,
     )
 
 
@@ -327,32 +316,30 @@ FLOPS_BY_OPERATOR: Final = TableSpec(
 )
 
 
-def _operators(facts: ModelFlops | Absent) -> Table:
+def flops_by_operator_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    flops = facts.flops
+    found = {phase for entry in flops.operators for phase in entry.flops}
+    phases = tuple(phase for phase in FLOP_PHASES if phase in found)
     rows: list[tuple[Cell, ...]] = []
-    notes: tuple[str, ...] = ()
-    phases: tuple[str, ...] = FLOP_PHASES
-    if not isinstance(facts, Absent):
-        hardware = facts.hardware_flops
-        found = {phase for entry in facts.operators for phase in entry.flops}
-        phases = tuple(phase for phase in FLOP_PHASES if phase in found)
-        for entry in facts.operators:
-            total = sum(entry.flops.values())
-            ratio = total / hardware if hardware and not entry.is_fourier else None
-            in_phases = (entry.flops.get(phase) for phase in phases)
-            rows.append((entry.operator, entry.calls, total, ratio, *in_phases))
-        rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in facts.uncounted]
-        notes = (f"{_RATIO} {_NO_FORMULA}" if facts.uncounted else _RATIO,)
-        if facts.mean is not None:
-            notes += (f"FLOPs vary between steps; these are for step {facts.count.step}.",)
-    found_flops = {f"{phase}_flops" for phase in phases}
-    return FLOPS_BY_OPERATOR.table(
+    for entry in flops.operators:
+        total, hardware = sum(entry.flops.values()), flops.hardware_flops
+        ratio = total / hardware if hardware and not entry.is_fourier else None
+        rows.append(
+            (entry.operator, entry.calls, total, ratio, *(entry.flops.get(phase) for phase in phases))
+        )
+    rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in flops.uncounted]
+    if not rows:
+        raise NotMeasured(_NOTHING)
+    notes = [f"{_RATIO} {_NO_FORMULA}" if flops.uncounted else _RATIO]
+    if flops.mean is not None or flops.why_no_mean:
+        notes.append(f"FLOPs vary between steps; these are for step {flops.count.step}.")
+    yield FLOPS_BY_OPERATOR.table(
         columns=tuple(
             column
             for place, column in enumerate(FLOPS_BY_OPERATOR.columns)
-            if place < 4 or column.key in found_flops
+            if place < 4 or column.key.removesuffix("_flops") in phases
         ),
         rows=tuple(rows),
-        notes=notes,
-        absent_reason=facts.reason if isinstance(facts, Absent) else None if rows else _NOTHING,
+        notes=tuple(notes),
         is_detail=True,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, ForwardModule
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -82,48 +82,35 @@ _ROWS_NOTE: Final = (
 )
 
 
-def run_forward_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
-    """Show fvcore's count of a run's model; no table when it was not inspected."""
-    if analysis.cost is None:
-        return ()
-    tables = forward_tables(analysis.forward, module_depth=options.module_depth)
-    return tuple(replace(table, is_detail=True) for table in tables)
-
-
-def forward_tables(facts: ForwardFacts | Absent, *, module_depth: int | None) -> tuple[Table, ...]:
-    """How parameters, multiply-adds and activations spread over the modules and operators of a forward pass.
-
-    Args:
-        module_depth: the deepest level of modules that has rows; the model itself is level 0. ``None``: all.
-    """
-    if isinstance(facts, Absent):
-        return (
-            FORWARD_MODULES.table(
-                absent_reason=facts.reason,
-            ),
-        )
-    shown = [module for module in facts.modules if _is_shown(module, module_depth)]
-    return (
-        FORWARD_MODULES.table(
-            rows=tuple(
-                (
-                    module.path.rpartition(".")[2] or _MODEL,
-                    module.type_name,
-                    module.parameters,
-                    module.macs,
-                    module.share,
-                    module.activations,
-                )
-                for module in shown
-            ),
-            depths=tuple(_depth(module) for module in shown),
-            notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(facts), *_coverage_notes(facts)),
+def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table]:
+    """How parameters, multiply-adds and activations spread over the modules of a forward pass."""
+    forward = facts.forward
+    shown = [module for module in forward.modules if _is_shown(module, options.module_depth)]
+    yield FORWARD_MODULES.table(
+        rows=tuple(
+            (
+                module.path.rpartition(".")[2] or _MODEL,
+                module.type_name,
+                module.parameters,
+                module.macs,
+                module.share,
+                module.activations,
+            )
+            for module in shown
         ),
-        FORWARD_OPERATORS.table(
-            rows=tuple((one.operator, one.macs, one.share) for one in facts.operators),
-            notes=(_OPERATOR_NOTE,) if facts.operators else (),
-            absent_reason=None if facts.operators else "fvcore counted no multiply-adds",
-        ),
+        depths=tuple(_depth(module) for module in shown),
+        notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(forward), *_coverage_notes(forward)),
+        is_detail=True,
+    )
+
+
+def forward_operators_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    if not facts.forward.operators:
+        raise NotMeasured("fvcore counted no multiply-adds")
+    yield FORWARD_OPERATORS.table(
+        rows=tuple((one.operator, one.macs, one.share) for one in facts.forward.operators),
+        notes=(_OPERATOR_NOTE,),
+        is_detail=True,
     )
 
 

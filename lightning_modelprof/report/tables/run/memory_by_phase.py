@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.run.memory import BEGIN, CATEGORIES, MemoryRecord, PhasePeak, StepMemory
+from lightning_modelprof.run.memory import BEGIN, CATEGORIES, PhasePeak
 
 _LABELS: Final = {
     BEGIN: "Start",
@@ -23,16 +23,6 @@ _NOTE: Final = (
     "Counts whole storages of tensors on the model's device, each once. Operator workspace and allocator"
     " rounding aren't included."
 )
-
-
-def memory_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """Both tables; none in runs of versions that did not look."""
-    if isinstance(analysis.memory, Absent):
-        return ()
-    record = analysis.memory.record
-    was_asked_for = bool(analysis.info.config.get("profile_memory"))
-    by_phase = _by_phase(record.step_memory, record.notes)
-    return (_peaks(record), by_phase if was_asked_for else replace(by_phase, is_detail=True))
 
 
 MEMORY_PEAKS: Final = TableSpec(
@@ -59,7 +49,8 @@ MEMORY_PEAKS: Final = TableSpec(
 )
 
 
-def _peaks(record: MemoryRecord) -> Table:
+def memory_peaks_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    record = facts.memory.record
     figures: tuple[tuple[str, Cell, Unit], ...] = (
         ("Peak resident memory", record.peak_rss_bytes, Unit.BYTES),
         ("Total host memory", record.host_total_bytes, Unit.BYTES),
@@ -70,10 +61,11 @@ def _peaks(record: MemoryRecord) -> Table:
         ("Allocator out-of-memory errors", record.num_ooms, Unit.COUNT),
     )
     known = tuple(figure for figure in figures if figure[1] is not None)
-    return MEMORY_PEAKS.table(
+    if not known:
+        raise NotMeasured("the system reports no memory figures")
+    yield MEMORY_PEAKS.table(
         rows=tuple((label, value) for label, value, _ in known),
         row_units=tuple(unit for _, _, unit in known),
-        absent_reason=None if known else "the system reports no memory figures",
     )
 
 
@@ -108,18 +100,22 @@ MEMORY_BY_PHASE: Final = TableSpec(
 )
 
 
-def _by_phase(memory: StepMemory | None, notes: tuple[str, ...]) -> Table:
+def memory_by_phase_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """What takes the memory when it is at its most, in which operator of which module."""
-    rows: tuple[tuple[Cell, ...], ...] = ()
-    if memory is not None:
-        begin = (_LABELS[BEGIN], memory.begin_bytes, *_sizes(memory.begin_by_category), None, None)
-        rows = (begin, *map(_row, memory.peaks))
-    return MEMORY_BY_PHASE.table(
-        rows=rows,
-        notes=notes
-        if memory is None
-        else (_NOTE, f"Step {memory.step}, on {memory.device}.", *_dropped(memory)),
-        absent_reason=None if memory is not None else "not tracked",
+    record = facts.memory.record
+    memory = record.step_memory
+    if memory is None:
+        yield MEMORY_BY_PHASE.table(notes=record.notes, absent_reason="not tracked")
+        return
+    begin = (_LABELS[BEGIN], memory.begin_bytes, *_sizes(memory.begin_by_category), None, None)
+    yield MEMORY_BY_PHASE.table(
+        rows=(begin, *map(_row, memory.peaks)),
+        notes=(
+            _NOTE,
+            f"Step {memory.step}, on {memory.device}.",
+            *(f"Not tracked: {reason}." for reason in memory.dropped),
+        ),
+        is_detail=not facts.info.config.get("profile_memory"),
     )
 
 
@@ -130,7 +126,3 @@ def _row(peak: PhasePeak) -> tuple[Cell, ...]:
 
 def _sizes(by_category: dict[str, int]) -> tuple[int, ...]:
     return tuple(by_category.get(name, 0) for name in CATEGORIES)
-
-
-def _dropped(memory: StepMemory) -> tuple[str, ...]:
-    return tuple(f"Not tracked: {reason}." for reason in memory.dropped)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
@@ -20,10 +20,9 @@ _NOTE: Final = (
 )
 
 
-def run_model_size(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """What the model of a run holds; no table when it was not inspected."""
-    cost = analysis.cost
-    return () if cost is None else (model_size_table(cost.size, cost.size_note, is_detail=True),)
+def run_model_size(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    """What the model of a run holds."""
+    yield model_size_table(facts.cost.size, facts.cost.size_note)
 
 
 MODEL_SIZE: Final = TableSpec(
@@ -58,13 +57,12 @@ MODEL_SIZE: Final = TableSpec(
 )
 
 
-def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = False) -> Table:
+def model_size_table(size: ModelSize | None, note: str) -> Table:
     """How much memory the model takes before anything is computed, and in which dtypes.
 
     Args:
         size: what was counted; ``None`` if nothing was.
         note: why nothing was.
-        is_detail: whether a page folds the table at first.
     """
     rows = () if size is None else size.sizes
     total = () if size is None or not rows else (total_size(size),)
@@ -74,7 +72,7 @@ def model_size_table(size: ModelSize | None, note: str, *, is_detail: bool = Fal
         ),
         notes=((_NOTE,) if rows else ()) + _notes(size),
         absent_reason=_absent_reason(size, note),
-        is_detail=is_detail,
+        is_detail=True,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleCost, ModuleTree
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -178,22 +178,21 @@ _CLASS_DEFINITION: Final = (
     " forward MACs and latency. Depth 0 is the model."
 )
 
-_DETAILS: Final = frozenset({"module_tree", "top_modules"})
-"""Folded at first: a page of a run has the slowest modules."""
+
+def slowest_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    if facts.modules.steps:
+        yield _slowest(facts.modules)
 
 
-def run_module_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:
-    """The tables of the modules of a run's model; none when it was not inspected."""
-    if analysis.cost is None:
-        return ()
-    tables = module_tables(
-        analysis.modules, module_depth=options.module_depth, top_modules=options.top_modules
-    )
-    return tuple(replace(table, is_detail=table.id in _DETAILS) for table in tables)
+def module_tree_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:
+    depth = _depth(facts.modules, options.module_depth)
+    # A page has the slowest modules, and folds these.
+    yield replace(_classes(facts.modules, depth, options.top_modules), is_detail=True)
+    yield replace(_modules(facts.modules, depth), is_detail=True)
 
 
 def module_tables(
-    tree: ModuleTree | Absent,
+    tree: ModuleTree,
     *,
     module_depth: int | None = None,
     top_modules: int = 3,
@@ -206,17 +205,16 @@ def module_tables(
         top_modules: classes that are named for each depth and figure.
         detailed: whether the tree itself is there.
     """
-    if isinstance(tree, Absent):
-        tables = [TOP_MODULES.table(absent_reason=tree.reason)]
-        if detailed:
-            tables.append(MODULE_TREE.table(absent_reason=tree.reason))
-        return tuple(tables)
-    depth = tree.depth if module_depth is None else min(module_depth, tree.depth)
+    depth = _depth(tree, module_depth)
     tables = [_slowest(tree)] if tree.steps else []
     tables.append(_classes(tree, depth, top_modules))
     if detailed:
         tables.append(_modules(tree, depth))
     return tuple(tables)
+
+
+def _depth(tree: ModuleTree, asked: int | None) -> int:
+    return tree.depth if asked is None else min(asked, tree.depth)
 
 
 def _slowest(tree: ModuleTree) -> Table:

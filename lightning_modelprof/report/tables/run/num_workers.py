@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
@@ -42,17 +43,23 @@ NUM_WORKERS: Final = TableSpec(
 )
 
 
-def num_workers_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def num_workers_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """How many workers are enough: a table for each loader of the run that has a prediction."""
-    facts, step = analysis.workers, loop_of(analysis.info.loop).step
-    if isinstance(facts, Absent) or not facts:
-        queue = analysis.fetch_queue
-        return () if isinstance(queue, Absent) else (_table(queue, step, 0, ""),)
-    is_remade = len({one.record.loader for one in facts}) < len(facts)  # with other settings, in its place
-    return tuple(
-        _table(one.queue, step, number, _suffix(one, is_remade=is_remade) if len(facts) > 1 else "")
-        for number, one in enumerate(facts)
-    )
+    step, loaders = loop_of(facts.info.loop).step, facts.get(Facts.workers)
+    if loaders is None:
+        queue = facts.get(Facts.fetch_queue)
+        if queue is not None:
+            yield _table(queue, step)
+        return
+    # Of a loader that was remade with other settings there are several.
+    is_remade = len({one.record.loader for one in loaders}) < len(loaders)
+    for number, one in enumerate(loaders):
+        name = f"{NUM_WORKERS.id}_{number}" if number else NUM_WORKERS.id
+        title = NUM_WORKERS.title + (_suffix(one, is_remade=is_remade) if len(loaders) > 1 else "")
+        if one.queue is None:
+            yield NUM_WORKERS.table(id=name, title=title, absent_reason=one.why_no_queue)
+        else:
+            yield replace(_table(one.queue, step), id=name, title=title)
 
 
 def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:
@@ -60,16 +67,10 @@ def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:
     return f" for loader {one.record.loader}{now}"
 
 
-def _table(queue: LoaderQueue | Absent, step: str, number: int, suffix: str) -> Table:
-    name = f"num_workers_{number}" if suffix and number else "num_workers"
-    title = NUM_WORKERS.title + suffix
-    if isinstance(queue, Absent):
-        return NUM_WORKERS.table(id=name, title=title, absent_reason=queue.reason, is_detail=True)
+def _table(queue: LoaderQueue, step: str) -> Table:
     factor = queue.present.prefetch_factor
     shown = sorted(queue.predictions, key=lambda one: (one.prefetch_factor != factor, one.prefetch_factor))
     return NUM_WORKERS.table(
-        id=name,
-        title=title,
         rows=tuple(_row(one, queue) for one in shown),
         notes=_notes(queue, step),
         row_limit=20,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTimes
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -75,37 +75,22 @@ AROUND: Final = TableSpec(
 )
 
 
-def around_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    around = analysis.around
-    rows: tuple[tuple[Cell, ...], ...] = ()
-    notes: list[str] = []
-    if not isinstance(around, Absent):
-        folder = common_folder({file for one in around.rows if (file := _own_file(one))})
-        rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before, folder))
-        notes += [f"Paths are relative to {folder}."] if folder and any(row[-1] for row in rows) else []
-        after = around.after_ns
-        notes.append(
-            f"{format_duration(around.before_ns)} before the loop, {format_duration(around.loop_ns)} in it"
-            + ("." if after is None else f", {format_duration(after)} after it.")
-        )
-        notes += [_AFTER_UNSEEN] if after is None else []
-        notes += (
-            [
-                "Gap is the time from the end of an action to the start of the next one. Ratio is the share"
-                " of the"
-                " loop and everything around it, including the gap."
-            ]
-            if rows
-            else []
-        )
-    return (
-        AROUND.table(
-            rows=rows,
-            notes=tuple(notes),
-            absent_reason=around.reason if isinstance(around, Absent) else None,
-            is_detail=isinstance(around, Absent),
-        ),
+def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    around = facts.around
+    folder = common_folder({file for one in around.rows if (file := _own_file(one))})
+    rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before, folder))
+    notes = [f"Paths are relative to {folder}."] if folder and any(row[-1] for row in rows) else []
+    after = around.after_ns
+    notes.append(
+        f"{format_duration(around.before_ns)} before the loop, {format_duration(around.loop_ns)} in it"
+        + ("." if after is None else f", {format_duration(after)} after it.")
     )
+    notes += [_AFTER_UNSEEN] if after is None else []
+    notes.append(
+        "Gap is the time from the end of an action to the start of the next one. Ratio is the share of the"
+        " loop and everything around it, including the gap."
+    )
+    yield AROUND.table(rows=rows, notes=tuple(notes))
 
 
 def _own_file(one: AroundRow) -> str:

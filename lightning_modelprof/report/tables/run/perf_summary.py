@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -88,12 +88,13 @@ _EXCLUDED: Final = {
 """Reason to leave a step out → what follows a number of such steps; others follow it unchanged."""
 
 
-def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """How fast the run was without profiling, and how much of a step waited for data."""
-    figures, loop = analysis.benchmark, loop_of(analysis.info.loop)
+    figures, loop = facts.get(Facts.benchmark), loop_of(facts.info.loop)
     if figures is None:
-        return (_table((), (), notes=_left_out(analysis), reason=_no_clean_steps(analysis)),)
-    unit = analysis.info.sample_unit
+        yield PERF_SUMMARY.table(notes=_left_out(facts), absent_reason=_no_clean_steps(facts))
+        return
+    unit = facts.info.sample_unit
     named: tuple[tuple[str, Statistics | None, Unit], ...] = (
         ("reader_cost", figures.reader_cost_ns, Unit.DURATION_NS),
         ("batch_cost", figures.batch_cost_ns, Unit.DURATION_NS),
@@ -103,33 +104,34 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
     )
     rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
     steps = loop.step if figures.num_steps == 1 else loop.steps
-    notes = [f"Based on {figures.num_steps} clean {steps} out of {analysis.num_steps}.", *_left_out(analysis)]
+    notes = [f"Based on {figures.num_steps} clean {steps} out of {facts.num_steps}.", *_left_out(facts)]
     if figures.num_steps < _FEW:
         notes.append(
             f"With fewer than {_FEW} clean {loop.steps}, these figures are unreliable. For more clean"
-            f" {loop.steps}, {_advice(analysis)}."
+            f" {loop.steps}, {_advice(facts)}."
         )
-    note = analysis.samples_note
+    note = facts.samples_note
     if figures.samples_per_s is None:
         reason = note or f"the number of {unit} per batch couldn't be counted (pass samples_fn)"
         notes.append(f"{unit}/s is unknown: {reason}.")
     elif note:
         notes.append(f"{unit}/s: {note}.")
-    num_loaders = 0 if analysis.setup is None or not loop.is_fit else len(analysis.setup.loaders)
-    is_ours = not analysis.info.config.get("samples_fn")
+    setup = facts.get(Facts.setup)
+    num_loaders = 0 if setup is None or not loop.is_fit else len(setup.loaders)
+    is_ours = not facts.info.config.get("samples_fn")
     if figures.samples_per_s is not None and num_loaders > 1 and is_ours:
         notes.append(
             f"{unit}/s: each step takes one batch from each of {num_loaders} dataloaders but counts only"
             " one; pass samples_fn to count all."
         )
-    if analysis.num_not_stepping and loop.is_fit:
-        why = " (gradient accumulation)" if (analysis.info.accumulate_grad_batches or 1) > 1 else ""
+    if facts.num_not_stepping and loop.is_fit:
+        why = " (gradient accumulation)" if (facts.info.accumulate_grad_batches or 1) > 1 else ""
         notes.append(
-            f"The optimizer didn't step in {analysis.num_not_stepping} of {analysis.num_steps} steps{why}. A"
+            f"The optimizer didn't step in {facts.num_not_stepping} of {facts.num_steps} steps{why}. A"
             " step is one batch."
         )
-    cost = analysis.own_cost
-    if not isinstance(cost, Absent) and cost.share is not None:
+    cost = facts.get(Facts.own_cost)
+    if cost is not None and cost.share is not None:
         of = f"the {_seconds(cost.loop_ns)} s loop"
         wait = ""
         if cost.report_wait_ns:
@@ -139,22 +141,11 @@ def perf_summary(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]
             f"Profiler overhead: {_seconds(cost.total_ns)} s of {of} ({100 * cost.share:.2g}%), excluded"
             f" from these figures.{wait}"
         )
-    if not isinstance(cost, Absent) and cost.helper_cpu_ns is not None:
+    if cost is not None and cost.helper_cpu_ns is not None:
         notes.append(
             f"Traces were analyzed in a background process ({_seconds(cost.helper_cpu_ns)} s of CPU time)."
         )
-    return (_table(rows, tuple(u for _, _, u in named), notes=tuple(notes), reason=None),)
-
-
-def _table(
-    rows: tuple[tuple[Cell, ...], ...], units: tuple[Unit, ...], *, notes: tuple[str, ...], reason: str | None
-) -> Table:
-    return PERF_SUMMARY.table(
-        rows=rows,
-        row_units=units,
-        notes=notes,
-        absent_reason=reason,
-    )
+    yield PERF_SUMMARY.table(rows=rows, row_units=tuple(unit for _, _, unit in named), notes=tuple(notes))
 
 
 def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
@@ -163,28 +154,28 @@ def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
     return tuple(getattr(statistics, key) for key in _STATISTICS)
 
 
-def _left_out(analysis: Analysis) -> tuple[str, ...]:
-    if not analysis.exclusions:
+def _left_out(facts: Facts) -> tuple[str, ...]:
+    if not facts.exclusions:
         return ()
-    loop = loop_of(analysis.info.loop)
-    reasons = ", ".join(f"{e.num_steps:,} {_EXCLUDED.get(e.reason, e.reason)}" for e in analysis.exclusions)
-    has_several = len(analysis.exclusions) > 1
+    loop = loop_of(facts.info.loop)
+    reasons = ", ".join(f"{e.num_steps:,} {_EXCLUDED.get(e.reason, e.reason)}" for e in facts.exclusions)
+    has_several = len(facts.exclusions) > 1
     once = f" A {loop.step} is counted under the first reason that applies." * has_several
     return (f"Excluded {loop.steps}: {reasons}.{once}",)
 
 
-def _no_clean_steps(analysis: Analysis) -> str:
-    loop = loop_of(analysis.info.loop)
-    if analysis.num_steps == 0:
+def _no_clean_steps(facts: Facts) -> str:
+    loop = loop_of(facts.info.loop)
+    if facts.num_steps == 0:
         return f"no {loop.name} {loop.step} finished"
-    return f"none of the {analysis.num_steps} {loop.steps} is clean; {_advice(analysis)}"
+    return f"none of the {facts.num_steps} {loop.steps} is clean; {_advice(facts)}"
 
 
-def _advice(analysis: Analysis) -> str:
+def _advice(facts: Facts) -> str:
     """How to get more clean steps: against what took most of them, and all else that took a third."""
-    by_size = sorted(analysis.exclusions, key=lambda exclusion: -exclusion.num_steps)
-    large = [e for e in by_size if e is by_size[0] or 3 * e.num_steps >= analysis.num_steps]
-    loop = loop_of(analysis.info.loop)
+    by_size = sorted(facts.exclusions, key=lambda exclusion: -exclusion.num_steps)
+    large = [e for e in by_size if e is by_size[0] or 3 * e.num_steps >= facts.num_steps]
+    loop = loop_of(facts.info.loop)
     advice = [
         _ADVICE.get(exclusion.reason, "{more}").format(more=loop.more, steps=loop.steps)
         for exclusion in large

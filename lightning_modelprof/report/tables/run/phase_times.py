@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
@@ -43,11 +45,13 @@ PHASE_TIMES: Final = TableSpec(
 )
 
 
-def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    loop = loop_of(analysis.info.loop)
-    has_device = any(phase.device_total_ns is not None for phase in analysis.phases)
+def phase_times_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    loop = loop_of(facts.info.loop)
+    if not facts.phases:
+        raise NotMeasured(f"no {loop.name} {loop.step} finished")
+    has_device = any(phase.device_total_ns is not None for phase in facts.phases)
     columns = _COLUMNS if has_device else _COLUMNS[:-1]
-    rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in analysis.phases)
+    rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in facts.phases)
     thread = "training thread" if loop.is_fit else "loop's thread"
     notes = [
         f"Self time on the {thread} over all {loop.steps}, including excluded ones. Phases add up to the"
@@ -55,9 +59,9 @@ def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table,
         f"Avg, Max and Min are over all {loop.steps}; {loop.steps.capitalize()} is how many the phase"
         " occurred in."
         " Loop is Lightning's code between the other phases.",
-        *other_shares(analysis),
+        *other_shares(facts),
     ]
-    if any(phase.key == "profiler" and phase.total_ns for phase in analysis.phases):
+    if any(phase.key == "profiler" and phase.total_ns for phase in facts.phases):
         notes.append(
             "Profiler is the time spent directly in lightning-modelprof, such as opening and closing windows."
             " The benchmark figures exclude it. Overhead inside other phases is part of those phases; the"
@@ -65,19 +69,16 @@ def phase_times_table(analysis: Analysis, options: TableOptions) -> tuple[Table,
             " below Perf Summary has the total."
         )
     if has_device:
-        covered = max(phase.device_num_steps for phase in analysis.phases)
+        covered = max(phase.device_num_steps for phase in facts.phases)
         notes.append(
             "Device total is elapsed time on the device's stream between the phase's boundaries, including"
-            f" waiting, over the {covered} of {analysis.num_steps} {loop.steps} with known times."
+            f" waiting, over the {covered} of {facts.num_steps} {loop.steps} with known times."
         )
-    elif analysis.info.device_type == "cpu":
+    elif facts.info.device_type == "cpu":
         notes.append("This run was on the CPU, so there's no device time.")
-    return (
-        PHASE_TIMES.table(
-            columns=columns,
-            labels={"num_steps": loop.steps.capitalize()},
-            rows=rows,
-            notes=tuple(notes) if rows else (),
-            absent_reason=None if rows else f"no {loop.name} {loop.step} finished",
-        ),
+    yield PHASE_TIMES.table(
+        columns=columns,
+        labels={"num_steps": loop.steps.capitalize()},
+        rows=rows,
+        notes=tuple(notes),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
@@ -65,9 +65,9 @@ SHORT_LOOPS: Final = TableSpec(
 )
 
 
-def process_loop_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def process_loop_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """The other loops of the process: those with a report of their own, and those that were too short."""
-    return loop_tables(analysis.loops, analysis.short_loops)
+    yield from loop_tables(facts.loops, facts.short_loops)
 
 
 def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple[Table, ...]:

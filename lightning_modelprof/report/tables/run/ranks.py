@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.ranks import RankPace, RankSkew
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -19,30 +19,24 @@ _IN_ORDER: Final = 16
 """With more ranks than these the latest come first."""
 
 
-def rank_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
+def rank_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """Which rank makes the others wait, and by what; no table when there is one rank."""
-    skew = analysis.rank_skew
-    if isinstance(skew, Absent):
-        if analysis.info.world_size < 2:
-            return ()
-        absent = _absent(analysis)
-        note = f"{skew.reason[0].upper()}{skew.reason[1:]}."
-        ranks = _ranks(absent, None, (note,)) if absent else _ranks((), skew.reason)
-        return (ranks, _spread((), skew.reason))
-    return (_rank_table(skew, _absent(analysis)), _spread_table(skew))
-
-
-def _absent(analysis: Analysis) -> tuple[tuple[Cell, ...], ...]:
-    """A row for each rank of which nothing is known; the reason stands in the place of its name."""
-    cells = len(_CORE) + 6
-    return tuple((f"rank {one.rank}: {one.reason}", *[None] * cells) for one in analysis.absent_ranks)
-
-
-def _rank_table(skew: RankSkew, absent: tuple[tuple[Cell, ...], ...]) -> Table:
-    ranks = list(skew.ranks)
+    if facts.info.world_size < 2:
+        return
+    absent, reason = _absent(facts), facts.why_not(Facts.rank_skew)
+    if absent and reason:
+        yield RANKS.table(rows=absent, notes=(f"{reason[0].upper()}{reason[1:]}.",))
+        return
+    ranks = list(facts.rank_skew.ranks)
     if len(ranks) > _IN_ORDER:
         ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
-    return _ranks((*map(_row, ranks), *absent), None, _notes(skew, len(absent)))
+    yield RANKS.table(rows=(*map(_row, ranks), *absent), notes=_notes(facts.rank_skew, len(absent)))
+
+
+def _absent(facts: Facts) -> tuple[tuple[Cell, ...], ...]:
+    """A row for each rank of which nothing is known; the reason stands in the place of its name."""
+    cells = len(_CORE) + 6
+    return tuple((f"rank {one.rank}: {one.reason}", *[None] * cells) for one in facts.absent_ranks)
 
 
 def _row(pace: RankPace) -> tuple[Cell, ...]:
@@ -109,14 +103,6 @@ RANKS: Final = TableSpec(
 )
 
 
-def _ranks(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
-    return RANKS.table(
-        rows=rows,
-        notes=notes,
-        absent_reason=reason,
-    )
-
-
 def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
     missing = skew.world_size - len(skew.ranks) - num_explained
     notes = []
@@ -138,16 +124,20 @@ def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _spread_table(skew: RankSkew) -> Table:
+def rank_spread_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    if facts.info.world_size < 2:
+        return
     rows = []
     for phase in PHASES:
-        known = [(ns, pace.rank) for pace in skew.ranks if (ns := pace.phases_ns[phase.key]) is not None]
+        known = [
+            (ns, pace.rank) for pace in facts.rank_skew.ranks if (ns := pace.phases_ns[phase.key]) is not None
+        ]
         if not known or not any(ns for ns, _ in known):
             continue
         (least_ns, least), (most_ns, most) = min(known), max(known)
         mean_ns = sum(ns for ns, _ in known) / len(known)
         rows.append((phase.label, mean_ns, least_ns, least, most_ns, most, most_ns - least_ns))
-    return _spread(tuple(rows), None)
+    yield RANK_SPREAD.table(rows=tuple(rows))
 
 
 RANK_SPREAD: Final = TableSpec(
@@ -168,13 +158,6 @@ RANK_SPREAD: Final = TableSpec(
 )
 
 
-def _spread(rows: tuple[tuple[Cell, ...], ...], reason: str | None) -> Table:
-    return RANK_SPREAD.table(
-        rows=rows,
-        absent_reason=reason,
-    )
-
-
 ALL_RANKS: Final = TableSpec(
     id="all_ranks",
     title="All ranks",
@@ -191,13 +174,11 @@ ALL_RANKS: Final = TableSpec(
 )
 
 
-def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """How fast all ranks were together; no table when there is one rank."""
-    ranks = analysis.all_ranks
-    if ranks is None:
-        return ()
+def all_ranks(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    """How fast all ranks were together."""
+    ranks = facts.all_ranks
     rate = 1e9 * ranks.world_size / ranks.batch_total_ns if ranks.batch_total_ns else None
-    unit = analysis.info.sample_unit
+    unit = facts.info.sample_unit
     reader = ranks.reader_total_ns
     named: tuple[tuple[str, Cell, Unit], ...] = (
         ("clean steps", ranks.num_steps, Unit.COUNT),
@@ -207,18 +188,16 @@ def all_ranks(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  
         ("reader_cost avg", None if reader is None else reader / ranks.num_steps, Unit.DURATION_NS),
         ("Reader Ratio", ranks.reader_ratio, Unit.RATIO),
         (
-            f"{unit}/s of {'all' if ranks.world_size == analysis.info.world_size else 'these'} ranks",
+            f"{unit}/s of {'all' if ranks.world_size == facts.info.world_size else 'these'} ranks",
             None if rate is None or ranks.samples is None else rate * ranks.samples,
             Unit.RATE,
         ),
     )
-    return (
-        ALL_RANKS.table(
-            title=f"All {ranks.world_size} ranks"
-            if ranks.world_size == analysis.info.world_size
-            else f"{ranks.world_size} of {analysis.info.world_size} ranks",
-            rows=tuple((label, value) for label, value, _ in named),
-            row_units=tuple(row_unit for _, _, row_unit in named),
-            notes=("Covers the clean steps of all these ranks.",),
-        ),
+    yield ALL_RANKS.table(
+        title=f"All {ranks.world_size} ranks"
+        if ranks.world_size == facts.info.world_size
+        else f"{ranks.world_size} of {facts.info.world_size} ranks",
+        rows=tuple((label, value) for label, value, _ in named),
+        row_units=tuple(row_unit for _, _, row_unit in named),
+        notes=("Covers the clean steps of all these ranks.",),
     )

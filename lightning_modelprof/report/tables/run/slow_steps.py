@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -16,17 +17,12 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
-def slow_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    facts, loop = analysis.slow, loop_of(analysis.info.loop)
-    if isinstance(facts, Absent):
-        return (_slow_table((), facts.reason),)
-    if facts.worst is None:
-        none_was = f"no clean {loop.step} took more than {facts.record.factor:g} times the median"
-        return (_slow_table((), facts.record.why_not_looked_for or none_was),)
-    return (
-        _slow_table(tuple(_row(one) for one in facts.causes), None, _notes(facts, loop.steps)),
-        _worst_table(facts, facts.worst, loop.step),
-    )
+def slow_steps_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    slow, loop = facts.slow, loop_of(facts.info.loop)
+    if slow.worst is None:
+        none_was = f"no clean {loop.step} took more than {slow.record.factor:g} times the median"
+        raise NotMeasured(slow.record.why_not_looked_for or none_was)
+    yield SLOW_STEPS.table(rows=tuple(_row(one) for one in slow.causes), notes=_notes(slow, loop.steps))
 
 
 def _row(one: SlowCause) -> tuple[Cell, ...]:
@@ -133,15 +129,6 @@ SLOW_STEPS: Final = TableSpec(
 )
 
 
-def _slow_table(rows: tuple[tuple[Cell, ...], ...], reason: str | None, notes: tuple[str, ...] = ()) -> Table:
-    return SLOW_STEPS.table(
-        rows=rows,
-        notes=notes,
-        absent_reason=reason,
-        is_detail=not rows,  # most runs have none, and then nobody wants to read of them
-    )
-
-
 WORST_STEP: Final = TableSpec(
     id="worst_step",
     title="Median and slowest step",
@@ -160,17 +147,21 @@ WORST_STEP: Final = TableSpec(
 )
 
 
-def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
+def worst_step_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    slow, step = facts.slow, loop_of(facts.info.loop).step
+    worst = slow.worst
+    if worst is None:
+        return
     rows: list[tuple[Cell, ...]] = []
     for phase in PHASES:
-        typical_ns = facts.medians_ns.get(phase.key)
+        typical_ns = slow.medians_ns.get(phase.key)
         worst_ns = worst.slow.phases_ns.get(phase.key, 0)
         if not typical_ns and not worst_ns:
             continue
         more_ns = None if typical_ns is None else worst_ns - typical_ns
         rows.append((phase.label, typical_ns, worst_ns, more_ns))
     units = [Unit.DURATION_NS] * len(rows)
-    usual, wait = facts.record.usual_cpu_wait, _cpu_wait(worst.slow)
+    usual, wait = slow.record.usual_cpu_wait, _cpu_wait(worst.slow)
     of_wait: tuple[str, ...] = ()
     if wait is not None:
         rows.append(("CPU wait", usual, wait, None if usual is None else wait - usual))
@@ -180,7 +171,7 @@ def _worst_table(facts: SlowFacts, worst: SlowCause, step: str) -> Table:
             " slowest step's group.",
         )
     is_special = " with validation or at the start of an epoch" if worst.slow.tags & SPECIAL else ""
-    return WORST_STEP.table(
+    yield WORST_STEP.table(
         title=f"Median and slowest {step}",
         rows=tuple(rows),
         row_units=tuple(units),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -97,29 +98,23 @@ _RUN: Final = (
 )
 
 
-def source_lines_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    lines = analysis.source_lines
-    if isinstance(lines, Absent) and analysis.cost is None and isinstance(analysis.hot_lines, Absent):
-        return ()  # nobody asked for it
-    absent_reason = lines.reason if isinstance(lines, Absent) else None
-    found = () if isinstance(lines, Absent) else lines
-    if absent_reason is None and not found:
-        absent_reason = "none of your lines was sampled or inspected"
-    folder = common_folder({line.file for line in found})
+def source_lines_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    cost = facts.get(Facts.cost)
+    if cost is None and facts.get(Facts.hot_lines) is None:
+        return  # nobody asked for it
+    lines = facts.source_lines
+    if not lines:
+        raise NotMeasured("none of your lines was sampled or inspected")
+    folder = common_folder({line.file for line in lines})
     notes = [f"Paths are relative to {folder}."] if folder else []
-    if any(line.share is not None for line in found):
+    if any(line.share is not None for line in lines):
         notes.append(_SAMPLED)
-    if any(line.operators is not None for line in found):
-        notes.append(_RUN.format(step=loop_of(analysis.info.loop).step))
-    elif found and analysis.cost is not None and analysis.cost.sites_note:
-        notes.append(f"Operators per line are unknown: {analysis.cost.sites_note}.")
-    return (
-        SOURCE_LINES.table(
-            rows=tuple(_row(line, folder) for line in found),
-            notes=tuple(notes),
-            absent_reason=absent_reason,
-            row_limit=20,
-        ),
+    if any(line.operators is not None for line in lines):
+        notes.append(_RUN.format(step=loop_of(facts.info.loop).step))
+    elif cost is not None and cost.sites_note:
+        notes.append(f"Operators per line are unknown: {cost.sites_note}.")
+    yield SOURCE_LINES.table(
+        rows=tuple(_row(line, folder) for line in lines), notes=tuple(notes), row_limit=20
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -65,22 +66,22 @@ VALIDATION: Final = TableSpec(
 )
 
 
-def validation_table(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    split = analysis.validation
-    if split is NO_VALIDATION or not loop_of(analysis.info.loop).is_fit:
-        return ()  # of an evaluation loop its own phases say it
-    if isinstance(split, Absent):
-        return (_table((), absent_reason=split.reason),)
+def validation_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    if not loop_of(facts.info.loop).is_fit or facts.why_not(Facts.validation) == NO_VALIDATION:
+        return  # of an evaluation loop its own phases say it
+    split = facts.validation
+    if not split.parts:
+        raise NotMeasured("validations took no measurable time")
     has_device = any(part.device_ns is not None for part in split.parts)
     columns = _COLUMNS if has_device else _COLUMNS[:-1]
-    rows = tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts)
-    reason = None if rows else "validations took no measurable time"
-    return (
-        _table(rows, columns, notes=_notes(analysis, split, has_device=has_device), absent_reason=reason),
+    yield VALIDATION.table(
+        columns=columns,
+        rows=tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts),
+        notes=_notes(facts, split, has_device=has_device),
     )
 
 
-def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
+def _notes(facts: Facts, split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
     runs = "1 validation" if split.num_runs == 1 else f"{split.num_runs:,} validations"
     batches = "1 batch" if split.num_batches == 1 else f"{split.num_batches:,} batches"
     notes = [
@@ -88,7 +89,8 @@ def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> t
         " Validation of the whole fit."
     ]
     if split.first_wait_ns:
-        loaders = () if analysis.setup is None else analysis.setup.val_loaders
+        setup = facts.get(Facts.setup)
+        loaders = () if setup is None else setup.val_loaders
         why = ", mostly for worker startup" if any(one.num_workers for one in loaders) else ""
         notes.append(
             f"First batches account for {milliseconds(split.first_wait_ns)} more waiting than others{why}."
@@ -101,19 +103,3 @@ def _notes(analysis: Analysis, split: ValidationSplit, *, has_device: bool) -> t
     if has_device:
         notes.append("Device total is elapsed time on the device's stream, including waiting.")
     return tuple(notes)
-
-
-def _table(
-    rows: tuple[tuple[str | int | float | None, ...], ...],
-    columns: tuple[Column, ...] = _COLUMNS[:-1],
-    *,
-    notes: tuple[str, ...] = (),
-    absent_reason: str | None,
-) -> Table:
-    return VALIDATION.table(
-        columns=columns,
-        rows=rows,
-        notes=notes,
-        absent_reason=absent_reason,
-        is_detail=not rows,
-    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
-from lightning_modelprof.analysis.facts import Analysis
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts, WorkerShares
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
@@ -180,10 +179,10 @@ _SHARES: Final = ("waiting", "late", "held_back")
 _NOTHING: Final = "no worker activity was seen"
 
 
-def worker_tables(analysis: Analysis, options: TableOptions) -> tuple[Table, ...]:  # noqa: ARG001
-    """What the workers' time goes to; no table where there is no loader, or nobody looked."""
-    loaders = () if isinstance(analysis.workers, Absent) else analysis.workers
-    return (_calls_table(loaders), _workers_table(loaders)) if loaders else ()
+def worker_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    """What the workers' time goes to."""
+    yield _calls_table(facts.workers)
+    yield _workers_table(facts.workers)
 
 
 def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.copies import Copies, CopyKind, pool_copies
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -106,20 +105,17 @@ _PAGEABLE_NOTE: Final = (
 )
 
 
-def copies_table(by_rank: Mapping[int, Copies | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(COPIES, "memory_manipulation", TraceFacts.copies)
+def copies_table(ranks: Ranks[Copies]) -> Table:
     """One row per kind of copy or set, longest device time first, the ranks together."""
-    ranks = split_ranks(by_rank)
     pooled = pool_copies(ranks.found.values())
     return COPIES.table(
         rows=tuple(_row(pooled, kind) for kind in pooled.kinds),
-        notes=(*_notes(pooled), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=tuple(_notes(pooled)),
     )
 
 
 def _notes(copies: Copies) -> list[str]:
-    if not copies.kinds:
-        return []
     notes = [_NOTE, _CPU_NOTE]
     if any(kind.memory == "pageable" for kind in copies.kinds):
         notes.append(_PAGEABLE_NOTE)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import Ranks, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.units import format_duration
 
 _LABELS: Final[Mapping[Cause, str]] = {
@@ -136,15 +136,12 @@ WHAT_IF: Final = TableSpec(
 )
 
 
+@trace_table(PATH, "critical_path", TraceFacts.critical_path)
 def critical_path_table(
-    by_rank: Mapping[int, CriticalPath | Absent],
-    options: TableOptions,  # noqa: ARG001
+    ranks: Ranks[CriticalPath],
 ) -> Table:
     """What the steps waited for, by cause."""
-    ranks = split_ranks(by_rank)
     path = _slowest(ranks)
-    if path is None:
-        return PATH.table(absent_reason=ranks.absent_reason)
     count = len(path.steps)
     causes = [(cause, path.cause_ns(cause)) for cause in CAUSES]
     return PATH.table(
@@ -164,15 +161,12 @@ def critical_path_table(
     )
 
 
+@trace_table(PARTS, "critical_path", TraceFacts.critical_path)
 def critical_path_parts_table(
-    by_rank: Mapping[int, CriticalPath | Absent],
-    options: TableOptions,  # noqa: ARG001
+    ranks: Ranks[CriticalPath],
 ) -> Table:
     """The same by operator, kernel and line."""
-    ranks = split_ranks(by_rank)
     path = _slowest(ranks)
-    if path is None:
-        return PARTS.table(absent_reason=ranks.absent_reason)
     rows: list[tuple[Cell, ...]] = [
         (
             part.operator or None,
@@ -187,15 +181,12 @@ def critical_path_parts_table(
     return PARTS.table(rows=tuple(rows), notes=_notes(ranks, path), row_limit=_FEW)
 
 
+@trace_table(WHAT_IF, "critical_path", TraceFacts.critical_path)
 def what_if_table(
-    by_rank: Mapping[int, CriticalPath | Absent],
-    options: TableOptions,  # noqa: ARG001
+    ranks: Ranks[CriticalPath],
 ) -> Table:
     """How long a step would be if something were faster, most gain first."""
-    ranks = split_ranks(by_rank)
     path = _slowest(ranks)
-    if path is None:
-        return WHAT_IF.table(absent_reason=ranks.absent_reason)
     count, recorded_ns = len(path.steps), path.recorded_ns
     rows: list[tuple[Cell, ...]] = [
         (
@@ -227,9 +218,9 @@ _ALL: Final[Mapping[str, str]] = {
 }
 
 
-def _slowest(ranks: Ranks[CriticalPath]) -> CriticalPath | None:
+def _slowest(ranks: Ranks[CriticalPath]) -> CriticalPath:
     """That of the rank with the longest steps."""
-    return max(ranks.found.values(), key=lambda path: path.recorded_ns / len(path.steps), default=None)
+    return max(ranks.found.values(), key=lambda path: path.recorded_ns / len(path.steps))
 
 
 def _notes(ranks: Ranks[CriticalPath], path: CriticalPath) -> tuple[str, ...]:
@@ -246,7 +237,6 @@ def _notes(ranks: Ranks[CriticalPath], path: CriticalPath) -> tuple[str, ...]:
             if path.num_left_out
             else ()
         ),
-        *ranks.notes,
     )
 
 

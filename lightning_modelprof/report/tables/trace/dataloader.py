@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -88,11 +87,9 @@ _Line = tuple[int, Unit, tuple[Cell, ...]]
 """Depth, unit and cells of a row."""
 
 
-def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(DATALOADER, "dataloader", TraceFacts.dataloader)
+def dataloader_table(ranks: Ranks[DataloaderTime]) -> Table:
     """Where the fetch time goes, the ranks together and the fetches also by rank."""
-    ranks = split_ranks(by_rank)
-    if not ranks.found:
-        return DATALOADER.table(absent_reason=ranks.absent_reason)
     pooled = pool_dataloader(list(ranks.found.values()))
     lines = [_time_line(0, "Fetch", pooled.fetches, pooled.steps_ns)]
     if ranks.are_several:
@@ -104,7 +101,7 @@ def dataloader_table(by_rank: Mapping[int, DataloaderTime | Absent], options: Ta
         rows=tuple(cells for _, _, cells in lines),
         depths=tuple(depth for depth, _, _ in lines),
         row_units=tuple(unit for _, unit, _ in lines),
-        notes=(*_notes(pooled), *ranks.notes),
+        notes=_notes(pooled),
     )
 
 

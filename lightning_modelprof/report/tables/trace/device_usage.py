@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Device"),
@@ -135,18 +134,17 @@ _COVERS: Final = {
 _NO_DEVICE_NOTE: Final = "There are no GPU events, so there's no GPU row."
 
 
-def device_usage_table(by_rank: Mapping[int, DeviceUsage | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(DEVICE_USAGE, "device", TraceFacts.device_usage)
+def device_usage_table(ranks: Ranks[DeviceUsage]) -> Table:
     """Three rows for the processors and one for each device, of each rank."""
-    ranks = split_ranks(by_rank)
     usages = list(ranks.found.values())
     rows = [row for rank, usage in ranks.found.items() for row in _rows(usage, ranks.prefix(rank))]
     # Without a device all columns but the first two would be empty.
-    num_columns = len(_COLUMNS) if any(usage.devices for usage in usages) or not usages else 2
+    num_columns = len(_COLUMNS) if any(usage.devices for usage in usages) else 2
     return DEVICE_USAGE.table(
         columns=_COLUMNS[:num_columns],
         rows=tuple(row[:num_columns] for row in rows),
-        notes=(*_cpu_notes([usage.host for usage in usages]), *_device_notes(usages), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=(*_cpu_notes([usage.host for usage in usages]), *_device_notes(usages)),
     )
 
 
@@ -197,7 +195,7 @@ def _cpu_notes(hosts: list[HostUsage | None]) -> list[str]:
 def _device_notes(usages: list[DeviceUsage]) -> list[str]:
     devices = [device for usage in usages for device in usage.devices]
     if not devices:
-        return [_NO_DEVICE_NOTE] if usages else []
+        return [_NO_DEVICE_NOTE]
     notes = [_GPU_NOTE]
     if any(device.occupancy is not None for device in devices):
         notes.append(_OCCUPANCY_NOTE)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -157,9 +156,9 @@ _COLLECTIVE_NOTES: Final = (
 )
 
 
-def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(DISTRIBUTED, "distributed", TraceFacts.distributed)
+def distributed_table(ranks: Ranks[Distributed]) -> Table:
     """How long each rank communicated, and how much of that computation did not hide."""
-    ranks = split_ranks(by_rank)
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []
     for rank, fact in ranks.found.items():
@@ -178,20 +177,18 @@ def distributed_table(by_rank: Mapping[int, Distributed | Absent], options: Tabl
         rows=tuple(rows),
         depths=tuple(depths),
         notes=(
-            *(_NOTES if facts else ()),
+            *_NOTES,
             *((_HOST_NOTE,) if host else ()),
             *((_ASYNCHRONOUS_NOTE,) if any(fact.is_asynchronous for fact in facts) else ()),
             *((_NO_KERNELS_NOTE,) if any(fact.whole.computation_ns is None for fact in facts) else ()),
             *dict.fromkeys(note for fact in facts for note in fact.notes),
-            *ranks.notes,
         ),
-        absent_reason=ranks.absent_reason,
     )
 
 
-def collectives_table(by_rank: Mapping[int, Distributed | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(COLLECTIVES, "distributed", TraceFacts.distributed)
+def collectives_table(ranks: Ranks[Distributed]) -> Table:
     """Calls, time and size of every collective in every process group, all ranks together."""
-    ranks = split_ranks(by_rank)
     return COLLECTIVES.table(
         rows=tuple(
             (
@@ -207,8 +204,7 @@ def collectives_table(by_rank: Mapping[int, Distributed | Absent], options: Tabl
             )
             for one in pool_collectives(one for fact in ranks.found.values() for one in fact.collectives)
         ),
-        notes=(*(_COLLECTIVE_NOTES if ranks.found else ()), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=_COLLECTIVE_NOTES,
     )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace, pool_host_waits
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -82,33 +81,28 @@ _NOTES: Final = (
 )
 
 
-def host_waits_table(by_rank: Mapping[int, HostWaits | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(HOST_WAITS, "launch", TraceFacts.host_waits)
+def host_waits_table(ranks: Ranks[HostWaits]) -> Table:
     """Idle time per step by its cause, and under After waits each place that waits, over all ranks."""
-    ranks = split_ranks(by_rank)
+    fact = pool_host_waits(list(ranks.found.values()))
+    known_ns = fact.fetch_ns + fact.communication_ns + fact.saves_ns + fact.late_ns
+    communicates = fact.communication_ns > 0
+    is_without = fact.covered_ns != fact.steps_ns
     rows: list[tuple[Cell, ...]] = []
-    depths: list[int] = []
-    if ranks.found:
-        fact = pool_host_waits(list(ranks.found.values()))
-        known_ns = fact.fetch_ns + fact.communication_ns + fact.saves_ns + fact.late_ns
-        communicates = fact.communication_ns > 0
-        is_without = fact.covered_ns != fact.steps_ns
-        if is_without:
-            ratio = share(fact.covered_idle_ns, fact.covered_ns)
-            rows.append(("Idle", None, None, None, None, None, ratio))
-        rows.append(_cause(WITHOUT_FIRST if is_without else "Idle", fact.idle_ns, fact))
-        rows.append(_cause("Dataloader", fact.fetch_ns, fact))
-        if communicates:
-            rows.append(_cause("Communication", fact.communication_ns, fact))
-        rows.append(_cause("After waits", fact.saves_ns, fact))
-        rows += [_wait(wait, fact) for wait in fact.waits]
-        rows.append(_cause("CPU late", fact.late_ns, fact))
-        rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
-        depths = [*[0] * is_without, 0, 1, *[1] * communicates, 1, *[2] * len(fact.waits), 1, 1]
+    if is_without:
+        rows.append(("Idle", None, None, None, None, None, share(fact.covered_idle_ns, fact.covered_ns)))
+    rows.append(_cause(WITHOUT_FIRST if is_without else "Idle", fact.idle_ns, fact))
+    rows.append(_cause("Dataloader", fact.fetch_ns, fact))
+    if communicates:
+        rows.append(_cause("Communication", fact.communication_ns, fact))
+    rows.append(_cause("After waits", fact.saves_ns, fact))
+    rows += [_wait(wait, fact) for wait in fact.waits]
+    rows.append(_cause("CPU late", fact.late_ns, fact))
+    rows.append(_cause("Other", fact.idle_ns - known_ns, fact))
     return HOST_WAITS.table(
         rows=tuple(rows),
-        depths=tuple(depths),
-        notes=(*(_NOTES if ranks.found else ()), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        depths=(*[0] * is_without, 0, 1, *[1] * communicates, 1, *[2] * len(fact.waits), 1, 1),
+        notes=_NOTES,
     )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -95,8 +94,8 @@ _NOTES: Final = (
 )
 
 
-def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    ranks = split_ranks(by_rank)
+@trace_table(IDLE, "idle", TraceFacts.idle)
+def idle_table(ranks: Ranks[Idle]) -> Table:
     has_several = any(len(fact.devices) > 1 for fact in ranks.found.values())
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []
@@ -112,8 +111,7 @@ def idle_table(by_rank: Mapping[int, Idle | Absent], options: TableOptions) -> T
     return IDLE.table(
         rows=tuple(rows),
         depths=tuple(depths),
-        notes=(*(_NOTES if ranks.found else ()), *_unknown_note(num_unknown), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=(*_NOTES, *_unknown_note(num_unknown)),
     )
 
 

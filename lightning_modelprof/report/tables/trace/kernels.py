@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import row_order, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks, row_order
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _WEIGHTED: Final = (
     "mean over the calls that have the value, weighted by time; a dash if none was recorded (ROCm, XPU)."
@@ -106,29 +106,26 @@ _NO_OCCUPANCY_NOTE: Final = (
 )
 
 
-def kernels_table(by_rank: Mapping[int, Kernels | Absent], options: TableOptions) -> Table:
+@trace_table(KERNELS, "kernel", TraceFacts.kernels)
+def kernels_table(ranks: Ranks[Kernels], options: TableOptions) -> Table:
     """One row per kernel name, the ranks together.
 
     Args:
         options: ``sorted_by`` orders the rows; kernels have no CPU time, so a CPU key counts as the GPU's.
     """
-    ranks = split_ranks(by_rank)
     pooled = pool_kernels(ranks.found.values())
     return KERNELS.table(
         rows=tuple(_row(pooled, kernel) for kernel in _sorted(pooled, options)),
-        notes=(*_notes(pooled), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=_notes(pooled),
     )
 
 
-def _notes(kernels: Kernels) -> list[str]:
-    if not kernels.by_name:
-        return []
+def _notes(kernels: Kernels) -> tuple[str, ...]:
     has_occupancy = any(
         kernel.occupancy.mean is not None or kernel.blocks_per_sm.mean is not None
         for kernel in kernels.by_name
     )
-    return [_NOTE, _OPERATOR_NOTE, _OCCUPANCY_NOTE if has_occupancy else _NO_OCCUPANCY_NOTE]
+    return (_NOTE, _OPERATOR_NOTE, _OCCUPANCY_NOTE if has_occupancy else _NO_OCCUPANCY_NOTE)
 
 
 def _sorted(kernels: Kernels, options: TableOptions) -> list[KernelUse]:

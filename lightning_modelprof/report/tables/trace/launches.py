@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.launches import (
     SHORT_NS,
@@ -15,10 +13,11 @@ from lightning_modelprof.analysis.trace.launches import (
     TimeSpread,
     pool_runtime_calls,
 )
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _RECORDED: Final = (
     "recorded values; p90 is the smallest that at least nine tenths of the others don't exceed."
@@ -138,41 +137,36 @@ _CALL_NOTES: Final = (
 )
 
 
-def launches_table(by_rank: Mapping[int, KernelLaunches | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(LAUNCHES, "launch", TraceFacts.kernel_launches)
+def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
     """What the kernels of each rank cost the host, and whether it keeps ahead of the device."""
-    ranks = split_ranks(by_rank)
     rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
     num_graph_calls = sum(fact.num_graph_calls for fact in ranks.found.values())
     return LAUNCHES.table(
         rows=tuple(cells for _, cells in rows),
         depths=tuple(depth for depth, _ in rows),
-        notes=(*(_notes(num_graph_calls) if rows else ()), *_graph_note(num_graph_calls), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=(*_notes(num_graph_calls), *_graph_note(num_graph_calls)),
     )
 
 
-def runtime_calls_table(by_rank: Mapping[int, RuntimeCalls | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(RUNTIME_CALLS, "launch", TraceFacts.runtime_calls)
+def runtime_calls_table(ranks: Ranks[RuntimeCalls]) -> Table:
     """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
-    ranks = split_ranks(by_rank)
     pooled = pool_runtime_calls(ranks.found.values())
-    whole_ns = pooled.total.total_ns
     rows: list[tuple[Cell, ...]] = []
-    if ranks.found:
-        named = (
-            ("All calls", pooled.total, pooled.waiting.total_ns),
-            *(
-                (_NAMES.get(call.name, call.name), call.host, call.host.total_ns if call.waits else None)
-                for call in pooled.calls
-            ),
-        )
-        for name, host, wait_ns in named:
-            times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)
-            rows.append((name, host.calls, *times, share(host.total_ns, whole_ns), wait_ns))
+    for name, host, wait_ns in (
+        ("All calls", pooled.total, pooled.waiting.total_ns),
+        *(
+            (_NAMES.get(call.name, call.name), call.host, call.host.total_ns if call.waits else None)
+            for call in pooled.calls
+        ),
+    ):
+        times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)
+        rows.append((name, host.calls, *times, share(host.total_ns, pooled.total.total_ns), wait_ns))
     return RUNTIME_CALLS.table(
         rows=tuple(rows),
-        depths=(0, *[1] * (len(rows) - 1)) if rows else (),
-        notes=(*(_CALL_NOTES if rows else ()), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        depths=(0, *[1] * (len(rows) - 1)),
+        notes=_CALL_NOTES,
     )
 
 

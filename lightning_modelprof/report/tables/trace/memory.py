@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -66,9 +65,9 @@ _CPU_NOTE: Final = (
 _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices} because this version of torch didn't record them."
 
 
-def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(MEMORY, "memory", TraceFacts.memory)
+def memory_table(ranks: Ranks[Memory]) -> Table:
     """Which operators allocate memory, and how much a device had allocated at most."""
-    ranks = split_ranks(by_rank)
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []
     devices = [
@@ -82,8 +81,7 @@ def memory_table(by_rank: Mapping[int, Memory | Absent], options: TableOptions) 
     return MEMORY.table(
         rows=tuple(rows),
         depths=tuple(depths),
-        notes=(*(_NOTES if rows else ()), *_device_notes(devices), *ranks.notes),
-        absent_reason=ranks.absent_reason,
+        notes=(*_NOTES, *_device_notes(devices)),
     )
 
 

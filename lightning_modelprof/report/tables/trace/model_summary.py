@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.facts import WindowFacts
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
@@ -83,42 +86,31 @@ _GPU_NOTES: Final = (
 )
 
 
-_TITLE: Final = "Model Summary"
+@trace_table(MODEL_SUMMARY, "model", TraceFacts.model_summary)
+def model_summary_table(ranks: Ranks[ModelSummary]) -> Table:
+    return _table(pool_model_summaries(list(ranks.found.values())))
 
 
-def model_summary_table(by_rank: Mapping[int, ModelSummary | Absent], options: TableOptions) -> Table:  # noqa: ARG001
-    ranks = split_ranks(by_rank)
-    if ranks.absent_reason is not None:
-        return _absent_table("model_summary", "", ranks.absent_reason)
-    return _table(pool_model_summaries(list(ranks.found.values())), "model_summary", ranks.notes)
+def window_model_summary(one: WindowFacts) -> Table:
+    """The Model Summary of one window of a run."""
+    window = one.window
+    table_id = MODEL_SUMMARY.id if window.index == 0 else f"{MODEL_SUMMARY.id}_{window.index}"
+    try:
+        if one.facts is None:
+            raise NotMeasured(one.trace_note or _why_absent(window))
+        table = _table(one.facts.model_summary)
+    except NotMeasured as why:
+        requested = _steps_text(range(window.first_step, window.last_step + 1))
+        title = f"{MODEL_SUMMARY.title} ({requested})"
+        return MODEL_SUMMARY.table(id=table_id, title=title, absent_reason=why.reason)
+    about = (*_window_notes(window), *([one.trace_note] if one.trace_note else []))
+    return replace(table, id=table_id, notes=(*table.notes, *about))
 
 
-def window_model_summary(window: Window, summary: ModelSummary | Absent | None, reason: str = "") -> Table:
-    """The Model Summary of one window of a run.
-
-    Args:
-        summary: ``None`` when the window has no trace that could be read.
-        reason: why there is none, ``""`` to take it from the window; a note when there is one.
-    """
-    table_id = "model_summary" if window.index == 0 else f"model_summary_{window.index}"
-    if isinstance(summary, ModelSummary):
-        return _table(summary, table_id, (*_window_notes(window), *([reason] if reason else [])))
-    if isinstance(summary, Absent):
-        reason = summary.reason
-    requested = _steps_text(range(window.first_step, window.last_step + 1))
-    return _absent_table(table_id, f" ({requested})", reason or _why_absent(window))
-
-
-def _absent_table(table_id: str, title_suffix: str, reason: str) -> Table:
-    return MODEL_SUMMARY.table(id=table_id, title=_TITLE + title_suffix, absent_reason=reason)
-
-
-def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Table:
-    """A Model Summary as a table, with more notes after those on what the figures mean."""
+def _table(summary: ModelSummary) -> Table:
     steps = _steps_text(summary.step_numbers)
     return MODEL_SUMMARY.table(
-        id=table_id,
-        title=f"{_TITLE} ({steps})",
+        title=f"{MODEL_SUMMARY.title} ({steps})",
         rows=tuple(
             (row.label, *(getattr(row, column.key) for column in _COLUMNS[1:])) for row in summary.rows
         ),
@@ -128,7 +120,6 @@ def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Tabl
             _CPU_NOTE,
             *(_GPU_NOTES if summary.has_device else ()),
             *summary.notes,
-            *notes,
         ),
     )
 
@@ -136,7 +127,7 @@ def _table(summary: ModelSummary, table_id: str, notes: tuple[str, ...]) -> Tabl
 def _why_absent(window: Window) -> str:
     event = window.note.removesuffix(" first")
     if event == window.note:
-        return event or NO_STEPS.reason
+        return event or NO_STEPS
     if window.status is WindowStatus.NOT_REACHED:
         return f"not recorded: {event} before step {window.first_step}"
     if window.status is WindowStatus.EMPTY:

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final, NamedTuple
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import is_of_memory, row_order, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, row_order
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _NAME: Final = Column("name", "Name")
 _SHAPE: Final = Column("input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True)
@@ -167,8 +168,6 @@ OPERATORS_BY_SHAPE: Final = TableSpec(
 NO_OPERATOR: Final = "(no operator)"
 """Name of the row with the device events that no operator launched."""
 
-_NO_SHAPES: Final = Absent("no operator input shapes were recorded; set record_shapes=True")
-
 _TIMES_NOTE: Final = (
     "CPU Total is an operator's time including everything it calls (recursive calls count once). Self"
     " excludes nested operators and runtime calls such as cudaLaunchKernel, and Ratio is the share of all"
@@ -203,36 +202,36 @@ class _Row(NamedTuple):
     cells: tuple[Cell, ...]
 
 
-def operators_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
+@trace_table(OPERATORS, "operator", TraceFacts.operators)
+def operators_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
     """One row per operator name, the threads and ranks together.
 
     Args:
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section,
             ``op_detail`` adds rows below each operator.
     """
-    return _Writer(by_rank, options, OPERATORS).table()
+    return _Writer(ranks, options, OPERATORS).table()
 
 
-def operator_by_shape_table(by_rank: Mapping[int, Operators | Absent], options: TableOptions) -> Table:
+@trace_table(OPERATORS_BY_SHAPE, "operator", TraceFacts.operators_by_shape)
+def operator_by_shape_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
     """One row per operator name and shapes of inputs, the threads and ranks together.
 
     Args:
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
     """
-    return _Writer(by_rank, options, OPERATORS_BY_SHAPE).table()
+    return _Writer(ranks, options, OPERATORS_BY_SHAPE).table()
 
 
 class _Writer:
     """Turns the operators of the ranks into rows."""
 
-    def __init__(
-        self, by_rank: Mapping[int, Operators | Absent], options: TableOptions, kind: TableSpec
-    ) -> None:
+    def __init__(self, ranks: Ranks[Operators], options: TableOptions, kind: TableSpec) -> None:
+        self.ranks = ranks
         self.options = options
         self.kind = kind
-        self.with_shapes = with_shapes = kind is OPERATORS_BY_SHAPE
-        self.ranks = split_ranks(_with_shapes(by_rank) if with_shapes else by_rank)
-        facts = self.ranks.found.values()
+        self.with_shapes = kind is OPERATORS_BY_SHAPE
+        facts = ranks.found.values()
         self.host_self_ns = sum(fact.host_self_ns for fact in facts)
         device_ns = [fact.device_ns for fact in facts if fact.device_ns is not None]
         self.device_ns = sum(device_ns) if device_ns else None
@@ -255,21 +254,18 @@ class _Writer:
             columns=columns,
             rows=tuple(row.cells for row in rows),
             depths=tuple(row.depth for row in rows) if any(row.depth for row in rows) else (),
-            notes=(*self._notes(), *self.ranks.notes),
-            absent_reason=self.ranks.absent_reason,
+            notes=self._notes(),
         )
 
-    def _notes(self) -> list[str]:
-        facts = self.ranks.found.values()
-        if not facts:
-            return []
-        return [
+    def _notes(self) -> tuple[str, ...]:
+        has_shapes = any(fact.has_shapes for fact in self.ranks.found.values())
+        return (
             _TIMES_NOTE,
             *([_DEVICE_NOTE] if self.device_ns is not None else []),
-            _FLOPS_NOTE if any(fact.has_shapes for fact in facts) else _NO_FLOPS_NOTE,
+            _FLOPS_NOTE if has_shapes else _NO_FLOPS_NOTE,
             *([_MEMORY_NOTE if self.shows_memory else _NO_MEMORY_NOTE] if self.asks_memory else []),
             *([_DETAIL_NOTE] if self._shows_details else []),
-        ]
+        )
 
     @property
     def _shows_details(self) -> bool:
@@ -385,14 +381,6 @@ class _Writer:
         callers = [caller] if self.has_callers else []
         sizes: tuple[Cell, ...] = (memory or (None,) * len(_MEMORY)) if self.shows_memory else ()
         return _Row(depth, (name, *shapes, calls, *host, *device, flops, *sizes, *modules, *callers))
-
-
-def _with_shapes(by_rank: Mapping[int, Operators | Absent]) -> dict[int, Operators | Absent]:
-    """A rank that recorded no shapes has nothing to show by them."""
-    return {
-        rank: fact if isinstance(fact, Absent) or fact.has_shapes else _NO_SHAPES
-        for rank, fact in by_rank.items()
-    }
 
 
 _UNKNOWN: Final[tuple[Cell, ...]] = (None,) * 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.overview import (
     DeviceType,
     EventType,
@@ -13,10 +12,11 @@ from lightning_modelprof.analysis.trace.overview import (
     Overview,
     pool_overviews,
 )
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Event Type"),
@@ -121,11 +121,9 @@ _GPU_NOTE: Final = (
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 
 
-def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(OVERVIEW, "overview", TraceFacts.overview)
+def overview_table(ranks: Ranks[Overview]) -> Table:
     """Which types of events fill the steps, the ranks together."""
-    ranks = split_ranks(by_rank)
-    if not ranks.found:
-        return OVERVIEW.table(absent_reason=ranks.absent_reason)
     pooled = pool_overviews(list(ranks.found.values()))
     whole = 1.0 if pooled.steps_ns else None
     return OVERVIEW.table(
@@ -142,7 +140,6 @@ def overview_table(by_rank: Mapping[int, Overview | Absent], options: TableOptio
             *([_OPTIMIZATION_NOTE] if any(one.key == "optimization" for one in pooled.host) else []),
             *_several_note(ranks.found),
             *pooled.notes,
-            *ranks.notes,
         ),
     )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import Ranks, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
@@ -108,18 +108,14 @@ _HABIT_NOTE: Final = (
 )
 
 
+@trace_table(RANK_WAITS, "distributed", TraceFacts.communication_calls)
 def rank_waits_table(
-    by_rank: Mapping[int, CommunicationCalls | Absent],
-    options: TableOptions,  # noqa: ARG001
+    ranks: Ranks[CommunicationCalls],
 ) -> Table:
     """How long each rank waited for others, how often it came last, and what that cost the others."""
-    ranks = split_ranks(by_rank)
-    waits = _compare(ranks)
-    if isinstance(waits, Absent):
-        return RANK_WAITS.table(
-            notes=ranks.notes,
-            absent_reason=waits.reason,
-        )
+    if not ranks.are_several:
+        raise NotMeasured(_ONLY_ONE)
+    waits = compare_ranks(ranks.found)
     rows: list[tuple[Cell, ...]] = []
     depths: list[int] = []
     groups = {group for one in waits.ranks.values() for _, group in one.by_collective}
@@ -140,15 +136,8 @@ def rank_waits_table(
             *((_HOST_NOTE,) if waits.on_host else ()),
             *_left_out_notes(waits),
             *_missing_note(waits),
-            *ranks.notes,
         ),
     )
-
-
-def _compare(ranks: Ranks[CommunicationCalls]) -> WaitsOfRanks | Absent:
-    if ranks.absent_reason is not None:
-        return Absent(ranks.absent_reason)
-    return compare_ranks(ranks.found) if ranks.are_several else Absent(_ONLY_ONE)
 
 
 def _row(name: str, waits: Waits) -> tuple[Cell, ...]:

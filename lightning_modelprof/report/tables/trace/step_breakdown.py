@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.step_breakdown import (
     STEP_CATEGORIES,
     StepBreakdown,
     pool_breakdowns,
 )
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import Ranks
+from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.report.words import STEP_LABELS
 
 _CATEGORIES: Final = {
@@ -68,13 +68,9 @@ _NO_DEVICE_NOTE: Final = "The trace has no GPU events, so Kernel, Memcpy and Mem
 _NO_RUNTIME_NOTE: Final = "The trace has no runtime calls, so Runtime wasn't measured."
 
 
-def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options: TableOptions) -> Table:  # noqa: ARG001
+@trace_table(STEP_BREAKDOWN, "step_breakdown", TraceFacts.step_breakdown)
+def step_breakdown_table(ranks: Ranks[StepBreakdown]) -> Table:
     """What each step waited for, with the mean and each column's share of the steps' time."""
-    ranks = split_ranks(by_rank)
-    if ranks.absent_reason is not None:
-        return STEP_BREAKDOWN.table(
-            absent_reason=ranks.absent_reason,
-        )
     whole = pool_breakdowns(list(ranks.found.values()))
     if ranks.are_several:
         rows = [
@@ -98,7 +94,6 @@ def step_breakdown_table(by_rank: Mapping[int, StepBreakdown | Absent], options:
             *(() if whole.has_runtime else (_NO_RUNTIME_NOTE,)),
             *_left_out_note(ranks.found, whole),
             *dict.fromkeys(note for one in ranks.found.values() for note in one.notes),
-            *ranks.notes,
         ),
     )
 

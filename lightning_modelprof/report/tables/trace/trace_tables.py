@@ -1,99 +1,33 @@
-"""The tables of traces, in reading order. A new table is one file beside this one and one entry here."""
+"""The tables of traces: those of every file beside this one, in the order of the views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import pkgutil
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Table, apply_options
-from lightning_modelprof.report.options import TableOptions, View
-from lightning_modelprof.report.specs import TableSpec
-from lightning_modelprof.report.tables.trace.copies import COPIES, copies_table
-from lightning_modelprof.report.tables.trace.critical_path import (
-    PARTS,
-    PATH,
-    WHAT_IF,
-    critical_path_parts_table,
-    critical_path_table,
-    what_if_table,
-)
-from lightning_modelprof.report.tables.trace.dataloader import DATALOADER, dataloader_table
-from lightning_modelprof.report.tables.trace.device_usage import DEVICE_USAGE, device_usage_table
-from lightning_modelprof.report.tables.trace.distributed import (
-    COLLECTIVES,
-    DISTRIBUTED,
-    collectives_table,
-    distributed_table,
-)
-from lightning_modelprof.report.tables.trace.host_waits import HOST_WAITS, host_waits_table
-from lightning_modelprof.report.tables.trace.idle import IDLE, idle_table
-from lightning_modelprof.report.tables.trace.kernels import KERNELS, kernels_table
-from lightning_modelprof.report.tables.trace.launches import (
-    LAUNCHES,
-    RUNTIME_CALLS,
-    launches_table,
-    runtime_calls_table,
-)
-from lightning_modelprof.report.tables.trace.memory import MEMORY, memory_table
-from lightning_modelprof.report.tables.trace.model_summary import MODEL_SUMMARY, model_summary_table
-from lightning_modelprof.report.tables.trace.operators import (
-    OPERATORS,
-    OPERATORS_BY_SHAPE,
-    operator_by_shape_table,
-    operators_table,
-)
-from lightning_modelprof.report.tables.trace.overview import OVERVIEW, overview_table
-from lightning_modelprof.report.tables.trace.rank_waits import RANK_WAITS, rank_waits_table
-from lightning_modelprof.report.tables.trace.step_breakdown import STEP_BREAKDOWN, step_breakdown_table
-from lightning_modelprof.report.tables.trace.user_ranges import USER_RANGES, user_ranges_table
+from lightning_modelprof.report.options import VIEWS, TableOptions, View
+from lightning_modelprof.report.tables.trace.table import MADE, TraceTable
 
-_Fact = TypeVar("_Fact")
+_NO_TABLES: Final = ("table", "trace_tables")
 
 
-class TraceTable(Record, Generic[_Fact], frozen=True):
-    """One table of a trace.
-
-    Attributes:
-        view: the name by which a reader asks for it.
-        fact: what of a trace's facts it shows.
-        build: makes it of that fact of every rank.
-    """
-
-    kind: TableSpec
-    view: View
-    fact: Callable[[TraceFacts], _Fact]
-    build: Callable[[Mapping[int, _Fact], TableOptions], Table]
-
-    def of(self, by_rank: Mapping[int, TraceFacts], options: TableOptions) -> Table:
-        return self.build({rank: self.fact(facts) for rank, facts in by_rank.items()}, options)
+def _all_tables() -> tuple[TraceTable[Any], ...]:
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if file.name not in _NO_TABLES:
+            importlib.import_module(f"{__package__}.{file.name}")
+    if not MADE:
+        raise ImportError(f"no tables in {Path(__file__).parent}")
+    return tuple(sorted(MADE, key=lambda one: (VIEWS.index(one.view), one.build.__module__)))
 
 
-TRACE_TABLES: Final[tuple[TraceTable[Any], ...]] = (
-    TraceTable(DEVICE_USAGE, "device", lambda facts: facts.device_usage, device_usage_table),
-    TraceTable(OVERVIEW, "overview", lambda facts: facts.overview, overview_table),
-    TraceTable(MODEL_SUMMARY, "model", lambda facts: facts.model_summary, model_summary_table),
-    TraceTable(DISTRIBUTED, "distributed", lambda facts: facts.distributed, distributed_table),
-    TraceTable(COLLECTIVES, "distributed", lambda facts: facts.distributed, collectives_table),
-    TraceTable(RANK_WAITS, "distributed", lambda facts: facts.communication_calls, rank_waits_table),
-    TraceTable(OPERATORS, "operator", lambda facts: facts.operators, operators_table),
-    TraceTable(OPERATORS_BY_SHAPE, "operator", lambda facts: facts.operators, operator_by_shape_table),
-    TraceTable(KERNELS, "kernel", lambda facts: facts.kernels, kernels_table),
-    TraceTable(COPIES, "memory_manipulation", lambda facts: facts.copies, copies_table),
-    TraceTable(USER_RANGES, "userdefined", lambda facts: facts.user_ranges, user_ranges_table),
-    TraceTable(MEMORY, "memory", lambda facts: facts.memory, memory_table),
-    TraceTable(STEP_BREAKDOWN, "step_breakdown", lambda facts: facts.step_breakdown, step_breakdown_table),
-    TraceTable(IDLE, "idle", lambda facts: facts.idle, idle_table),
-    TraceTable(HOST_WAITS, "launch", lambda facts: facts.host_waits, host_waits_table),
-    TraceTable(LAUNCHES, "launch", lambda facts: facts.kernel_launches, launches_table),
-    TraceTable(RUNTIME_CALLS, "launch", lambda facts: facts.runtime_calls, runtime_calls_table),
-    TraceTable(DATALOADER, "dataloader", lambda facts: facts.dataloader, dataloader_table),
-    TraceTable(PATH, "critical_path", lambda facts: facts.critical_path, critical_path_table),
-    TraceTable(PARTS, "critical_path", lambda facts: facts.critical_path, critical_path_parts_table),
-    TraceTable(WHAT_IF, "critical_path", lambda facts: facts.critical_path, what_if_table),
-)
+TRACE_TABLES: Final = _all_tables()
+"""All of them."""
 
 
 def trace_tables(

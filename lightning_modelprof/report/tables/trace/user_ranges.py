@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.timeline.tally import Tally, share
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.analysis.trace.user_ranges import (
     UserRange,
     UserRanges,
@@ -16,7 +16,8 @@ from lightning_modelprof.analysis.trace.user_ranges import (
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import Ranks, row_order, split_ranks
+from lightning_modelprof.report.tables.rows import Ranks, row_order
+from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
     Column("name", "Name"),
@@ -90,15 +91,13 @@ _TORCH_NOTE: Final = (
 )
 
 
-def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: TableOptions) -> Table:
+@trace_table(USER_RANGES, "userdefined", TraceFacts.user_ranges)
+def user_ranges_table(ranks: Ranks[UserRanges], options: TableOptions) -> Table:
     """One row per range name, the user's before torch's, the threads and ranks together.
 
     Args:
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
     """
-    ranks = split_ranks(by_rank)
-    if not ranks.found:
-        return USER_RANGES.table(absent_reason=ranks.absent_reason)
     steps_ns = _sum_known(fact.steps_ns for fact in ranks.found.values())
     device_ns = _sum_known(fact.device_ns for fact in ranks.found.values())
 
@@ -131,7 +130,6 @@ def user_ranges_table(by_rank: Mapping[int, UserRanges | Absent], options: Table
             _HOST_NOTE,
             *([_DEVICE_NOTE] if device_ns is not None else []),
             _TORCH_NOTE,
-            *ranks.notes,
         ),
     )
 

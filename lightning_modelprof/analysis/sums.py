@@ -1,22 +1,11 @@
-"""Absent: a fact that couldn't be derived, and why; and sums over partly unknown figures."""
+"""Sums over figures of which some aren't known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from lightning_modelprof.record import Record
-
 T = TypeVar("T")
-
-
-class Absent(Record, frozen=True):
-    """Stands in the place of a fact; ``reason`` continues a sentence that begins with the table's title."""
-
-    reason: str
-
-
-NO_DEVICE = Absent("the trace has no GPU events")
 
 
 def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:

@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lightning_modelprof import ModelProfCallback, ModelProfiler
-from lightning_modelprof.analysis.analyze import analyze
-from lightning_modelprof.lightning.phases import AroundClock
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.lightning.phases import OutsideLoopClock
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import ActionTime
@@ -131,7 +131,7 @@ def rows(measures, *, is_before):
 
 
 def analysis_of_run(measures):
-    return analyze(measures.run, {}, {})
+    return Facts(measures.run)
 
 
 def spent(costs, *names):
@@ -165,7 +165,7 @@ def test_the_profiler_sees_all(package):
     table = table_of(profiler.report, "around")
     assert sum(row[3] + row[4] for row in table.rows) == around.before_ns + around.after_ns
     place = next(row[-1] for row in table.rows if row[0] == "Net.configure_optimizers")
-    assert place.startswith("test_around.py:")
+    assert place.startswith("test_outside_loop.py:")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -273,7 +273,7 @@ def test_an_error_of_ours_warns_once_and_steps_aside(monkeypatch, name):
     def fail(*args):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(AroundClock, name, fail)
+    monkeypatch.setattr(OutsideLoopClock, name, fail)
     with pytest.warns(RuntimeWarning, match="internal error") as caught:
         profiler = fit(lightning, Costs())
     assert len([one for one in caught if "internal error" in str(one.message)]) == 1
@@ -285,10 +285,10 @@ def test_an_error_of_ours_warns_once_and_steps_aside(monkeypatch, name):
 
 def test_the_outermost_counts_and_an_action_without_an_end_shifts_nothing():
     clock = FakeClock()
-    around = AroundClock(clock)
+    outside = OutsideLoopClock(clock)
 
     def at(method, name, ms=0):
-        getattr(around, method)(name)
+        getattr(outside, method)(name)
         clock.advance(ms * MS)
 
     at("begin", "a", 1)
@@ -300,18 +300,18 @@ def test_the_outermost_counts_and_an_action_without_an_end_shifts_nothing():
     at("end", "never begun")
     at("begin", "c", 32)  # has no end
     at("begin", "d", 64)
-    around.loop_begins(clock.now_ns)
+    outside.loop_begins(clock.now_ns)
     at("begin", "of the loop", 128)
-    around.loop_ends(clock.now_ns)
+    outside.loop_ends(clock.now_ns)
     clock.advance(256 * MS)
     at("begin", "e", 512)
-    assert around.times().after is None
-    around.finish()
-    assert around.times().before == (
+    assert outside.times().after is None
+    outside.finish()
+    assert outside.times().before == (
         ActionTime(action="a", calls=1, total_ns=15 * MS, after_ns=16 * MS),
         ActionTime(action="c", calls=1, total_ns=96 * MS, after_ns=0),
     )
-    assert around.times().after == (
+    assert outside.times().after == (
         ActionTime(action="report", calls=1, total_ns=256 * MS, after_ns=0),
         ActionTime(action="e", calls=1, total_ns=512 * MS, after_ns=0),
     )

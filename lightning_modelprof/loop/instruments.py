@@ -32,8 +32,8 @@ from lightning_modelprof.run.stacks import StackSamples
 
 
 @dataclass
-class LoopParts:
-    """The parts of one loop that begins.
+class Instruments:
+    """What measures one loop that begins, and where its results go.
 
     Attributes:
         setup: how training is set up; complete when the loop has ended.
@@ -54,9 +54,9 @@ class LoopParts:
     sampling: Sampling | None = None
 
 
-def make_parts(
+def make_instruments(
     config: ProfileConfig,
-    host: Loop,
+    loop: Loop,
     timing: StepTiming,
     *,
     directory: Path | None,
@@ -67,7 +67,7 @@ def make_parts(
     clock: HostClock,
     warn: Callable[[str], None],
     cleanup: ExitStack,
-) -> LoopParts:
+) -> Instruments:
     """Make them; none of them has begun.
 
     Args:
@@ -75,9 +75,9 @@ def make_parts(
         why_no_window: why another window would be too much, ``""`` while it would not.
         workers: of its dataloaders; ``None`` where nobody looks into them.
     """
-    setup = read_setup(host)
+    setup = read_setup(loop)
     info = run_info(
-        host,
+        loop,
         config=config.as_plain(),
         sample_unit=config.unit,
         version=__version__,
@@ -85,23 +85,23 @@ def make_parts(
     )
     outputs = Outputs(
         directory,
-        list(host.loggers) if host.is_first else [],
+        list(loop.loggers) if loop.is_first else [],
         config.report,
-        rank=host.rank,
+        rank=loop.rank,
         created=info.created,
         is_first=is_first,
         warn=warn,
     )
     results = WindowResults(
         outputs,
-        host.rank,
+        loop.rank,
         warn,
-        host.loop,
+        loop.kind,
         config.table_options,
         max_trace_mb=config.bounds.max_trace_mb,
         keep_windows=config.bounds.keep_windows,
         all_ranks_command=(
-            outputs.all_ranks_command if len(recording_ranks(config, host.world_size)) > 1 else ""
+            outputs.all_ranks_command if len(recording_ranks(config, loop.world_size)) > 1 else ""
         ),
     )
     capture = make_capture(
@@ -109,51 +109,51 @@ def make_parts(
         results.raw_path,
         on_window,
         clock=clock,
-        rank=host.rank,
-        world_size=host.world_size,
-        accumulate=host.accumulate,
+        rank=loop.rank,
+        world_size=loop.world_size,
+        accumulate=loop.accumulate,
         why_not=why_no_window,
         epoch_step=lambda: timing.ledger.epoch_step,
         batches=nothing_made if workers is None else workers.batches_between,
         theirs=timing.phase_source.inner,
     )
-    has_bar = bool(config.report.progress_bar) and host.loop.is_fit and host.progress_bar is not None
+    has_bar = bool(config.report.progress_bar) and loop.kind.is_fit and loop.progress_bar is not None
     if has_bar:
-        host.join_progress_bar(timing.live, cleanup)
-    return LoopParts(
+        loop.join_progress_bar(timing.live, cleanup)
+    return Instruments(
         outputs=outputs,
         results=results,
         info=info,
         setup=setup,
         capture=capture,
-        inspection=_make_inspection(config, host, timing, clock=clock),
-        memory=LoopMemory(host),
+        inspection=_make_inspection(config, loop, timing, clock=clock),
+        memory=LoopMemory(loop),
         has_bar=has_bar,
     )
 
 
 def _make_inspection(
     config: ProfileConfig,
-    host: Loop,
+    loop: Loop,
     timing: StepTiming,
     *,
     clock: HostClock,
 ) -> Inspection | None:
     """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
-    if not config.wants_flops or timing.sizes is None or host.module is None:
+    if not config.wants_flops or timing.sizes is None or loop.module is None:
         return None
-    steps = host.num_steps
+    steps = loop.num_steps
     is_short = steps is not None and steps < SHORT_LOOP and not config.flops
     plan = plan_inspection(
         config.schedule,
         skip_first=timing.skip_first,
-        accumulate=host.accumulate,
+        accumulate=loop.accumulate,
         num_steps=steps,
         num_timed=1 if is_short else NUM_TIMED,
     )
     return Inspection(
         plan,
-        host,
+        loop,
         options=config.inspect,
         follows_memory=config.profile_memory,
         samples=lambda: timing.ledger.samples,

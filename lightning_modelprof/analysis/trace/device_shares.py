@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from lightning_modelprof.analysis.absent import Absent
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
 from lightning_modelprof.analysis.trace.idle import CAUSES
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
@@ -50,7 +49,8 @@ def host_shares(traces: Iterable[TraceFacts]) -> DeviceShares | None:
 
 
 def _breakdowns(traces: Iterable[TraceFacts]) -> list[tuple[TraceFacts, StepBreakdown]]:
-    return [(facts, facts.step_breakdown) for facts in traces if not isinstance(facts.step_breakdown, Absent)]
+    known = ((facts, facts.get(TraceFacts.step_breakdown)) for facts in traces)
+    return [(facts, breakdown) for facts, breakdown in known if breakdown is not None]
 
 
 def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares | None:
@@ -77,14 +77,14 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares |
     )
 
 
-def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | Absent) -> float:
+def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | None) -> float:
     """The step time of traces alone: the mean step that the Host Wait Summary counts, else of all; 0 without.
 
     Args:
         traces: of one job.
         waits: of all of them.
     """
-    if not isinstance(waits, Absent) and waits.steps_ns:
+    if waits is not None and waits.steps_ns:
         return waits.steps_ns / waits.num_steps
     shares = _shares(_breakdowns(traces))
     return 0.0 if shares is None else shares.step_ns
@@ -114,8 +114,8 @@ def gpu_idle(traces: Iterable[TraceFacts]) -> GpuIdle | None:
     known = [
         device.covered
         for facts in traces
-        if not isinstance(facts.idle, Absent)
-        for device in facts.idle.devices
+        if (idle := facts.get(TraceFacts.idle)) is not None
+        for device in idle.devices
     ]
     total_ns = sum(one.total_ns for one in known)
     if not total_ns:
@@ -143,9 +143,9 @@ class WaitShares(Record, frozen=True, kw_only=True):
     unexplained: float = 0.0
 
 
-def wait_shares(facts: HostWaits | Absent, device: DeviceShares | None = None) -> WaitShares | None:
+def wait_shares(facts: HostWaits | None, device: DeviceShares | None = None) -> WaitShares | None:
     """``None`` where waits are not known."""
-    if isinstance(facts, Absent) or not facts.steps_ns:
+    if facts is None or not facts.steps_ns:
         return None
     around = [wait for wait in facts.waits if wait.place.phase not in ("", "dataloader", *MODEL_PHASES)]
     forward = [wait for wait in facts.waits if wait.place.phase == "forward"]

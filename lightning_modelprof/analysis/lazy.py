@@ -1,0 +1,110 @@
+"""Facts that are computed when somebody asks for them, each at most once; and why one can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar, overload
+
+T = TypeVar("T")
+_FactsT = TypeVar("_FactsT", bound="LazyFacts")
+
+NO_DEVICE: Final = "the trace has no GPU events"
+
+
+class NotMeasured(Exception):  # noqa: N818  # it's an answer, not an error
+    """A fact that can't be derived from what was recorded.
+
+    Attributes:
+        reason: continues a sentence that begins with what was asked for; a clause without a full stop.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class fact(Generic[T]):  # noqa: N801  # used like property
+    """A property of :class:`LazyFacts` that's computed once. What it couldn't measure is remembered too."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.name = compute.__name__
+        self.key = f"{compute.__module__}.{compute.__qualname__}"
+        self.is_outside = True
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, _: type[LazyFacts], name: str) -> None:
+        self.key, self.is_outside = name, False  # a subclass may derive it in another way
+
+    @overload
+    def __get__(self, facts: None, _: type[LazyFacts]) -> fact[T]: ...
+
+    @overload
+    def __get__(self, facts: LazyFacts, _: type[LazyFacts]) -> T: ...
+
+    def __get__(self, facts: LazyFacts | None, _: type[LazyFacts]) -> fact[T] | T:
+        if facts is None:
+            return self
+        known = facts.__dict__.setdefault("_known", {})
+        if self.key not in known:
+            try:
+                known[self.key] = self._compute(facts)
+            except NotMeasured as why:
+                known[self.key] = NotMeasured(why.reason)
+        value = known[self.key]
+        if isinstance(value, NotMeasured):
+            raise NotMeasured(value.reason)  # a new one, since a raised one collects tracebacks
+        found: T = value
+        return found
+
+
+OUTSIDE: Final[list[fact[Any]]] = []
+"""Facts that stand in the file of the table that shows them, and in no class."""
+
+
+class LazyFacts:
+    """What is derived from one thing that was recorded: each ``fact`` when it's asked for.
+
+    Reading a fact that can't be derived raises :class:`NotMeasured`. Readers let it pass: a rule is then not
+    evaluated, a table or chart isn't made, with the reason. Whoever can go on without it uses ``get``.
+    """
+
+    def get(self, which: fact[T]) -> T | None:
+        """A fact, such as ``facts.get(Facts.workers)``; ``None`` if it wasn't measured."""
+        try:
+            return self._read(which)
+        except NotMeasured:
+            return None
+
+    def why_not(self, which: fact[Any]) -> str:
+        """The reason why a fact wasn't measured; ``""`` if it was."""
+        try:
+            self._read(which)
+        except NotMeasured as why:
+            return why.reason
+        return ""
+
+    def _read(self, which: fact[T]) -> T:
+        """By name, as a subclass may derive it in another way; one outside of a class as it is."""
+        chosen: fact[T] = which if which.is_outside else getattr(type(self), which.name)
+        return chosen.__get__(self, type(self))
+
+    def replaced(self: _FactsT, **values: Any) -> _FactsT:
+        """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one.
+
+        All other facts are derived again, as they may rest on these.
+        """
+        twin = object.__new__(type(self))  # not copy.copy, which asks for a pickle
+        keys = {name: name for name in self.names()} | {one.name: one.key for one in OUTSIDE}
+        facts = {keys[name]: value for name, value in values.items() if name in keys}
+        others = {name: value for name, value in values.items() if name not in keys}
+        twin.__dict__.update({**self.__dict__, **others})
+        given = {**self.__dict__.get("_given", {}), **facts}
+        known = given if facts else self.__dict__.get("_known", {})
+        twin.__dict__.update(_given=given, _known=dict(known))
+        return twin
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of all facts."""
+        return [name for kind in cls.__mro__ for name, one in vars(kind).items() if isinstance(one, fact)]

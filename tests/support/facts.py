@@ -1,0 +1,53 @@
+"""Facts that tests make up, or that aren't measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.model import Table
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
+from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.run.all_tables import TABLES, TRACE_TABLES
+from tests.support.traces import make_trace
+
+
+def why_not(derive: Callable[..., object], *args: Any, **kwargs: Any) -> str:
+    """The reason that a function of a fact raises."""
+    with pytest.raises(NotMeasured) as caught:
+        derive(*args, **kwargs)
+    return caught.value.reason
+
+
+def fact_or_why(derive: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The fact, or the text why there's none."""
+    try:
+        return derive(*args, **kwargs)
+    except NotMeasured as why:
+        return why.reason
+
+
+def tables_of(facts: Facts, *kinds: TableSpec, options: TableOptions = DEFAULT_OPTIONS) -> list[Table]:
+    """The tables of these kinds that a run has."""
+    entries = [entry for entry in TABLES if any(kind is one for kind in kinds for one in entry.kinds)]
+    return [table for entry in entries for table in entry.of(facts, options)]
+
+
+def ranks_with(name: str, by_rank: Mapping[int, Any]) -> dict[int, TraceFacts]:
+    """Traces of ranks of which one fact is known: for each rank the fact, or a text why there's none."""
+    facts = TraceFacts(make_trace([]))
+    return {
+        rank: facts.replaced(**{name: NotMeasured(known) if isinstance(known, str) else known})
+        for rank, known in by_rank.items()
+    }
+
+
+def table_of(kind: TableSpec, by_rank: Mapping[int, Any], options: TableOptions = DEFAULT_OPTIONS) -> Table:
+    """The table of one fact of each rank, or of the text why there's none."""
+    [entry] = [one for one in TRACE_TABLES if one.kind is kind]
+    return entry.of(ranks_with(entry.which.name, by_rank), options)
