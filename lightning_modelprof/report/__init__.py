@@ -1,1 +1,1 @@
-"""What a reader sees: tables and notes built from an analysis."""
+"""What a reader sees: tables, findings and notes, made of facts."""

@@ -1,4 +1,4 @@
-"""The one meeting point: an analysis becomes a report."""
+"""The one meeting point: a run's facts become a report."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
 from lightning_modelprof.analysis.trace.idle import CAUSES
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
@@ -36,16 +37,18 @@ class DeviceShares(Record, frozen=True, kw_only=True):
     copying: float = 0.0
 
 
-def device_shares(traces: Iterable[TraceFacts]) -> DeviceShares | None:
-    """Of all steps of those that have device events; ``None`` without any."""
+def device_shares(traces: Iterable[TraceFacts]) -> DeviceShares:
+    """Of all steps of those that have device events."""
     known = _breakdowns(traces)
     return _shares((facts, one) for facts, one in known if one.has_device)
 
 
-def host_shares(traces: Iterable[TraceFacts]) -> DeviceShares | None:
-    """Of all steps, where nothing has device events; ``None`` if something has, or there are none."""
+def host_shares(traces: Iterable[TraceFacts]) -> DeviceShares:
+    """Of all steps, where nothing has device events."""
     known = _breakdowns(traces)
-    return None if any(one.has_device for _, one in known) else _shares(known)
+    if any(one.has_device for _, one in known):
+        raise NotMeasured("a trace has GPU events")
+    return _shares(known)
 
 
 def _breakdowns(traces: Iterable[TraceFacts]) -> list[tuple[TraceFacts, StepBreakdown]]:
@@ -53,7 +56,7 @@ def _breakdowns(traces: Iterable[TraceFacts]) -> list[tuple[TraceFacts, StepBrea
     return [(facts, breakdown) for facts, breakdown in known if breakdown is not None]
 
 
-def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares | None:
+def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares:
     num_steps, total_ns = 0, 0.0
     parts_ns = dict.fromkeys(STEP_CATEGORIES, 0.0)
     known = list(known)
@@ -63,7 +66,7 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares |
         for category, mean_ns in zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True):
             parts_ns[category] += mean_ns * len(breakdown.steps)
     if not total_ns:
-        return None
+        raise NotMeasured("the traces have no steps")
     idle = gpu_idle(facts for facts, _ in known)
     return DeviceShares(
         step_ns=total_ns / num_steps,
@@ -78,7 +81,7 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares |
 
 
 def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | None) -> float:
-    """The step time of traces alone: the mean step that the Host Wait Summary counts, else of all; 0 without.
+    """The step time of traces alone: the mean step that the Host Wait Summary counts, else of all.
 
     Args:
         traces: of one job.
@@ -86,8 +89,7 @@ def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | None) -> f
     """
     if waits is not None and waits.steps_ns:
         return waits.steps_ns / waits.num_steps
-    shares = _shares(_breakdowns(traces))
-    return 0.0 if shares is None else shares.step_ns
+    return _shares(_breakdowns(traces)).step_ns
 
 
 class GpuIdle(Record, frozen=True, kw_only=True):
@@ -143,10 +145,9 @@ class WaitShares(Record, frozen=True, kw_only=True):
     unexplained: float = 0.0
 
 
-def wait_shares(facts: HostWaits | None, device: DeviceShares | None = None) -> WaitShares | None:
-    """``None`` where waits are not known."""
-    if facts is None or not facts.steps_ns:
-        return None
+def wait_shares(facts: HostWaits, device: DeviceShares | None) -> WaitShares:
+    if not facts.steps_ns:
+        raise NotMeasured("the recorded steps have no duration")
     around = [wait for wait in facts.waits if wait.place.phase not in ("", "dataloader", *MODEL_PHASES)]
     forward = [wait for wait in facts.waits if wait.place.phase == "forward"]
     copying = 0.0 if device is None else device.copying

@@ -65,10 +65,7 @@ class JobFacts(LazyFacts):
     @fact
     def step_ns(self) -> float:
         """The step time: of a run without profiler, of traces alone the mean recorded step."""
-        step_ns = recorded_step_ns(self.traces, self.get(JobFacts.waits))
-        if not step_ns:
-            raise NotMeasured("the traces have no steps")
-        return step_ns
+        return recorded_step_ns(self.traces, self.get(JobFacts.waits))
 
     @fact
     def waits(self) -> HostWaits:
@@ -77,26 +74,17 @@ class JobFacts(LazyFacts):
 
     @fact
     def wait_shares(self) -> WaitShares:
-        found = wait_shares(self.waits, self.get(JobFacts.device_shares))
-        if found is None:
-            raise NotMeasured("the recorded steps have no duration")
-        return found
+        return wait_shares(self.waits, self.get(JobFacts.device_shares))
 
     @fact
     def device_shares(self) -> DeviceShares:
         """What the steps consist of in traces that have device events."""
-        found = device_shares(self.traces)
-        if found is None:
-            raise NotMeasured("no trace has steps and GPU events")
-        return found
+        return device_shares(self.traces)
 
     @fact
     def host_shares(self) -> DeviceShares:
         """What the steps consist of where no trace has device events."""
-        found = host_shares(self.traces)
-        if found is None:
-            raise NotMeasured("a trace has GPU events, or none has steps")
-        return found
+        return host_shares(self.traces)
 
     @fact
     def lost_work(self) -> str:
