@@ -1,103 +1,38 @@
-"""The tables of a report, in reading order. A new table is one file here and one entry in a tuple."""
+"""The tables of a report, in reading order: those of every file beside this one."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.lazy import NotMeasured, fact
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
-from lightning_modelprof.report.tables.run.callback_times import CALLBACKS, callback_times
-from lightning_modelprof.report.tables.run.flops import (
-    FLOPS,
-    FLOPS_BY_OPERATOR,
-    FLOPS_BY_SIZE,
-    flops_by_operator_table,
-    flops_by_size_table,
-    flops_table,
-)
-from lightning_modelprof.report.tables.run.forward_table import (
-    FORWARD_MODULES,
-    FORWARD_OPERATORS,
-    forward_modules_table,
-    forward_operators_table,
-)
-from lightning_modelprof.report.tables.run.memory_by_phase import (
-    MEMORY_BY_PHASE,
-    MEMORY_PEAKS,
-    memory_by_phase_table,
-    memory_peaks_table,
-)
-from lightning_modelprof.report.tables.run.model_size import MODEL_SIZE, run_model_size
-from lightning_modelprof.report.tables.run.module_tree import (
-    MODULE_TREE,
-    SLOWEST_MODULES,
-    TOP_MODULES,
-    module_tables,
-    module_tree_tables,
-    slowest_modules_table,
-)
-from lightning_modelprof.report.tables.run.num_workers import NUM_WORKERS, num_workers_tables
-from lightning_modelprof.report.tables.run.outside_loop import AROUND, around_table
-from lightning_modelprof.report.tables.run.perf_summary import PERF_SUMMARY, perf_summary
-from lightning_modelprof.report.tables.run.phase_times import PHASE_TIMES, phase_times_table
-from lightning_modelprof.report.tables.run.process_loops import (
-    LOOPS,
-    SHORT_LOOPS,
-    loop_tables,
-    process_loop_tables,
-)
-from lightning_modelprof.report.tables.run.ranks import (
-    ALL_RANKS,
-    RANK_SPREAD,
-    RANKS,
-    all_ranks,
-    rank_spread_table,
-    rank_table,
-)
-from lightning_modelprof.report.tables.run.slow_steps import (
-    SLOW_STEPS,
-    WORST_STEP,
-    slow_steps_table,
-    worst_step_table,
-)
-from lightning_modelprof.report.tables.run.source_lines import SOURCE_LINES, source_lines_table
-from lightning_modelprof.report.tables.run.validation import VALIDATION, validation_table
-from lightning_modelprof.report.tables.run.workers import WORKER_TRANSFORMS, WORKERS, worker_tables
+from lightning_modelprof.report.tables.run.module_tree import module_tables
+from lightning_modelprof.report.tables.run.process_loops import LOOPS, loop_tables
+from lightning_modelprof.report.tables.run.table import MADE, RunTable
 from lightning_modelprof.report.tables.trace.model_summary import window_model_summary
 from lightning_modelprof.report.tables.trace.trace_tables import TRACE_TABLES, trace_tables
 
 __all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tables"]
 
+_NO_TABLES: Final = ("all_tables", "table")
 
-class RunTable(NamedTuple):
-    """The tables of a run that one function makes.
-
-    Attributes:
-        build: makes them; none where there is nothing to say.
-        kinds: what is known of them, in their order.
-        needs: a fact without which there's no table at all: nobody asked for it.
-    """
-
-    build: Callable[[Facts, TableOptions], Iterable[Table]]
-    kinds: tuple[TableSpec, ...] = ()
-    needs: fact[Any] | None = None
-
-    def of(self, facts: Facts, options: TableOptions) -> tuple[Table, ...]:
-        """The tables, or their reason to be absent."""
-        needs: fact[Any] | None = self.needs  # type: ignore[call-overload]  # no property here
-        if needs is not None and facts.get(needs) is None:
-            return ()
-        try:
-            return tuple(self.build(facts, options))
-        except NotMeasured as why:
-            return tuple(kind.table(absent_reason=why.reason) for kind in self.kinds)
+_ORDER: Final = (
+    *("perf_summary", "all_ranks", "rank_phases", "rank_spread", "phases", "validation"),
+    *("slow_steps", "worst_step", "callbacks", "around", "source_lines", "num_workers"),
+    *("worker_transforms", "flops", "flops_by_size", "flops_by_operator", "model_size"),
+    *("memory_peaks", "memory_by_phase", "slowest_modules", "top_modules", "forward_modules"),
+    *("forward_operators",),
+)
+"""By the first of an entry's tables. New ones follow, then the windows' tables and the other loops."""
 
 
 def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
@@ -124,33 +59,19 @@ def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
         yield replace(table, is_detail=table.id not in main) if options.views is None else table
 
 
-TABLES: Final = (
-    RunTable(perf_summary, (PERF_SUMMARY,)),
-    RunTable(all_ranks, (ALL_RANKS,), needs=Facts.all_ranks),
-    RunTable(rank_table, (RANKS,)),
-    RunTable(rank_spread_table, (RANK_SPREAD,)),
-    RunTable(phase_times_table, (PHASE_TIMES,)),
-    RunTable(validation_table, (VALIDATION,)),
-    RunTable(slow_steps_table, (SLOW_STEPS,)),
-    RunTable(worst_step_table, (WORST_STEP,), needs=Facts.slow),
-    RunTable(callback_times, (CALLBACKS,)),
-    RunTable(around_table, (AROUND,)),
-    RunTable(source_lines_table, (SOURCE_LINES,)),
-    RunTable(num_workers_tables, (NUM_WORKERS,)),
-    RunTable(worker_tables, (WORKER_TRANSFORMS, WORKERS), needs=Facts.workers),
-    RunTable(flops_table, (FLOPS,), needs=Facts.cost),
-    RunTable(flops_by_size_table, (FLOPS_BY_SIZE,), needs=Facts.flops),
-    RunTable(flops_by_operator_table, (FLOPS_BY_OPERATOR,), needs=Facts.cost),
-    RunTable(run_model_size, (MODEL_SIZE,), needs=Facts.cost),
-    RunTable(memory_peaks_table, (MEMORY_PEAKS,), needs=Facts.memory),
-    RunTable(memory_by_phase_table, (MEMORY_BY_PHASE,), needs=Facts.memory),
-    RunTable(slowest_modules_table, (SLOWEST_MODULES,), needs=Facts.modules),
-    RunTable(module_tree_tables, (TOP_MODULES, MODULE_TREE), needs=Facts.cost),
-    RunTable(forward_modules_table, (FORWARD_MODULES,), needs=Facts.cost),
-    RunTable(forward_operators_table, (FORWARD_OPERATORS,), needs=Facts.forward),
-    RunTable(window_summaries),
-    RunTable(process_loop_tables, (LOOPS, SHORT_LOOPS)),
-)
+def _all_tables() -> tuple[RunTable, ...]:
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if file.name not in _NO_TABLES:
+            importlib.import_module(f"{__package__}.{file.name}")
+    if not MADE:
+        raise ImportError(f"no tables in {Path(__file__).parent}")
+    place = {id_: number for number, id_ in enumerate(_ORDER)}
+    of_run = [one for one in MADE if one.kinds[0] is not LOOPS]
+    of_run.sort(key=lambda one: (place.get(one.kinds[0].id, len(place)), one.build.__module__))
+    return (*of_run, RunTable(window_summaries), *(one for one in MADE if one.kinds[0] is LOOPS))
+
+
+TABLES: Final = _all_tables()
 """Of a run, in reading order; those of a trace are in ``trace_tables.TRACE_TABLES``."""
 
 KINDS: Final[Mapping[str, TableSpec]] = {

@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 
 _MIN_SHARE: Final = 1e-3
@@ -46,6 +47,7 @@ CALLBACKS: Final = TableSpec(
 )
 
 
+@run_table(CALLBACKS)
 def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     rows: list[tuple[str, str | None, int | None, int, float | None]] = []
     # Hooks also run where no step is, such as on_train_epoch_end after the last one.

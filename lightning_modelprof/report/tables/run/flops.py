@@ -17,6 +17,7 @@ from lightning_modelprof.analysis.modules.model_flops import (
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.model_cost import FLOP_PHASES
@@ -113,6 +114,7 @@ FLOPS: Final = TableSpec(
 )
 
 
+@run_table(FLOPS, needs=Facts.cost)
 def flops_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     flops, unit = facts.flops, facts.info.sample_unit
     if not flops.count.operators:
@@ -238,6 +240,7 @@ FLOPS_BY_SIZE: Final = TableSpec(
 )
 
 
+@run_table(FLOPS_BY_SIZE, needs=Facts.flops)
 def flops_by_size_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """FLOPs of a step by the size of its batch, where batches vary in size."""
     mean, step = facts.flops.mean, loop_of(facts.info.loop).step
@@ -316,6 +319,7 @@ FLOPS_BY_OPERATOR: Final = TableSpec(
 )
 
 
+@run_table(FLOPS_BY_OPERATOR, needs=Facts.cost)
 def flops_by_operator_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     flops = facts.flops
     found = {phase for entry in flops.operators for phase in entry.flops}

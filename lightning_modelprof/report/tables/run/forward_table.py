@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, For
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 
 _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
@@ -82,6 +83,7 @@ _ROWS_NOTE: Final = (
 )
 
 
+@run_table(FORWARD_MODULES, needs=Facts.cost)
 def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table]:
     """How parameters, multiply-adds and activations spread over the modules of a forward pass."""
     forward = facts.forward
@@ -104,6 +106,7 @@ def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table
     )
 
 
+@run_table(FORWARD_OPERATORS, needs=Facts.forward)
 def forward_operators_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     if not facts.forward.operators:
         raise NotMeasured("fvcore counted no multiply-adds")

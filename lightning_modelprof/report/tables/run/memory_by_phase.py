@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, PhasePeak
 
 _LABELS: Final = {
@@ -49,6 +50,7 @@ MEMORY_PEAKS: Final = TableSpec(
 )
 
 
+@run_table(MEMORY_PEAKS, needs=Facts.memory)
 def memory_peaks_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     record = facts.memory.record
     figures: tuple[tuple[str, Cell, Unit], ...] = (
@@ -100,6 +102,7 @@ MEMORY_BY_PHASE: Final = TableSpec(
 )
 
 
+@run_table(MEMORY_BY_PHASE, needs=Facts.memory)
 def memory_by_phase_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """What takes the memory when it is at its most, in which operator of which module."""
     record = facts.memory.record

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 
 _MOST_NAMES: Final = 5
@@ -18,11 +19,6 @@ _NOTE: Final = (
     "Covers the parameters, gradients, optimizer state and buffers that this process holds; shared tensors"
     " and memory count once. Activations and temporary tensors aren't included."
 )
-
-
-def run_model_size(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """What the model of a run holds."""
-    yield model_size_table(facts.cost.size, facts.cost.size_note)
 
 
 MODEL_SIZE: Final = TableSpec(
@@ -55,6 +51,12 @@ MODEL_SIZE: Final = TableSpec(
     place=1,
     compared=CompareKey(keys=("bytes",), names=("kind", "dtype")),
 )
+
+
+@run_table(MODEL_SIZE, needs=Facts.cost)
+def run_model_size(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    """What the model of a run holds."""
+    yield model_size_table(facts.cost.size, facts.cost.size_note)
 
 
 def model_size_table(size: ModelSize | None, note: str) -> Table:

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleCost,
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 
 _LATENCY: Final = (
     "time from start to end of the module's calls in one step. On the CPU it's wall time; on a device it's"
@@ -179,11 +180,13 @@ _CLASS_DEFINITION: Final = (
 )
 
 
+@run_table(SLOWEST_MODULES, needs=Facts.modules)
 def slowest_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     if facts.modules.steps:
         yield _slowest(facts.modules)
 
 
+@run_table(TOP_MODULES, MODULE_TREE, needs=Facts.cost)
 def module_tree_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:
     depth = _depth(facts.modules, options.module_depth)
     # A page has the slowest modules, and folds these.

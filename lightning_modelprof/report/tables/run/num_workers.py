@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import milliseconds
 
@@ -43,6 +44,7 @@ NUM_WORKERS: Final = TableSpec(
 )
 
 
+@run_table(NUM_WORKERS)
 def num_workers_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """How many workers are enough: a table for each loader of the run that has a prediction."""
     step, loaders = loop_of(facts.info.loop).step, facts.get(Facts.workers)

@@ -11,6 +11,7 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.units import format_duration
 
 _MIN_SHARE: Final = 1e-3
@@ -75,6 +76,7 @@ AROUND: Final = TableSpec(
 )
 
 
+@run_table(AROUND)
 def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     around = facts.around
     folder = common_folder({file for one in around.rows if (file := _own_file(one))})

@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
@@ -88,6 +89,7 @@ _EXCLUDED: Final = {
 """Reason to leave a step out → what follows a number of such steps; others follow it unchanged."""
 
 
+@run_table(PERF_SUMMARY)
 def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """How fast the run was without profiling, and how much of a step waited for data."""
     figures, loop = facts.get(Facts.benchmark), loop_of(facts.info.loop)

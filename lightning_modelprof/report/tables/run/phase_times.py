@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.report.words import other_shares
 from lightning_modelprof.run.loops import loop_of
 
@@ -45,6 +46,7 @@ PHASE_TIMES: Final = TableSpec(
 )
 
 
+@run_table(PHASE_TIMES)
 def phase_times_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     loop = loop_of(facts.info.loop)
     if not facts.phases:

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
@@ -65,6 +66,7 @@ SHORT_LOOPS: Final = TableSpec(
 )
 
 
+@run_table(LOOPS, SHORT_LOOPS)
 def process_loop_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """The other loops of the process: those with a report of their own, and those that were too short."""
     yield from loop_tables(facts.loops, facts.short_loops)

@@ -10,6 +10,7 @@ from lightning_modelprof.analysis.ranks import RankPace, RankSkew
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
 _CORE: Final = tuple(phase for phase in PHASES if phase.is_core)
@@ -17,20 +18,6 @@ _CORE: Final = tuple(phase for phase in PHASES if phase.is_core)
 
 _IN_ORDER: Final = 16
 """With more ranks than these the latest come first."""
-
-
-def rank_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """Which rank makes the others wait, and by what; no table when there is one rank."""
-    if facts.info.world_size < 2:
-        return
-    absent, reason = _absent(facts), facts.why_not(Facts.rank_skew)
-    if absent and reason:
-        yield RANKS.table(rows=absent, notes=(f"{reason[0].upper()}{reason[1:]}.",))
-        return
-    ranks = list(facts.rank_skew.ranks)
-    if len(ranks) > _IN_ORDER:
-        ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
-    yield RANKS.table(rows=(*map(_row, ranks), *absent), notes=_notes(facts.rank_skew, len(absent)))
 
 
 def _absent(facts: Facts) -> tuple[tuple[Cell, ...], ...]:
@@ -103,6 +90,21 @@ RANKS: Final = TableSpec(
 )
 
 
+@run_table(RANKS)
+def rank_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    """Which rank makes the others wait, and by what; no table when there is one rank."""
+    if facts.info.world_size < 2:
+        return
+    absent, reason = _absent(facts), facts.why_not(Facts.rank_skew)
+    if absent and reason:
+        yield RANKS.table(rows=absent, notes=(f"{reason[0].upper()}{reason[1:]}.",))
+        return
+    ranks = list(facts.rank_skew.ranks)
+    if len(ranks) > _IN_ORDER:
+        ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
+    yield RANKS.table(rows=(*map(_row, ranks), *absent), notes=_notes(facts.rank_skew, len(absent)))
+
+
 def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
     missing = skew.world_size - len(skew.ranks) - num_explained
     notes = []
@@ -124,22 +126,6 @@ def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def rank_spread_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    if facts.info.world_size < 2:
-        return
-    rows = []
-    for phase in PHASES:
-        known = [
-            (ns, pace.rank) for pace in facts.rank_skew.ranks if (ns := pace.phases_ns[phase.key]) is not None
-        ]
-        if not known or not any(ns for ns, _ in known):
-            continue
-        (least_ns, least), (most_ns, most) = min(known), max(known)
-        mean_ns = sum(ns for ns, _ in known) / len(known)
-        rows.append((phase.label, mean_ns, least_ns, least, most_ns, most, most_ns - least_ns))
-    yield RANK_SPREAD.table(rows=tuple(rows))
-
-
 RANK_SPREAD: Final = TableSpec(
     id="rank_spread",
     title="Phase spread across ranks",
@@ -158,6 +144,23 @@ RANK_SPREAD: Final = TableSpec(
 )
 
 
+@run_table(RANK_SPREAD)
+def rank_spread_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    if facts.info.world_size < 2:
+        return
+    rows = []
+    for phase in PHASES:
+        known = [
+            (ns, pace.rank) for pace in facts.rank_skew.ranks if (ns := pace.phases_ns[phase.key]) is not None
+        ]
+        if not known or not any(ns for ns, _ in known):
+            continue
+        (least_ns, least), (most_ns, most) = min(known), max(known)
+        mean_ns = sum(ns for ns, _ in known) / len(known)
+        rows.append((phase.label, mean_ns, least_ns, least, most_ns, most, most_ns - least_ns))
+    yield RANK_SPREAD.table(rows=tuple(rows))
+
+
 ALL_RANKS: Final = TableSpec(
     id="all_ranks",
     title="All ranks",
@@ -174,6 +177,7 @@ ALL_RANKS: Final = TableSpec(
 )
 
 
+@run_table(ALL_RANKS, needs=Facts.all_ranks)
 def all_ranks(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """How fast all ranks were together."""
     ranks = facts.all_ranks

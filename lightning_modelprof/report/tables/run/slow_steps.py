@@ -11,18 +11,11 @@ from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
 from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL, SlowStep
-
-
-def slow_steps_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    slow, loop = facts.slow, loop_of(facts.info.loop)
-    if slow.worst is None:
-        none_was = f"no clean {loop.step} took more than {slow.record.factor:g} times the median"
-        raise NotMeasured(slow.record.why_not_looked_for or none_was)
-    yield SLOW_STEPS.table(rows=tuple(_row(one) for one in slow.causes), notes=_notes(slow, loop.steps))
 
 
 def _row(one: SlowCause) -> tuple[Cell, ...]:
@@ -129,6 +122,15 @@ SLOW_STEPS: Final = TableSpec(
 )
 
 
+@run_table(SLOW_STEPS)
+def slow_steps_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
+    slow, loop = facts.slow, loop_of(facts.info.loop)
+    if slow.worst is None:
+        none_was = f"no clean {loop.step} took more than {slow.record.factor:g} times the median"
+        raise NotMeasured(slow.record.why_not_looked_for or none_was)
+    yield SLOW_STEPS.table(rows=tuple(_row(one) for one in slow.causes), notes=_notes(slow, loop.steps))
+
+
 WORST_STEP: Final = TableSpec(
     id="worst_step",
     title="Median and slowest step",
@@ -147,6 +149,7 @@ WORST_STEP: Final = TableSpec(
 )
 
 
+@run_table(WORST_STEP, needs=Facts.slow)
 def worst_step_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     slow, step = facts.slow, loop_of(facts.info.loop).step
     worst = slow.worst

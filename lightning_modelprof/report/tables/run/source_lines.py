@@ -12,6 +12,7 @@ from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 
 _OF_SAMPLES: Final = (
@@ -98,6 +99,7 @@ _RUN: Final = (
 )
 
 
+@run_table(SOURCE_LINES)
 def source_lines_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     cost = facts.get(Facts.cost)
     if cost is None and facts.get(Facts.hot_lines) is None:

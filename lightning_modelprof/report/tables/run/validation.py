@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, Validat
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PARTS
 from lightning_modelprof.units import milliseconds
@@ -66,6 +67,7 @@ VALIDATION: Final = TableSpec(
 )
 
 
+@run_table(VALIDATION)
 def validation_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     if not loop_of(facts.info.loop).is_fit or facts.why_not(Facts.validation) == NO_VALIDATION:
         return  # of an evaluation loop its own phases say it

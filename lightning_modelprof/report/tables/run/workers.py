@@ -12,6 +12,7 @@ from lightning_modelprof.report.model import Cell, Column, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.rows import common_folder
+from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.workers import CallTimes
 
 _LOADER: Final = Column("loader", "Loader", help="loader number, if there's more than one.")
@@ -179,6 +180,7 @@ _SHARES: Final = ("waiting", "late", "held_back")
 _NOTHING: Final = "no worker activity was seen"
 
 
+@run_table(WORKER_TRANSFORMS, WORKERS, needs=Facts.workers)
 def worker_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """What the workers' time goes to."""
     yield _calls_table(facts.workers)

@@ -1,0 +1,62 @@
+"""What a table of a run is: specifications and a function of facts; see ``callback_times.py`` for one.
+
+@run_table(CALLBACKS)
+def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:
+    yield CALLBACKS.table(rows=...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured, fact
+from lightning_modelprof.report.model import Table
+from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.specs import TableSpec
+
+Build = Callable[[Facts, TableOptions], Iterable[Table]]
+
+
+class RunTable(NamedTuple):
+    """The tables of a run that one function makes.
+
+    Attributes:
+        build: makes them; none where there is nothing to say.
+        kinds: what is known of them, in their order.
+        needs: a fact without which there's no table at all: nobody asked for it.
+    """
+
+    build: Build
+    kinds: tuple[TableSpec, ...] = ()
+    needs: fact[Any] | None = None
+
+    def of(self, facts: Facts, options: TableOptions) -> tuple[Table, ...]:
+        """The tables, or their reason to be absent."""
+        needs: fact[Any] | None = self.needs  # type: ignore[call-overload]  # no property here
+        if needs is not None and facts.get(needs) is None:
+            return ()
+        try:
+            return tuple(self.build(facts, options))
+        except NotMeasured as why:
+            return tuple(kind.table(absent_reason=why.reason) for kind in self.kinds)
+
+
+MADE: Final[list[RunTable]] = []
+"""All tables of the files that are imported, as they stand there."""
+
+
+def run_table(*kinds: TableSpec, needs: fact[Any] | None = None) -> Callable[[Build], Build]:
+    """Make tables of a run of a function of facts and options.
+
+    Args:
+        kinds: what is known of them, in their order.
+        needs: a fact without which there's no table at all: nobody asked for it.
+    """
+
+    def add(build: Build) -> Build:
+        MADE.append(RunTable(build, kinds, needs))
+        return build
+
+    return add
