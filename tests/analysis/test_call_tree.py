@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.call_tree import call_tree
-from lightning_modelprof.report import flames
-from lightning_modelprof.report.flames import call_flame
+from lightning_modelprof.report.charts import flames
+from lightning_modelprof.report.charts.flames import call_flame
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.steps import StepTimings

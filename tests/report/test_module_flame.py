@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.modules.module_tree import module_tree
-from lightning_modelprof.report.flames import flame_of_modules
+from lightning_modelprof.report.charts.flames import flame_of_modules
 from lightning_modelprof.run.model_cost import ModelCost
 from tests.analysis.test_module_tree import COST, record, timed
 

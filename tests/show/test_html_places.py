@@ -8,7 +8,7 @@ import pytest
 
 from lightning_modelprof.analysis.source.call_tree import CallNode
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.flames import _place
+from lightning_modelprof.report.charts.flames import _place
 from lightning_modelprof.report.model import Column, Finding, Severity, Status, Table
 from tests.show.test_html_browser import Keys, about, box, names, press, report_of, search, show
 from tests.show.test_html_copying import REFUSE, TAKE

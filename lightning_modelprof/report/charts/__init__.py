@@ -1,1 +1,1 @@
-"""The charts, one per file; ``all_charts`` names them in their order."""
+"""Charts and flame graphs, by what they show; ``all_charts`` finds them."""

@@ -11,17 +11,22 @@ from lightning_modelprof.analysis.trace.operator_costs import Operator, pool_ope
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.bins import MAX_LAYERS, bin_note, bin_sizes, bin_starts, even_axis
+from lightning_modelprof.report.charts.chart import trace_chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
 
 
+@trace_chart(
+    "step_breakdown",
+    title="Step time breakdown by step",
+    help="The Step time breakdown table as bars. With multiple ranks, it shows each rank's mean step."
+    " More than 400 steps are averaged into fewer points. Step numbers with gaps are renumbered"
+    " from 1.",
+    views=("overview",),
+)
 def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart:
-    """Which steps of a trace, or which ranks, waited for what.
-
-    Definition: the columns of the table Step time breakdown; of several ranks the mean of each. A category
-    without any time has no layer.
-    """
+    """Which steps of a trace, or which ranks, waited for what."""
     ranks = split_ranks(by_rank, TraceFacts.step_breakdown)
     return _of_ranks(ranks.found) if ranks.are_several else _of_steps(*ranks.found.values())
 
@@ -88,12 +93,16 @@ _LABELS = {
 }
 
 
+@trace_chart(
+    "kernel_types",
+    title="Kernel time by type",
+    help="Total time in Kernel Summary, grouped by kernel name into communication, tensor cores and"
+    " other. Kernels we can't classify count as other. The chart is hidden if there's only one"
+    " group.",
+    views=("kernels",),
+)
 def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """How much of the kernels' time uses tensor cores or communicates; ``None`` with fewer than two kinds.
-
-    Definition: time of all kernels as in the Kernel Summary, those of all ranks added up, by what the name of
-    each says. One that communicates counts as that, whatever else its name says.
-    """
+    """How much of the kernels' time uses tensor cores or communicates; ``None`` with fewer than two kinds."""
     time_ns = dict.fromkeys(_LABELS, 0)
     for kernel in pool_kernels(split_ranks(by_rank, TraceFacts.kernels).found.values()).by_name:
         time_ns[_kind(kernel)] += kernel.tally.total_ns
@@ -123,12 +132,15 @@ def _kind(kernel: KernelUse) -> str:
     return "tensor_cores" if kernel.uses_tensor_cores else "kernel"
 
 
+@trace_chart(
+    "operator_shares",
+    title="Operators by self time",
+    help="The Self column of Operator Summary, GPU time if the trace has GPU events and CPU time"
+    " otherwise. Shows the seven largest operators and the rest.",
+    views=("operators",),
+)
 def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """The operators with the most time of their own, and the rest; ``None`` with fewer than two.
-
-    Definition: the column Self of the Operator Summary, on the device if the trace has device events, else on
-    the host; that of all threads and ranks added up.
-    """
+    """The operators with the most time of their own, and the rest; ``None`` with fewer than two."""
     ranks = split_ranks(by_rank, TraceFacts.operators).found.values()
     has_device = any(rank.device_ns is not None for rank in ranks)
     threads = [thread for rank in ranks for thread in rank.threads]

@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.timeline.memory_layers import LAYERS, MemoryLayers
 from lightning_modelprof.analysis.trace.memory import CPU_NAME, DeviceMemory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.charts.chart import chart, trace_chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.tables.rows import split_ranks
 from lightning_modelprof.run.model_cost import ModelSize
@@ -49,17 +50,37 @@ _NOT_WHOLE: Final = (
 _NO_PHASES: Final = "This trace has no phases, so everything allocated in the window is one layer."
 
 
-def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """What holds memory while the window runs; ``None`` where no memory was recorded.
+_WINDOW_MEMORY: Final = (
+    "Memory allocated during a window with `profile_memory=True`, in layers that add up to the total. It"
+    " shows the GPU with the highest peak over all ranks, or the CPU if there is no GPU. A block belongs to"
+    " the phase that allocated it: activations (forward), gradients (backward), optimizer state (optimizer)"
+    " or batch (dataloader and transfer). Blocks freed within the same phase are temporary. Memory"
+    " allocated before the window is a layer of its own; for a run it's split into parameters, buffers and"
+    " optimizer state. On the CPU and with torch 1.9, memory that stays from before the window is missing."
+    " Traces without addresses (torch 1) match each release to the newest block of its size. The curve has"
+    " at most 400 points, each the peak of its time slice."
+)
 
-    Definition: the layers add up to what was allocated at each point. Of several devices the one with the
-    highest peak, the CPU only where there is no other.
-    """
+
+@trace_chart(
+    "window_memory",
+    title="Memory in the window",
+    help=_WINDOW_MEMORY,
+    views=("memory",),
+)
+def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
+    """What holds memory while the window runs; ``None`` where no memory was recorded."""
     ranks = split_ranks(by_rank, TraceFacts.memory)
     known = [(rank, device) for rank, memory in ranks.found.items() for device in memory.devices]
     return _chart(known, several=ranks.are_several)
 
 
+@chart(
+    "window_memory",
+    title="Memory in the window",
+    help=_WINDOW_MEMORY,
+    views=("memory",),
+)
 def window_memory_of_run(facts: Facts) -> Chart | None:
     """The same of a run's newest window that recorded memory, with its model's own tensors apart."""
     windows = [memory for trace in facts.traces if (memory := trace.get(TraceFacts.memory)) is not None]

@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.report.charts.chart import chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.memory import MemoryPoint
 
 
+@chart(
+    "flops_by_phase",
+    title="FLOPs per step",
+    help="The FLOPs table by phase, without Fourier transforms.",
+    views=("modules",),
+)
 def flops_by_phase(facts: Facts) -> Chart | None:
-    """How many FLOPs each phase of the counted step has; ``None`` with only zeros.
-
-    Definition: FLOPs of contractions, one multiply-add being two, without Fourier transforms.
-    """
+    """How many FLOPs each phase of the counted step has; ``None`` with only zeros."""
     flops = facts.flops
     if not any(flops.phases.values()):
         return None
@@ -45,12 +49,15 @@ _SERIES: Final = (
 )
 
 
+@chart(
+    "memory_curve",
+    title="Memory by step",
+    help="Memory at the first sample of each step: process memory (private excludes file-backed and shared"
+    " memory), and GPU memory that torch's allocator handed to tensors or reserved.",
+    views=("memory",),
+)
 def memory_curve(facts: Facts) -> Chart | None:
-    """Whether memory grows; ``None`` with fewer than two points.
-
-    Definition: each point is what was there when its step was first looked at; kinds of memory that were
-    never measured have no series.
-    """
+    """Whether memory grows; ``None`` with fewer than two points."""
     curve = facts.memory.record.curve
     every = (Series(key=key, label=label, values=_values(curve, name)) for key, label, name in _SERIES)
     series = tuple(one for one in every if any(value is not None for value in one.values))

@@ -9,6 +9,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.distributed import StepShares
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.bins import even_axis, split_layers
+from lightning_modelprof.report.charts.chart import chart, trace_chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.tables.rows import split_ranks
 
@@ -16,12 +17,14 @@ _MOST: Final = 256
 """Bars that can be told apart across a page."""
 
 
+@chart(
+    "rank_phases",
+    title="Phase times per rank",
+    help="Mean clean step of each rank by phase, for at most 256 ranks.",
+    views=("distributed",),
+)
 def rank_phases(facts: Facts) -> Chart | None:
-    """Which rank does what while the others wait; ``None`` with more than 256 ranks.
-
-    Definition: mean self time by phase over each rank's own clean steps. The phases with the most time on the
-    first rank have layers of their own, the rest is one layer.
-    """
+    """Which rank does what while the others wait; ``None`` with more than 256 ranks."""
     skew = facts.rank_skew
     if len(skew.ranks) > _MOST:
         return None
@@ -88,12 +91,18 @@ _HOST_NOTE: Final = (
 )
 
 
+@trace_chart(
+    "rank_shares",
+    title="Computation and communication by rank",
+    help="Mean step of each rank, if at least two have steps and communication. Computation is time in"
+    " compute kernels only, Overlap is compute and communication together, Exposed communication"
+    " includes waiting for other ranks, and Copies is time in copies and memsets only. The layers are"
+    " disjoint and add up to the step. Without kernels (gloo on the CPU), overlap is unknown. Ranks"
+    " without kernels are listed in a note if other ranks have some.",
+    views=("distributed",),
+)
 def rank_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """What the steps of each rank consist of; ``None`` with fewer than two ranks that have steps to show.
-
-    Definition: the parts of the Distributed Summary inside the steps. Where any rank has kernels, those
-    without are left out and named: their computation is not 0 but not measured.
-    """
+    """What the steps of each rank consist of; ``None`` with fewer than two ranks that have steps to show."""
     found = {
         rank: (one.shares, one.num_steps)
         for rank, one in split_ranks(by_rank, TraceFacts.distributed).found.items()

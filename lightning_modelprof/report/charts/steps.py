@@ -8,6 +8,7 @@ import numpy as np
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts, layer_notes, split_layers
+from lightning_modelprof.report.charts.chart import chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.words import other_shares
 from lightning_modelprof.run.loops import loop_of
@@ -15,11 +16,14 @@ from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 
+@chart(
+    "phase_shares",
+    title="Step time by phase",
+    help="The Ratio column of the Phases table as a bar.",
+    views=("overview",),
+)
 def phase_shares(facts: Facts) -> Chart | None:
-    """Which phases the time of all finished steps went to; ``None`` when no step ran to its end.
-
-    Definition: self time of a phase over the wall time of the steps, as in the table Phases.
-    """
+    """Which phases the time of all finished steps went to; ``None`` when no step ran to its end."""
     layers, rest = split_layers(facts.phases)
     if not layers:
         return None
@@ -40,13 +44,15 @@ def phase_shares(facts: Facts) -> Chart | None:
     )
 
 
+@chart(
+    "phases_per_step",
+    title="Phase times per step",
+    help="Self time of each phase in each step. Runs of more than 400 steps are averaged into at most"
+    " 400 points. The seven largest phases have their own layers and the rest share one. Unmeasured"
+    " phases are listed in a note.",
+)
 def phases_per_step(facts: Facts) -> Chart | None:
-    """When the steps were slow, and which phase made them so; ``None`` when no step ran to its end.
-
-    Definition: self time of each phase in a step, or its mean over the steps of a bin. The layers add up to
-    the wall time of the step, unless a phase was not measured. The phases with the most time have layers of
-    their own, the rest is one layer.
-    """
+    """When the steps were slow, and which phase made them so; ``None`` when no step ran to its end."""
     steps, loop = facts.steps, loop_of(facts.info.loop)
     layers, rest = split_layers(facts.phases)
     num_steps = len(steps)
@@ -86,14 +92,16 @@ _TAIL: Final = 99
 """Percentile up to which the bars go where the slowest step would squeeze them."""
 
 
+@chart(
+    "step_time",
+    title="Step times",
+    help="Histogram of clean step times, without profiler overhead. Bin widths follow numpy's `auto`"
+    " rule, with at most 60 bins. If the slowest step took more than twice p99, the histogram ends"
+    " at p99 and a note counts the slower steps.",
+    views=("overview", "steps"),
+)
 def step_time(facts: Facts) -> Chart | None:
-    """Whether the steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean steps.
-
-    Definition: number of clean steps by wall time without the phase Profiler, in bars as wide as numpy's rule
-    ``auto`` says (the narrower of Freedman-Diaconis and Sturges), at most ``MAX_BARS`` of them. Where the
-    slowest step took more than twice the 99th percentile, the bars end at this percentile and a note says how
-    many steps lie beyond.
-    """
+    """Whether the steps are alike, fall into groups or have a tail; ``None`` with less than two clean ones."""
     times_ms = facts.steps.clean().duration_ns / 1e6
     if len(times_ms) < 2:
         return None
@@ -127,12 +135,15 @@ def step_time(facts: Facts) -> Chart | None:
     )
 
 
+@chart(
+    "throughput",
+    title="Throughput",
+    help="Samples per second over all steps in a point, including excluded ones. Shows steps per second"
+    " if any step's sample count is unknown.",
+    views=("overview",),
+)
 def throughput(facts: Facts) -> Chart | None:
-    """Whether the loop became slower or faster; ``None`` with fewer than two finished steps.
-
-    Definition: samples of the steps of a bin over their wall time; steps over wall time when the samples of
-    any step are unknown. ``None`` where the clock stood still.
-    """
+    """Whether the loop became slower or faster; ``None`` with fewer than two finished steps."""
     steps, loop = facts.steps, loop_of(facts.info.loop)
     num_steps = len(steps)
     if num_steps < 2:
@@ -161,11 +172,14 @@ def throughput(facts: Facts) -> Chart | None:
     )
 
 
+@chart(
+    "validation_shares",
+    title="Validation time by part",
+    help="The Ratio column of the Validation table as a bar.",
+    views=("overview",),
+)
 def validation_shares(facts: Facts) -> Chart | None:
-    """What the validations inside a fit spent their time on; ``None`` if that took no time.
-
-    Definition: self time of a part over that of all parts, as in the table Validation.
-    """
+    """What the validations inside a fit spent their time on; ``None`` if that took no time."""
     split = facts.validation
     if not split.total_ns:
         return None

@@ -8,15 +8,20 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import PredictedStep
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
 from lightning_modelprof.report.advice.workers import busiest_workers
+from lightning_modelprof.report.charts.chart import chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 
 
+@chart(
+    "num_workers",
+    title="Predicted step time by worker count",
+    help="The Number of workers table at the current prefetch factor. *Measured* is the measured step"
+    " time, and the horizontal line is the step time without waiting for data. With multiple"
+    " loaders, it shows the one with the longest predicted step.",
+    views=("workers",),
+)
 def workers_prediction(facts: Facts) -> Chart | None:
-    """The predicted step by number of workers, with how it ran; ``None`` without a prediction.
-
-    Definition: as in the table Number of workers, with the present prefetch factor; of several loaders the
-    one with the longest predicted step.
-    """
+    """The predicted step by number of workers, with how it ran; ``None`` without a prediction."""
     loaders = facts.get(Facts.workers)
     known = [facts.fetch_queue] if loaders is None else [one.queue for one in loaders]
     queues = [one for one in known if one is not None]
@@ -72,11 +77,17 @@ def _named(one: PredictedStep) -> str:
     return f"num_workers={one.workers}{prefetch}"
 
 
+@chart(
+    "worker_queue",
+    title="Busy workers over time",
+    help="How many workers are making a batch, and how many finished batches wait behind an unfinished"
+    " one. Covers the newest 1,000 batches in at most 200 time slices. If all workers are busy,"
+    " they're too slow or too few; idle workers have filled the queue. With multiple loaders, it"
+    " shows the one with the busiest workers.",
+    views=("workers",),
+)
 def workers_over_time(facts: Facts) -> Chart | None:
-    """Whether workers are busy, and whether batches wait for an earlier one; ``None`` without batches.
-
-    Definition: as of :func:`worker_curve`, of the loader whose workers have most to do.
-    """
+    """Whether workers are busy, and whether batches wait for an earlier one; ``None`` without batches."""
     loader = busiest_workers(facts.workers)
     curve = None if loader is None else worker_curve(loader.record)
     if loader is None or curve is None:
@@ -100,6 +111,15 @@ def workers_over_time(facts: Facts) -> Chart | None:
     )
 
 
+@chart(
+    "queue_depth",
+    title="Batches ready at fetch",
+    help="How many batches were ready when training fetched one. Every thirteenth clean step is sampled,"
+    " and at least seven samples are needed. At 0, training waits; if the queue is always full, you"
+    " have more workers than you need. With multiple loaders, it shows the one with the fewest ready"
+    " batches. On macOS it only shows whether any batch was ready.",
+    views=("workers",),
+)
 def queue_depth(facts: Facts) -> Chart | None:
     """How many batches were made when the loop fetched one; ``None`` where too few fetches were looked at."""
     depths = facts.batch_cpu.depths

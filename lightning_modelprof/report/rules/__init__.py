@@ -1,1 +1,1 @@
-"""The rules, one per file; ``all_rules`` names them in their order."""
+"""The rules, by their topics; ``all_rules`` finds them."""

@@ -8,6 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.modules.module_tree import ModuleCost, ModuleTree, above, nearest
 from lightning_modelprof.analysis.source.call_tree import CallNode, CallTree
+from lightning_modelprof.report.charts.chart import flame
 from lightning_modelprof.report.model import FlameFrame, FlameGraph, Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.stacks import StackSamples
@@ -24,13 +25,16 @@ _MOST_BOXES: Final = 1_000
 _LOCALS: Final = "<locals>."
 
 
+@flame(
+    "call_stacks",
+    title="Training thread (flame graph)",
+    help="Phases are at the top and callees below their callers. Width is sampled time (see Source"
+    " lines). Functions that only call another function are omitted and their time goes to the"
+    ' caller. Boxes below 0.2% are merged into "other".',
+    views=("modules",),
+)
 def call_flame(facts: Facts) -> FlameGraph:
-    """Where the thread that runs the loop spent its time, by phase and function.
-
-    Definition: the width of a box is the time that the samples stand for in which the function was on the
-    stack. Boxes of less than 0.2% of all sampled time are joined into one box, ``other``, beside the rest of
-    what the same function called, and the widths still add up.
-    """
+    """Where the thread that runs the loop spent its time, by phase and function."""
     tree, hot = facts.call_tree, facts.get(Facts.hot_lines)
     notes = _notes("the training thread", tree, None if hot is None else hot.samples)
     return FlameGraph(
@@ -42,11 +46,16 @@ def call_flame(facts: Facts) -> FlameGraph:
     )
 
 
+@flame(
+    "worker_stacks",
+    title="Workers (flame graph)",
+    help="Functions in the DataLoader workers by caller, all workers of a loader together. Width is"
+    " sampled time, as in *Training thread (flame graph)*. With multiple loaders, it shows the one"
+    " with the busiest workers.",
+    views=("workers",),
+)
 def worker_flame(facts: Facts) -> FlameGraph:
-    """Where the workers of the busiest loader spent their time, by function.
-
-    Definition: as of :func:`call_flame`, all workers of the loader together.
-    """
+    """Where the workers of the busiest loader spent their time, by function."""
     stacks = facts.worker_stacks
     notes = _notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
     workers = facts.get(Facts.workers)
@@ -167,6 +176,14 @@ def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[st
 _DEVICE: Final = "Times are between events on the GPU stream, so they include waiting for the CPU."
 
 
+@flame(
+    "modules",
+    title="Modules, forward and backward",
+    help="Forward plus backward latency per step from the Modules table. A module's self time excludes"
+    " its submodules. Modules without a time of their own aren't shown. The graph is hidden if the"
+    " model's time includes ignored modules.",
+    views=("modules",),
+)
 def module_flame(facts: Facts) -> FlameGraph | None:
     """The flame graph of a run's modules; ``None`` when no module was timed."""
     return flame_of_modules(facts.modules)
