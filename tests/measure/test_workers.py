@@ -81,7 +81,8 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     place = finding.locations[0]
     place = place.inner or place  # "line 63 in read, called at ..."
     assert Path(place.file).name == "worker_pipelines.py"
-    if truth[5] < 0.6 * truth[0]:  # computing, too, takes long where others have the CPUs
+    # Where others have the CPUs, computing and the ends of short sleeps, which share a line, take long too.
+    if max(sum(truth[1:5]), truth[5]) < 0.6 * truth[0]:
         assert place.line == pipelines.READ_LINE
 
 
