@@ -101,7 +101,7 @@ _TAIL: Final = 99
     views=("overview", "steps"),
 )
 def step_time(facts: Facts) -> Chart | None:
-    """Whether the steps are alike, fall into groups or have a tail; ``None`` with less than two clean ones."""
+    """Whether steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean ones."""
     times_ms = facts.steps.clean().duration_ns / 1e6
     if len(times_ms) < 2:
         return None
