@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts import chart
+from lightning_modelprof.report.discovery import found_beside, place_in
 from lightning_modelprof.report.model import Chart
 from lightning_modelprof.report.specs import ChartSpec
-
-_NO_CHARTS: Final = ("all_charts", "bins", "chart")
 
 _ORDER: Final = (
     *("phase_shares", "validation_shares", "phases_per_step", "step_time", "throughput"),
@@ -25,20 +21,13 @@ _ORDER: Final = (
 """New ones follow."""
 
 
-def _in_order(made: list[ChartSpec[Any, Any]]) -> tuple[ChartSpec[Any, Any], ...]:
-    place = {id_: number for number, id_ in enumerate(_ORDER)}
-    return tuple(sorted(made, key=lambda one: (place.get(one.id, len(place)), one.draw.__module__)))
+def _all_made(made: Sequence[ChartSpec[Any, Any]]) -> tuple[ChartSpec[Any, Any], ...]:
+    return found_beside(__name__, made, lambda one: (place_in(_ORDER, one.id), one.draw.__module__))
 
 
-for _file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-    if _file.name not in _NO_CHARTS:
-        importlib.import_module(f"{__package__}.{_file.name}")
-if not chart.CHARTS:
-    raise ImportError(f"no charts in {Path(__file__).parent}")
-
-CHARTS: Final = _in_order(chart.CHARTS)
-TRACE_CHARTS: Final = _in_order(chart.TRACE_CHARTS)
-FLAMES: Final = _in_order(chart.FLAMES)
+CHARTS: Final = _all_made(chart.CHARTS)
+TRACE_CHARTS: Final = _all_made(chart.TRACE_CHARTS)
+FLAMES: Final = _all_made(chart.FLAMES)
 
 
 def trace_charts(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from lightning_modelprof.errors import ConfigError, did_you_mean, quoted
+from lightning_modelprof.report.discovery import found_beside, place_in
 from lightning_modelprof.report.rules.rule import MADE, Rule
-
-_NO_RULES: Final = ("all_rules", "engine", "passes", "rule")
 
 _ORDER: Final = (
     *("out_of_memory", "input_bound", "straggler_rank", "synchronous_loader", "worker_startup"),
@@ -34,17 +30,12 @@ _ORDER: Final = (
 """Findings without a saving come in this order, and those of new rules after them."""
 
 
-def _all_rules() -> tuple[Rule, ...]:
-    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if file.name not in _NO_RULES:
-            importlib.import_module(f"{__package__}.{file.name}")
-    if not MADE:
-        raise ImportError(f"no rules in {Path(__file__).parent}")
-    place = {kind: number for number, kind in enumerate(_ORDER)}
-    return tuple(sorted(MADE, key=lambda one: (place.get(one.kind, len(place)), one.ask.__module__)))
-
-
-RULES: Final = _all_rules()
+RULES: Final = found_beside(
+    __name__,
+    MADE,
+    lambda one: (place_in(_ORDER, one.kind), one.ask.__module__),
+    without=("engine",),  # which imports this file
+)
 """All rules with their default thresholds."""
 
 

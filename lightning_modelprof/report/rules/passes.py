@@ -28,7 +28,7 @@ Said = list[tuple[Rule, Finding]]
 def placed(said: Iterable[tuple[Rule, Iterable[Finding]]], facts: JobFacts) -> list[Finding]:
     """The findings of all rules after all passes."""
     pairs = [(rule, one) for rule, findings in said for one in findings]
-    for _, change in PASSES:
+    for change in PASSES:
         pairs = change(pairs, facts)
     return [finding for _, finding in pairs]
 
@@ -252,13 +252,13 @@ def _less_copies(finding: Finding, copies_ns: float) -> Finding:
     )
 
 
-PASSES: Final[tuple[tuple[str, Callable[[Said, JobFacts], Said]], ...]] = (
-    ("lines", _at_lines),
-    ("idiom", _idioms),
-    ("owner", _owners),
-    ("busy machine", _busy_machine),
-    ("cost", _costs),
-    ("repeats", _repeats),
-    ("copies", _copies),
+PASSES: Final[tuple[Callable[[Said, JobFacts], Said], ...]] = (
+    _at_lines,
+    _idioms,
+    _owners,
+    _busy_machine,
+    _costs,
+    _repeats,
+    _copies,
 )
-"""By the name that a finding's ``passes`` has, in the order in which they are applied."""
+"""In the order in which they are applied; each has the name that a finding's ``passes`` gets of it."""

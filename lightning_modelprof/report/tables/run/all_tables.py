@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.discovery import found_beside, place_in
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import TableSpec
@@ -22,8 +20,6 @@ from lightning_modelprof.report.tables.trace.model_summary import window_model_s
 from lightning_modelprof.report.tables.trace.trace_tables import TRACE_TABLES, trace_tables
 
 __all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tables"]
-
-_NO_TABLES: Final = ("all_tables", "table")
 
 _ORDER: Final = (
     *("perf_summary", "all_ranks", "rank_phases", "rank_spread", "phases", "validation"),
@@ -59,19 +55,14 @@ def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
         yield replace(table, is_detail=table.id not in main) if options.views is None else table
 
 
-def _all_tables() -> tuple[RunTable, ...]:
-    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if file.name not in _NO_TABLES:
-            importlib.import_module(f"{__package__}.{file.name}")
-    if not MADE:
-        raise ImportError(f"no tables in {Path(__file__).parent}")
-    place = {id_: number for number, id_ in enumerate(_ORDER)}
-    of_run = [one for one in MADE if one.kinds[0] is not LOOPS]
-    of_run.sort(key=lambda one: (place.get(one.kinds[0].id, len(place)), one.build.__module__))
-    return (*of_run, RunTable(window_summaries), *(one for one in MADE if one.kinds[0] is LOOPS))
-
-
-TABLES: Final = _all_tables()
+_MADE: Final = found_beside(
+    __name__, MADE, lambda one: (place_in(_ORDER, one.kinds[0].id), one.build.__module__)
+)
+TABLES: Final = (
+    *(one for one in _MADE if one.kinds[0] is not LOOPS),
+    RunTable(window_summaries),
+    *(one for one in _MADE if one.kinds[0] is LOOPS),
+)
 """Of a run, in reading order; those of a trace are in ``trace_tables.TRACE_TABLES``."""
 
 KINDS: Final[Mapping[str, TableSpec]] = {

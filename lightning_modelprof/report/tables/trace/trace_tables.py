@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.discovery import found_beside, place_in
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import VIEWS, TableOptions, View
-from lightning_modelprof.report.tables.trace.table import MADE, TraceTable
+from lightning_modelprof.report.tables.trace.table import MADE
 
-_NO_TABLES: Final = ("table", "trace_tables")
-
-
-def _all_tables() -> tuple[TraceTable[Any], ...]:
-    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if file.name not in _NO_TABLES:
-            importlib.import_module(f"{__package__}.{file.name}")
-    if not MADE:
-        raise ImportError(f"no tables in {Path(__file__).parent}")
-    return tuple(sorted(MADE, key=lambda one: (VIEWS.index(one.view), one.build.__module__)))
-
-
-TRACE_TABLES: Final = _all_tables()
+TRACE_TABLES: Final = found_beside(
+    __name__, MADE, lambda one: (place_in(VIEWS, one.view), one.build.__module__)
+)
 """All of them."""
 
 
