@@ -26,7 +26,7 @@ def found_beside(
         if file.name not in without:
             importlib.import_module(f"{package}.{file.name}")
     if not made:
-        raise ImportError(f"{package}: expected its modules, found none. Bundle all modules of this package.")
+        raise ImportError(f"{package}: expected its modules, found none. Bundle all of lightning_modelprof.")
     return tuple(sorted(made, key=key))
 
 
