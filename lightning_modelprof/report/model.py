@@ -34,7 +34,6 @@ class Column(Record, frozen=True):
         adds_up: whether the cells of any rows (in a tree, of those at its top) may be summed, because nothing
             is counted in two of them. Not so for means, extremes, rates, numbers of different things, and
             times that hold the time of other rows. Rows that are put together show sums of these columns.
-        help: its definition, on the column of a ``TableSpec`` alone.
         change: ``bar`` if its numbers are changes, after less before, and ``bound`` if they are bounds of
             changes: both are written with their signs.
         is_main: whether a page shows it at first; where no column says so, it shows all.
@@ -45,7 +44,6 @@ class Column(Record, frozen=True):
     unit: Unit = Unit.TEXT
     group: str | None = None
     adds_up: bool = False
-    help: str = ""
     change: Literal["", "bar", "bound"] = ""
     is_main: bool = False
 

@@ -5,11 +5,11 @@ Nothing of it is in a report: of a stored one it is found by the id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Final, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record, field
 from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 
@@ -84,6 +84,28 @@ class CompareKey(Record, frozen=True, kw_only=True):
     names: tuple[str, ...] | None = None
 
 
+class ColumnSpec(Column, frozen=True):
+    """What is known of a column before there is a table: its definition, and how a row has its cell.
+
+    Attributes:
+        help: its definition, in Markdown.
+        of: the cell of what a row is about; ``None`` takes the attribute, or the item of a mapping, that is
+            called like ``key``. A mapping that lacks it has an empty cell.
+        share_of: key of the column that this one has the share of: of the sum over all rows, or of the whole
+            that the table is given.
+    """
+
+    help: str = ""
+    of: Callable[[Any], Cell] | None = None
+    share_of: str = ""
+
+    def cell(self, row: object) -> Cell:
+        if self.of is not None:
+            return self.of(row)
+        found: Cell = row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
+        return found
+
+
 class TableSpec(Record, frozen=True, kw_only=True):
     """What all tables of one kind have in common.
 
@@ -91,7 +113,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
         id: as of ``Table``, without the number of a window or trace.
         title: as of ``Table``; a table may have a longer one.
         help: its definition, in Markdown.
-        columns: all that such a table may have, each with its definition.
+        columns: all that such a table may have.
         rows: label of a row → its definition, where rows are figures with names of ours.
         names_slices: whether rows, but for those in ``rows``, have the names of slices of the timeline.
         has_phases: whether rows are phases as well.
@@ -104,7 +126,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
     id: str
     title: str
     help: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnSpec, ...]
     rows: Mapping[str, str] = field(default_factory=dict)
     names_slices: bool = False
     has_phases: bool = False
@@ -115,11 +137,12 @@ class TableSpec(Record, frozen=True, kw_only=True):
 
     def table(
         self,
-        rows: tuple[tuple[Cell, ...], ...] = (),
+        rows: Iterable[object] = (),
         *,
+        wholes: Mapping[str, float | None] | None = None,
         id: str = "",  # noqa: A002  # as the table calls it
         title: str = "",
-        columns: tuple[Column, ...] = (),
+        columns: tuple[ColumnSpec, ...] = (),
         labels: Mapping[str, str] | None = None,
         depths: tuple[int, ...] = (),
         row_units: tuple[Unit, ...] = (),
@@ -131,17 +154,29 @@ class TableSpec(Record, frozen=True, kw_only=True):
     ) -> Table:
         """A table of this kind, without its definitions; what is given is as of ``Table``.
 
-        Columns are by default all of the kind's. ``labels`` has those, by key, that are not the kind's.
+        Args:
+            rows: what each row is about; the columns know where in it their cells are.
+            wholes: key of a column of shares → what the whole is, where that is not the sum over the rows.
+            columns: by default all of the kind's.
+            labels: those, by key of the column, that are not the kind's.
         """
-        labels = labels or {}
+        labels, columns = labels or {}, columns or self.columns
         return Table(
             id=id or self.id,
             title=title or self.title,
             columns=tuple(
-                replace(column, label=labels.get(column.key, column.label), help="")
-                for column in columns or self.columns
+                Column(
+                    column.key,
+                    labels.get(column.key, column.label),
+                    column.unit,
+                    column.group,
+                    column.adds_up,
+                    column.change,
+                    column.is_main,
+                )
+                for column in columns
             ),
-            rows=rows,
+            rows=self._cells(columns, list(rows), wholes or {}),
             depths=depths,
             row_units=row_units,
             notes=notes,
@@ -150,6 +185,26 @@ class TableSpec(Record, frozen=True, kw_only=True):
             row_limit=row_limit,
             is_detail=is_detail,
         )
+
+    def _cells(
+        self, columns: tuple[ColumnSpec, ...], rows: list[object], wholes: Mapping[str, float | None]
+    ) -> tuple[tuple[Cell, ...], ...]:
+        if rows and type(rows[0]) is tuple:
+            return tuple(rows)  # type: ignore[arg-type]
+        by_key = {column.key: column for column in self.columns}
+        cells: list[list[Cell]] = []
+        for column in columns:
+            if column.share_of:
+                parts = [_number(by_key[column.share_of].cell(row)) for row in rows]
+                whole = wholes.get(column.key, sum(part for part in parts if part is not None))
+                cells.append([share(part, whole) for part in parts])
+            else:
+                cells.append([column.cell(row) for row in rows])
+        return tuple(zip(*cells, strict=True))
+
+
+def _number(cell: Cell) -> float | None:
+    return None if isinstance(cell, str) else cell
 
 
 class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):

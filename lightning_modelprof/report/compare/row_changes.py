@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from lightning_modelprof.record import Record
@@ -18,8 +18,8 @@ from lightning_modelprof.report.compare.changed_figures import (
     is_number,
     num_steps,
 )
-from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Report, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 
 _STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
 
@@ -130,16 +130,16 @@ CHANGES: Final = TableSpec(
     title="Changes by row",
     help="One figure per row of a table that both sides have. Sums are divided by the number of steps.",
     columns=(
-        Column("before", "before", help="value before."),
-        Column("after", "after", help="value after."),
-        Column(
+        ColumnSpec("before", "before", help="value before."),
+        ColumnSpec("after", "after", help="value after."),
+        ColumnSpec(
             "difference",
             "difference",
             help="after minus before, in percentage points for percentages.",
             change="bar",
         ),
-        Column("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
-        Column("state", "state", help="new or removed, for rows that exist on one side only."),
+        ColumnSpec("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
+        ColumnSpec("state", "state", help="new or removed, for rows that exist on one side only."),
     ),
 )
 
@@ -156,13 +156,13 @@ def _table(
     notes: tuple[str, ...] = (),
     absent_reason: str | None = None,
 ) -> Table:
-    names = [before.columns[position] for position in name_positions(before, figure)]
+    names = [ColumnSpec(**asdict(before.columns[position])) for position in name_positions(before, figure)]
     column = None if key is None else before.columns[position_of(before, key)]
     unit = Unit.TEXT if column is None else column.unit
     per_step = " per step" if figure.sum_over is not None else ""
     counted = calls_column(before) or calls_column(after)
     counts = [
-        Column(f"calls_{side}", f"{counted.label.lower()}{per_step} {side}", Unit.COUNT)
+        ColumnSpec(f"calls_{side}", f"{counted.label.lower()}{per_step} {side}", Unit.COUNT)
         for side in ("before", "after")
         if counted is not None
     ]

@@ -8,8 +8,8 @@ from typing import Final
 from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.model import Cell, Report, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import three_digits
 
@@ -49,31 +49,31 @@ STAGES: Final = TableSpec(
     title="Stages",
     help="One row per run, in the given order.",
     columns=(
-        Column("run", "run"),
-        Column("batch_cost_ns", "time per step", Unit.DURATION_NS, help="batch_cost."),
-        Column(
+        ColumnSpec("run", "run"),
+        ColumnSpec("batch_cost_ns", "time per step", Unit.DURATION_NS, help="batch_cost."),
+        ColumnSpec(
             "times_as_fast",
             "times as fast",
             Unit.RATE,
             help="speed relative to the first run, by time per step, or per sample if batch sizes differ.",
         ),
-        Column("low", "from", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
-        Column("high", "to", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
-        Column("ips", "steps/s", Unit.RATE, help="ips."),
-        Column("reader_ratio", "Reader Ratio", Unit.RATIO, help="Σr / Σb."),
-        Column(
+        ColumnSpec("low", "from", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
+        ColumnSpec("high", "to", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
+        ColumnSpec("ips", "steps/s", Unit.RATE, help="ips."),
+        ColumnSpec("reader_ratio", "Reader Ratio", Unit.RATIO, help="Σr / Σb."),
+        ColumnSpec(
             "gpu_busy",
             "GPU busy",
             Unit.RATIO,
             help="share of the recorded steps in which a kernel, copy or memset runs.",
         ),
-        Column(
+        ColumnSpec(
             "peak_bytes",
             "peak memory",
             Unit.BYTES,
             help="memory allocated on the GPU; process memory without a GPU.",
         ),
-        Column("verdict", "verdict", help="what limits the run."),
+        ColumnSpec("verdict", "verdict", help="what limits the run."),
     ),
 )
 

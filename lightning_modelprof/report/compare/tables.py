@@ -8,8 +8,8 @@ from typing import Final
 
 from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
-from lightning_modelprof.report.model import Cell, Column, Finding, Report, Status, Table, Unit
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.model import Cell, Finding, Report, Status, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import LoopKind
 from lightning_modelprof.run.phases import PHASES
 
@@ -23,17 +23,17 @@ SPEED: Final = TableSpec(
     title="Speed",
     help="Perf Summary figures of both sides. Multiple runs are averaged.",
     columns=(
-        Column("figure", ""),
-        Column("before", "before", Unit.BY_ROW, help="value before."),
-        Column("after", "after", Unit.BY_ROW, help="value after."),
-        Column(
+        ColumnSpec("figure", ""),
+        ColumnSpec("before", "before", Unit.BY_ROW, help="value before."),
+        ColumnSpec("after", "after", Unit.BY_ROW, help="value after."),
+        ColumnSpec(
             "change",
             "change",
             Unit.RATIO,
             help="percentage points for Reader Ratio, % of before otherwise.",
             change="bar",
         ),
-        Column(
+        ColumnSpec(
             "low",
             "from",
             Unit.RATIO,
@@ -41,7 +41,7 @@ SPEED: Final = TableSpec(
             help="95% confidence interval of the change.",
             change="bound",
         ),
-        Column(
+        ColumnSpec(
             "high", "to", Unit.RATIO, _INTERVAL, help="95% confidence interval of the change.", change="bound"
         ),
     ),
@@ -75,11 +75,11 @@ PHASE_CHANGES: Final = TableSpec(
         " comparisons: about 1 in 20 unchanged phases is marked as changed."
     ),
     columns=(
-        Column("phase", ""),
-        Column("before", "before", Unit.DURATION_NS, help="time before."),
-        Column("after", "after", Unit.DURATION_NS, help="time after."),
-        Column("change", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
-        Column(
+        ColumnSpec("phase", ""),
+        ColumnSpec("before", "before", Unit.DURATION_NS, help="time before."),
+        ColumnSpec("after", "after", Unit.DURATION_NS, help="time after."),
+        ColumnSpec("change", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
+        ColumnSpec(
             "low",
             "from",
             Unit.DURATION_NS,
@@ -87,7 +87,7 @@ PHASE_CHANGES: Final = TableSpec(
             help="95% confidence interval of the difference.",
             change="bound",
         ),
-        Column(
+        ColumnSpec(
             "high",
             "to",
             Unit.DURATION_NS,
@@ -95,7 +95,7 @@ PHASE_CHANGES: Final = TableSpec(
             help="95% confidence interval of the difference.",
             change="bound",
         ),
-        Column("direction", "changed", help="less or more, if the interval excludes no change."),
+        ColumnSpec("direction", "changed", help="less or more, if the interval excludes no change."),
     ),
     has_phases=True,
     heading="Phases, before and after",
@@ -132,9 +132,9 @@ SETTINGS: Final = TableSpec(
     title="Different settings",
     help="Other differences in configuration, environment and model.",
     columns=(
-        Column("setting", ""),
-        Column("before", "before", help="value before."),
-        Column("after", "after", help="value after."),
+        ColumnSpec("setting", ""),
+        ColumnSpec("before", "before", help="value before."),
+        ColumnSpec("after", "after", help="value after."),
     ),
 )
 
@@ -155,10 +155,10 @@ FINDING_CHANGES: Final = TableSpec(
         " rule, function and module."
     ),
     columns=(
-        Column("finding", ""),
-        Column("state", "state", help="removed, new or unchanged."),
-        Column("before", "possible saving, before", Unit.DURATION_NS, help="per step."),
-        Column("after", "possible saving, after", Unit.DURATION_NS, help="per step."),
+        ColumnSpec("finding", ""),
+        ColumnSpec("state", "state", help="removed, new or unchanged."),
+        ColumnSpec("before", "possible saving, before", Unit.DURATION_NS, help="per step."),
+        ColumnSpec("after", "possible saving, after", Unit.DURATION_NS, help="per step."),
     ),
     heading="Findings before and after",
 )

@@ -8,8 +8,8 @@ from typing import Any, Final
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
-from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.model import Cell, Report, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.units import digits, duration_unit, percent, signed
 
 
@@ -199,33 +199,33 @@ STEP_CHANGES: Final = TableSpec(
         " Parts don't overlap, so their differences add up to the step's."
     ),
     columns=(
-        Column("name", "Part of the step"),
-        Column("before", "before", Unit.DURATION_NS, help="value before."),
-        Column("after", "after", Unit.DURATION_NS, help="value after."),
-        Column("difference", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
-        Column("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
-        Column(
+        ColumnSpec("name", "Part of the step"),
+        ColumnSpec("before", "before", Unit.DURATION_NS, help="value before."),
+        ColumnSpec("after", "after", Unit.DURATION_NS, help="value after."),
+        ColumnSpec("difference", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
+        ColumnSpec("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
+        ColumnSpec(
             "before_low",
             "from",
             Unit.DURATION_NS,
             "steps before",
             help=_RANGE,
         ),
-        Column(
+        ColumnSpec(
             "before_high",
             "to",
             Unit.DURATION_NS,
             "steps before",
             help=_RANGE,
         ),
-        Column(
+        ColumnSpec(
             "after_low",
             "from",
             Unit.DURATION_NS,
             "steps after",
             help=_RANGE,
         ),
-        Column(
+        ColumnSpec(
             "after_high",
             "to",
             Unit.DURATION_NS,

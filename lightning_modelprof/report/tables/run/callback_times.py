@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 
@@ -25,11 +25,11 @@ CALLBACKS: Final = TableSpec(
         " callback's hook, such as `on_save_checkpoint`, that time only counts in the inner hook's row."
     ),
     columns=(
-        Column("callback", "Callback"),
-        Column("hook", "Hook", help="hook name."),
-        Column("calls", "Calls", Unit.COUNT, adds_up=True, help="calls of the hook."),
-        Column("total_ns", "Total", Unit.DURATION_NS, help="time of all calls."),
-        Column(
+        ColumnSpec("callback", "Callback"),
+        ColumnSpec("hook", "Hook", help="hook name."),
+        ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, help="calls of the hook."),
+        ColumnSpec("total_ns", "Total", Unit.DURATION_NS, help="time of all calls."),
+        ColumnSpec(
             "ratio",
             "Ratio(%)",
             Unit.RATIO,

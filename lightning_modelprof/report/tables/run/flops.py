@@ -14,9 +14,9 @@ from lightning_modelprof.analysis.modules.model_flops import (
     Utilization,
     phases_of,
 )
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.loops import loop_of
@@ -49,14 +49,14 @@ FLOPS: Final = TableSpec(
         " [flops.md](flops.md)."
     ),
     columns=(
-        Column("part", "Part of the step"),
-        Column(
+        ColumnSpec("part", "Part of the step"),
+        ColumnSpec(
             "flops",
             "FLOPs",
             Unit.FLOPS,
             help="FLOPs of the counted step, or of the mean clean step if batch sizes vary.",
         ),
-        Column(
+        ColumnSpec(
             "macs",
             "MACs",
             Unit.MACS,
@@ -65,15 +65,15 @@ FLOPS: Final = TableSpec(
                 " sizes vary."
             ),
         ),
-        Column("ratio", "Ratio(%)", Unit.RATIO, help="share of Hardware FLOPs."),
-        Column(
+        ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, help="share of Hardware FLOPs."),
+        ColumnSpec(
             "flops_per_sample",
             "Per sample",
             Unit.FLOPS,
             help="FLOPs divided by that step's samples.",
         ),
-        Column("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S, help="FLOPs of the clean steps / their time."),
-        Column(
+        ColumnSpec("flops_per_s", "FLOP/s", Unit.FLOPS_PER_S, help="FLOPs of the clean steps / their time."),
+        ColumnSpec(
             "share_of_peak",
             "MFU / HFU",
             Unit.RATIO,
@@ -231,10 +231,12 @@ FLOPS_BY_SIZE: Final = TableSpec(
     title="FLOPs by batch size",
     help="Shown if batch sizes vary. The 20 most frequent sizes come first.",
     columns=(
-        Column("batch", "Batch"),
-        Column("clean_steps", "Clean steps", Unit.COUNT, adds_up=True, help="clean steps with this size."),
-        Column("flops", "FLOPs", Unit.FLOPS, help="forward, backward and recompute FLOPs per step."),
-        Column("source", "From", help="counted, or fitted from the counted sizes (see FLOPs)."),
+        ColumnSpec("batch", "Batch"),
+        ColumnSpec(
+            "clean_steps", "Clean steps", Unit.COUNT, adds_up=True, help="clean steps with this size."
+        ),
+        ColumnSpec("flops", "FLOPs", Unit.FLOPS, help="forward, backward and recompute FLOPs per step."),
+        ColumnSpec("source", "From", help="counted, or fitted from the counted sizes (see FLOPs)."),
     ),
     views=("modules",),
 )
@@ -305,12 +307,12 @@ FLOPS_BY_OPERATOR: Final = TableSpec(
         " any total."
     ),
     columns=(
-        Column("operator", "Operator"),
-        Column("calls", "Calls", Unit.COUNT, adds_up=True),
-        Column("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash means uncounted."),
-        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware FLOPs."),
+        ColumnSpec("operator", "Operator"),
+        ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
+        ColumnSpec("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash means uncounted."),
+        ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware FLOPs."),
         *(
-            Column(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="FLOPs in this phase.")
+            ColumnSpec(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="FLOPs in this phase.")
             for phase, label in _LABELS.items()
         ),
     ),

@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.forward_check import ForwardFacts, ForwardModule
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 
 _MODEL: Final = "(model)"
@@ -19,22 +19,24 @@ _MOST_NAMED: Final = 8
 
 _ONE_MAC: Final = 'one multiply-add, which is two FLOPs and one fvcore "flop".'
 _COLUMNS: Final = (
-    Column("module", "Module"),
-    Column("type", "Class", help="class of the module."),
-    Column(
+    ColumnSpec("module", "Module"),
+    ColumnSpec("type", "Class", help="class of the module."),
+    ColumnSpec(
         "parameters",
         "Parameters",
         Unit.COUNT,
         help="number of elements. Tied parameters count at their first occurrence.",
     ),
-    Column(
+    ColumnSpec(
         "macs",
         "MACs",
         Unit.MACS,
         help=_ONE_MAC,
     ),
-    Column("share", "MACs(%)", Unit.RATIO, help="of the model's MACs."),
-    Column("activations", "Activations", Unit.COUNT, help="elements in the first outputs of contractions."),
+    ColumnSpec("share", "MACs(%)", Unit.RATIO, help="of the model's MACs."),
+    ColumnSpec(
+        "activations", "Activations", Unit.COUNT, help="elements in the first outputs of contractions."
+    ),
 )
 FORWARD_MODULES: Final = TableSpec(
     id="forward_modules",
@@ -53,15 +55,15 @@ FORWARD_MODULES: Final = TableSpec(
 )
 
 _OPERATOR_COLUMNS: Final = (
-    Column("operator", "Operator"),
-    Column(
+    ColumnSpec("operator", "Operator"),
+    ColumnSpec(
         "macs",
         "MACs",
         Unit.MACS,
         adds_up=True,
         help=_ONE_MAC,
     ),
-    Column("share", "MACs(%)", Unit.RATIO, adds_up=True, help="of the model's MACs."),
+    ColumnSpec("share", "MACs(%)", Unit.RATIO, adds_up=True, help="of the model's MACs."),
 )
 FORWARD_OPERATORS: Final = TableSpec(
     id="forward_operators",

@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.memory import BEGIN, CATEGORIES, PhasePeak
 
@@ -30,7 +30,10 @@ MEMORY_PEAKS: Final = TableSpec(
     id="memory_peaks",
     title="Memory",
     help="Peak memory of the run. Measuring it resets nothing, starts no device and waits for none.",
-    columns=(Column("figure", "Metric"), Column("value", "Value", Unit.BY_ROW, help="bytes or count.")),
+    columns=(
+        ColumnSpec("figure", "Metric"),
+        ColumnSpec("value", "Value", Unit.BY_ROW, help="bytes or count."),
+    ),
     rows={
         "Peak resident memory": "peak RAM of the process (RSS) since it started.",
         "Total host memory": "memory of the machine or its container.",
@@ -88,14 +91,14 @@ MEMORY_BY_PHASE: Final = TableSpec(
         " allocator rounding aren't included; tensors without a storage (sparse) are noted."
     ),
     columns=(
-        Column("phase", "Phase"),
-        Column("peak", "Peak", Unit.BYTES, help="peak in the phase."),
+        ColumnSpec("phase", "Phase"),
+        ColumnSpec("peak", "Peak", Unit.BYTES, help="peak in the phase."),
         *(
-            Column(name.replace(" ", "_"), name.capitalize(), Unit.BYTES, help=text)
+            ColumnSpec(name.replace(" ", "_"), name.capitalize(), Unit.BYTES, help=text)
             for name, text in _CATEGORIES.items()
         ),
-        Column("operator", "Operator", help="operator after which memory peaked."),
-        Column("module", "Module", help="module in which that operator ran."),
+        ColumnSpec("operator", "Operator", help="operator after which memory peaked."),
+        ColumnSpec("module", "Module", help="module in which that operator ran."),
     ),
     views=("memory",),
     compared=CompareKey(keys=("peak",)),

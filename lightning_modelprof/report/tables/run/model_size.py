@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 
@@ -34,8 +34,8 @@ MODEL_SIZE: Final = TableSpec(
         " activations aren't included. The last row is the total."
     ),
     columns=(
-        Column("kind", "Kind"),
-        Column(
+        ColumnSpec("kind", "Kind"),
+        ColumnSpec(
             "dtype",
             "Type",
             help=(
@@ -43,9 +43,9 @@ MODEL_SIZE: Final = TableSpec(
                 " represent, bytes those of their parts."
             ),
         ),
-        Column("tensors", "Tensors", Unit.COUNT, help="number of tensors."),
-        Column("elements", "Elements", Unit.COUNT, help="number of values."),
-        Column("bytes", "Size", Unit.BYTES, help="their bytes."),
+        ColumnSpec("tensors", "Tensors", Unit.COUNT, help="number of tensors."),
+        ColumnSpec("elements", "Elements", Unit.COUNT, help="number of values."),
+        ColumnSpec("bytes", "Size", Unit.BYTES, help="their bytes."),
     ),
     views=("modules", "memory"),
     place=1,

@@ -8,9 +8,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleCost, ModuleTree
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 
 _LATENCY: Final = (
@@ -27,8 +27,8 @@ _BACKWARD_LATENCY: Final = (
     " gradient accumulation. The engine's own time between nodes belongs to no module."
 )
 _TREE_COLUMNS: Final = (
-    Column("module", "Module"),
-    Column(
+    ColumnSpec("module", "Module"),
+    ColumnSpec(
         "parameters",
         "Params",
         Unit.COUNT,
@@ -37,32 +37,32 @@ _TREE_COLUMNS: Final = (
             " initialized yet."
         ),
     ),
-    Column("parameters_ratio", "%", Unit.RATIO, help="share of the model's."),
-    Column("forward_macs", "MACs", Unit.MACS, "Forward", help="of the counted step's forward."),
-    Column("forward_macs_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
-    Column(
+    ColumnSpec("parameters_ratio", "%", Unit.RATIO, help="share of the model's."),
+    ColumnSpec("forward_macs", "MACs", Unit.MACS, "Forward", help="of the counted step's forward."),
+    ColumnSpec("forward_macs_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
+    ColumnSpec(
         "forward_ns",
         "Latency",
         Unit.DURATION_NS,
         "Forward",
         help=_LATENCY,
     ),
-    Column("forward_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
-    Column(
+    ColumnSpec("forward_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
+    ColumnSpec(
         "forward_flops_per_s",
         "FLOP/s",
         Unit.FLOPS_PER_S,
         "Forward",
         help=_FLOP_RATE,
     ),
-    Column(
+    ColumnSpec(
         "backward_ns",
         "Latency",
         Unit.DURATION_NS,
         "Backward",
         help=_BACKWARD_LATENCY,
     ),
-    Column(
+    ColumnSpec(
         "backward_flops_per_s",
         "FLOP/s",
         Unit.FLOPS_PER_S,
@@ -88,27 +88,27 @@ MODULE_TREE: Final = TableSpec(
 
 
 _CLASS_COLUMNS: Final = (
-    Column("depth", "Depth"),
-    Column("parameters_class", "Class", group="By parameters", help="class with the most."),
-    Column(
+    ColumnSpec("depth", "Depth"),
+    ColumnSpec("parameters_class", "Class", group="By parameters", help="class with the most."),
+    ColumnSpec(
         "parameters",
         "Params",
         Unit.COUNT,
         "By parameters",
         help="number of elements. Tied parameters count at the first module that has them.",
     ),
-    Column("macs_class", "Class", group="By MACs", help="class with the most."),
-    Column("forward_macs", "MACs", Unit.MACS, "By MACs", help="of the counted step's forward."),
-    Column("forward_class", "Class", group="By forward", help="class with the most."),
-    Column(
+    ColumnSpec("macs_class", "Class", group="By MACs", help="class with the most."),
+    ColumnSpec("forward_macs", "MACs", Unit.MACS, "By MACs", help="of the counted step's forward."),
+    ColumnSpec("forward_class", "Class", group="By forward", help="class with the most."),
+    ColumnSpec(
         "forward_ns",
         "Latency",
         Unit.DURATION_NS,
         "By forward",
         help=_LATENCY,
     ),
-    Column("backward_class", "Class", group="By backward", help="class with the most."),
-    Column(
+    ColumnSpec("backward_class", "Class", group="By backward", help="class with the most."),
+    ColumnSpec(
         "backward_ns",
         "Latency",
         Unit.DURATION_NS,
@@ -131,21 +131,21 @@ TOP_MODULES: Final = TableSpec(
 
 
 _SLOWEST_COLUMNS: Final = (
-    Column("module", "Module"),
-    Column("type_name", "Class", help="class of the module."),
-    Column(
+    ColumnSpec("module", "Module"),
+    ColumnSpec("type_name", "Class", help="class of the module."),
+    ColumnSpec(
         "forward_ns",
         "Forward",
         Unit.DURATION_NS,
         help=_LATENCY,
     ),
-    Column(
+    ColumnSpec(
         "backward_ns",
         "Backward",
         Unit.DURATION_NS,
         help=_BACKWARD_LATENCY,
     ),
-    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward time."),
+    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward time."),
 )
 SLOWEST_MODULES: Final = TableSpec(
     id="slowest_modules",
@@ -296,8 +296,8 @@ def _classes(tree: ModuleTree, deepest: int, count: int) -> Table:
 
 
 def _measured_only(
-    columns: tuple[Column, ...], rows: list[tuple[Cell, ...]]
-) -> tuple[tuple[Column, ...], tuple[tuple[Cell, ...], ...]]:
+    columns: tuple[ColumnSpec, ...], rows: list[tuple[Cell, ...]]
+) -> tuple[tuple[ColumnSpec, ...], tuple[tuple[Cell, ...], ...]]:
     """Without the columns in which no row has anything: the notes say what was not measured."""
     filled = [i for i in range(len(columns)) if i == 0 or any(row[i] is not None for row in rows)]
     return tuple(columns[i] for i in filled), tuple(tuple(row[i] for i in filled) for row in rows)

@@ -9,9 +9,9 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import milliseconds
@@ -26,18 +26,18 @@ NUM_WORKERS: Final = TableSpec(
         " smallest worker count within 2% of the best. The current prefetch factor comes first."
     ),
     columns=(
-        Column("workers", "num_workers", help="0 means that batches are made in the training process."),
-        Column(
+        ColumnSpec("workers", "num_workers", help="0 means that batches are made in the training process."),
+        ColumnSpec(
             "prefetch_factor",
             "prefetch_factor",
             Unit.COUNT,
             help="batches prefetched per worker. A dash means no workers.",
         ),
-        Column("which", "Setting", help="*current*, *recommended* or both."),
-        Column("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step time."),
-        Column("low_ns", "95% low", Unit.DURATION_NS, help=_ENDS),
-        Column("high_ns", "95% high", Unit.DURATION_NS, help=_ENDS),
-        Column("steps_per_s", "steps/s", Unit.RATE, help="1 / predicted step time."),
+        ColumnSpec("which", "Setting", help="*current*, *recommended* or both."),
+        ColumnSpec("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step time."),
+        ColumnSpec("low_ns", "95% low", Unit.DURATION_NS, help=_ENDS),
+        ColumnSpec("high_ns", "95% high", Unit.DURATION_NS, help=_ENDS),
+        ColumnSpec("steps_per_s", "steps/s", Unit.RATE, help="1 / predicted step time."),
     ),
     views=("workers",),
     place=-1,

@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTimes
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.units import format_duration
@@ -35,7 +35,7 @@ AROUND: Final = TableSpec(
         " loop is measured."
     ),
     columns=(
-        Column(
+        ColumnSpec(
             "action",
             "Action",
             help=(
@@ -44,10 +44,10 @@ AROUND: Final = TableSpec(
                 " everything inside it."
             ),
         ),
-        Column("when", "When", help="before or after the loop."),
-        Column("calls", "Calls", Unit.COUNT, adds_up=True),
-        Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-        Column(
+        ColumnSpec("when", "When", help="before or after the loop."),
+        ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
+        ColumnSpec("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
+        ColumnSpec(
             "after_ns",
             "Gap",
             Unit.DURATION_NS,
@@ -57,14 +57,14 @@ AROUND: Final = TableSpec(
                 " checkpoint, moving the model to the device or starting workers."
             ),
         ),
-        Column(
+        ColumnSpec(
             "ratio",
             "Ratio(%)",
             Unit.RATIO,
             adds_up=True,
             help="total plus gap, as a share of the loop and everything around it.",
         ),
-        Column("place", "Line", help="location of your method."),
+        ColumnSpec("place", "Line", help="location of your method."),
     ),
     rows={
         "sanity check": (

@@ -7,24 +7,24 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.benchmark import Statistics
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 
 _STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
 _OF_STEPS: Final = "over the steps' values. Percentiles interpolate linearly between the two nearest steps."
 _COLUMNS: Final = (
-    Column("name", ""),
-    Column(
+    ColumnSpec("name", ""),
+    ColumnSpec(
         "avg",
         "avg",
         Unit.BY_ROW,
         help="over the whole set. Rates and ratios are total over total, not means of the steps' values.",
     ),
-    *(Column(key, key, Unit.BY_ROW, help=_OF_STEPS) for key in _STATISTICS[1:-1]),
-    Column(
+    *(ColumnSpec(key, key, Unit.BY_ROW, help=_OF_STEPS) for key in _STATISTICS[1:-1]),
+    ColumnSpec(
         "standard_error",
         "std. error",
         Unit.BY_ROW,

@@ -7,24 +7,24 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.report.words import other_shares
 from lightning_modelprof.run.loops import loop_of
 
 _COLUMNS: Final = (
-    Column("label", "Phase"),
-    Column("num_steps", "Steps", Unit.COUNT, help="steps in which the phase took any time."),
-    Column("total_ns", "Total", Unit.DURATION_NS, "CPU", adds_up=True, help="self time in all steps."),
-    Column(
+    ColumnSpec("label", "Phase"),
+    ColumnSpec("num_steps", "Steps", Unit.COUNT, help="steps in which the phase took any time."),
+    ColumnSpec("total_ns", "Total", Unit.DURATION_NS, "CPU", adds_up=True, help="self time in all steps."),
+    ColumnSpec(
         "avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="time per step, including steps without the phase."
     ),
-    Column("max_ns", "Max", Unit.DURATION_NS, "CPU", help="per step."),
-    Column("min_ns", "Min", Unit.DURATION_NS, "CPU", help="per step."),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="share of the steps' wall time."),
-    Column(
+    ColumnSpec("max_ns", "Max", Unit.DURATION_NS, "CPU", help="per step."),
+    ColumnSpec("min_ns", "Min", Unit.DURATION_NS, "CPU", help="per step."),
+    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="share of the steps' wall time."),
+    ColumnSpec(
         "device_total_ns",
         "Device total",
         Unit.DURATION_NS,

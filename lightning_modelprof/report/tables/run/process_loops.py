@@ -8,23 +8,23 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.report.words import to_the_second
 from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
-    Column("loop", "Loop"),
-    Column("created", "Started", help="start time."),
-    Column("model", "Model", help="LightningModule class."),
-    Column("status", "Status", help="how the loop ended."),
-    Column("steps", "Steps", Unit.COUNT, help="number of steps."),
-    Column("steps_per_s", "Steps/s", Unit.RATE, help="over clean steps."),
-    Column("standard_error", "std. error", Unit.RATE, help="standard error of Steps/s."),
-    Column("verdict", "Verdict", help="what limits the loop."),
-    Column("folder", "Directory", help="directory of its files."),
+    ColumnSpec("loop", "Loop"),
+    ColumnSpec("created", "Started", help="start time."),
+    ColumnSpec("model", "Model", help="LightningModule class."),
+    ColumnSpec("status", "Status", help="how the loop ended."),
+    ColumnSpec("steps", "Steps", Unit.COUNT, help="number of steps."),
+    ColumnSpec("steps_per_s", "Steps/s", Unit.RATE, help="over clean steps."),
+    ColumnSpec("standard_error", "std. error", Unit.RATE, help="standard error of Steps/s."),
+    ColumnSpec("verdict", "Verdict", help="what limits the loop."),
+    ColumnSpec("folder", "Directory", help="directory of its files."),
 )
 LOOPS: Final = TableSpec(
     id="loops",
@@ -39,19 +39,19 @@ LOOPS: Final = TableSpec(
 )
 
 _SHORT_COLUMNS: Final = (
-    Column("loop", "Loop"),
-    Column("model", "Model", help="LightningModule class."),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column("batches", "Batches", Unit.COUNT, adds_up=True, help="batches in all calls."),
-    Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-    Column("mean_ns", "Avg", Unit.DURATION_NS, help="mean per call."),
-    Column(
+    ColumnSpec("loop", "Loop"),
+    ColumnSpec("model", "Model", help="LightningModule class."),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
+    ColumnSpec("batches", "Batches", Unit.COUNT, adds_up=True, help="batches in all calls."),
+    ColumnSpec("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
+    ColumnSpec("mean_ns", "Avg", Unit.DURATION_NS, help="mean per call."),
+    ColumnSpec(
         "p99_ns",
         "p99",
         Unit.DURATION_NS,
         help="over calls. For more than 4,096 calls it's over an evenly spaced sample.",
     ),
-    Column("failed", "Failed", Unit.COUNT, adds_up=True, help="calls that ended with an exception."),
+    ColumnSpec("failed", "Failed", Unit.COUNT, adds_up=True, help="calls that ended with an exception."),
 )
 SHORT_LOOPS: Final = TableSpec(
     id="short_loops",

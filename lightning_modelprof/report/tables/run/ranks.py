@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.ranks import RankPace, RankSkew
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
@@ -51,12 +51,12 @@ RANKS: Final = TableSpec(
         " is a long Dataloader on rank 1 and a long Backward everywhere else."
     ),
     columns=(
-        Column("rank", "Rank"),
-        Column("host", "Host", help="name of its machine."),
-        Column("num_steps", "Clean steps", Unit.COUNT, help="clean steps of the rank."),
-        Column("step_ns", "Step", Unit.DURATION_NS, help=_MEAN),
-        *(Column(f"{phase.key}_ns", phase.label, Unit.DURATION_NS, help=_MEAN) for phase in _CORE),
-        Column(
+        ColumnSpec("rank", "Rank"),
+        ColumnSpec("host", "Host", help="name of its machine."),
+        ColumnSpec("num_steps", "Clean steps", Unit.COUNT, help="clean steps of the rank."),
+        ColumnSpec("step_ns", "Step", Unit.DURATION_NS, help=_MEAN),
+        *(ColumnSpec(f"{phase.key}_ns", phase.label, Unit.DURATION_NS, help=_MEAN) for phase in _CORE),
+        ColumnSpec(
             "own_ns",
             "Own time",
             Unit.DURATION_NS,
@@ -67,7 +67,7 @@ RANKS: Final = TableSpec(
                 " if they explain at least a tenth more of the time; a note lists the phases."
             ),
         ),
-        Column(
+        ColumnSpec(
             "late_ns",
             "Behind by",
             Unit.DURATION_NS,
@@ -76,7 +76,7 @@ RANKS: Final = TableSpec(
                 " on all ranks."
             ),
         ),
-        Column(
+        ColumnSpec(
             "slowest",
             "Slowest(%)",
             Unit.RATIO,
@@ -131,13 +131,13 @@ RANK_SPREAD: Final = TableSpec(
     title="Phase spread across ranks",
     help="How far the ranks' means are apart in each phase.",
     columns=(
-        Column("label", "Phase"),
-        Column("mean_ns", "Avg", Unit.DURATION_NS, help="mean over the ranks."),
-        Column("least_ns", "Min", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
-        Column("least_rank", "of rank", Unit.COUNT, help="rank with that mean."),
-        Column("most_ns", "Max", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
-        Column("most_rank", "of rank", Unit.COUNT, help="rank with that mean."),
-        Column("spread_ns", "Spread", Unit.DURATION_NS, help="max minus min."),
+        ColumnSpec("label", "Phase"),
+        ColumnSpec("mean_ns", "Avg", Unit.DURATION_NS, help="mean over the ranks."),
+        ColumnSpec("least_ns", "Min", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
+        ColumnSpec("least_rank", "of rank", Unit.COUNT, help="rank with that mean."),
+        ColumnSpec("most_ns", "Max", Unit.DURATION_NS, help="smallest and largest mean of a rank."),
+        ColumnSpec("most_rank", "of rank", Unit.COUNT, help="rank with that mean."),
+        ColumnSpec("spread_ns", "Spread", Unit.DURATION_NS, help="max minus min."),
     ),
     has_phases=True,
     views=("distributed",),
@@ -170,8 +170,8 @@ ALL_RANKS: Final = TableSpec(
         " title and that row say how many are included."
     ),
     columns=(
-        Column("figure", "Metric"),
-        Column("value", "Value", Unit.BY_ROW, help="over all ranks together."),
+        ColumnSpec("figure", "Metric"),
+        ColumnSpec("value", "Value", Unit.BY_ROW, help="over all ranks together."),
     ),
     views=("distributed",),
 )

@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.report.words import cause_words
 from lightning_modelprof.run.loops import loop_of
@@ -69,10 +69,10 @@ SLOW_STEPS: Final = TableSpec(
         " the eight slowest clean steps and the eight slowest with validation or at the start of an epoch."
     ),
     columns=(
-        Column("step", "Step"),
-        Column("duration_ns", "Time", Unit.DURATION_NS, help="step time."),
-        Column("times_usual", "× median", Unit.RATE, help="step time relative to the median."),
-        Column(
+        ColumnSpec("step", "Step"),
+        ColumnSpec("duration_ns", "Time", Unit.DURATION_NS, help="step time."),
+        ColumnSpec("times_usual", "× median", Unit.RATE, help="step time relative to the median."),
+        ColumnSpec(
             "cause",
             "Cause",
             help=(
@@ -81,24 +81,24 @@ SLOW_STEPS: Final = TableSpec(
                 " a CPU explains half and no waiting phase does, and unknown otherwise."
             ),
         ),
-        Column(
+        ColumnSpec(
             "phase",
             "Slowest phase",
             help="the phase that is furthest above its median over clean steps.",
         ),
-        Column(
+        ColumnSpec(
             "phase_excess_ns",
             "Above median by",
             Unit.DURATION_NS,
             help="that phase's time above its median.",
         ),
-        Column(
+        ColumnSpec(
             "collector_ns",
             "Collector",
             Unit.DURATION_NS,
             help="time in Python's garbage collector, counting pauses of 1 ms or more.",
         ),
-        Column(
+        ColumnSpec(
             "major_faults",
             "Page faults",
             Unit.COUNT,
@@ -108,7 +108,7 @@ SLOW_STEPS: Final = TableSpec(
                 " known."
             ),
         ),
-        Column(
+        ColumnSpec(
             "cpu_wait",
             "CPU wait",
             Unit.RATIO,
@@ -139,10 +139,10 @@ WORST_STEP: Final = TableSpec(
         " slow clean steps with the slowest step's group."
     ),
     columns=(
-        Column("label", "Phase"),
-        Column("typical", "Median", Unit.BY_ROW, help="median over clean steps."),
-        Column("worst", "Slowest", Unit.BY_ROW, help="slowest clean step."),
-        Column("more", "Difference", Unit.BY_ROW, help="slowest minus median."),
+        ColumnSpec("label", "Phase"),
+        ColumnSpec("typical", "Median", Unit.BY_ROW, help="median over clean steps."),
+        ColumnSpec("worst", "Slowest", Unit.BY_ROW, help="slowest clean step."),
+        ColumnSpec("more", "Difference", Unit.BY_ROW, help="slowest minus median."),
     ),
     has_phases=True,
     views=("steps",),

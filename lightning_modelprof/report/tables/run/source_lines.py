@@ -8,9 +8,9 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.source.source_lines import SourceLine
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
@@ -21,38 +21,38 @@ _OF_SAMPLES: Final = (
     " has a standard error of about sqrt(p (1 - p) / n)."
 )
 _COLUMNS: Final = (
-    Column("place", "Line"),
-    Column("function", "Function", help="function containing the line."),
-    Column("module", "Module", help="module that ran it."),
-    Column(
+    ColumnSpec("place", "Line"),
+    ColumnSpec("function", "Function", help="function containing the line."),
+    ColumnSpec("module", "Module", help="module that ran it."),
+    ColumnSpec(
         "share",
         "Time(%)",
         Unit.RATIO,
         adds_up=True,
         help=_OF_SAMPLES,
     ),
-    Column(
+    ColumnSpec(
         "samples",
         "Stack samples",
         Unit.COUNT,
         adds_up=True,
         help=_OF_SAMPLES,
     ),
-    Column(
+    ColumnSpec(
         "operators",
         "Operators",
         Unit.COUNT,
         adds_up=True,
         help="operators (without views) that the line ran in the inspected step.",
     ),
-    Column(
+    ColumnSpec(
         "backward_operators",
         "Backward operators",
         Unit.COUNT,
         adds_up=True,
         help="operators that backward ran for the line.",
     ),
-    Column(
+    ColumnSpec(
         "waits",
         "Syncs",
         Unit.COUNT,
@@ -63,15 +63,17 @@ _COLUMNS: Final = (
             " printing). On a GPU, each one makes the CPU wait."
         ),
     ),
-    Column("copies", "Copies", Unit.COUNT, adds_up=True, help="copies between CPU and GPU."),
-    Column(
+    ColumnSpec("copies", "Copies", Unit.COUNT, adds_up=True, help="copies between CPU and GPU."),
+    ColumnSpec(
         "host_tensors",
         "Host tensors",
         Unit.COUNT,
         adds_up=True,
         help="tensors made from Python numbers or NumPy arrays.",
     ),
-    Column("num_bytes", "Bytes copied", Unit.BYTES, adds_up=True, help="bytes of copies and host tensors."),
+    ColumnSpec(
+        "num_bytes", "Bytes copied", Unit.BYTES, adds_up=True, help="bytes of copies and host tensors."
+    ),
 )
 SOURCE_LINES: Final = TableSpec(
     id="source_lines",

@@ -8,17 +8,17 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.validation import NO_VALIDATION, ValidationSplit
-from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.phases import PARTS
 from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
-    Column("label", "Part"),
-    Column(
+    ColumnSpec("label", "Part"),
+    ColumnSpec(
         "calls",
         "Calls",
         Unit.COUNT,
@@ -28,19 +28,19 @@ _COLUMNS: Final = (
             " remaining time between them."
         ),
     ),
-    Column("total_ns", "Total", Unit.DURATION_NS, adds_up=True, help="self time."),
-    Column(
+    ColumnSpec("total_ns", "Total", Unit.DURATION_NS, adds_up=True, help="self time."),
+    ColumnSpec(
         "per_batch_ns",
         "Per batch",
         Unit.DURATION_NS,
         adds_up=True,
         help="total divided by validation batches.",
     ),
-    Column(
+    ColumnSpec(
         "per_run_ns", "Per validation", Unit.DURATION_NS, adds_up=True, help="total divided by validations."
     ),
-    Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of all parts."),
-    Column(
+    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of all parts."),
+    ColumnSpec(
         "device_ns",
         "Device total",
         Unit.DURATION_NS,

@@ -8,14 +8,14 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts, WorkerShares
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.rows import common_folder
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.workers import CallTimes
 
-_LOADER: Final = Column("loader", "Loader", help="loader number, if there's more than one.")
+_LOADER: Final = ColumnSpec("loader", "Loader", help="loader number, if there's more than one.")
 _OF_BATCHES: Final = "while making batches"
 WORKER_TRANSFORMS: Final = TableSpec(
     id="worker_transforms",
@@ -26,20 +26,20 @@ WORKER_TRANSFORMS: Final = TableSpec(
         " below 5% of the time or too few samples."
     ),
     columns=(
-        Column("name", "Call", help="class or function; for data sets, with its method."),
+        ColumnSpec("name", "Call", help="class or function; for data sets, with its method."),
         _LOADER,
-        Column(
+        ColumnSpec(
             "kind",
             "Kind",
             help="`sample` (data set), `transform`, `compose` (contains others) or `collate`.",
         ),
-        Column(
+        ColumnSpec(
             "avg_ns",
             "Avg",
             Unit.DURATION_NS,
             help="per sample including calls inside it; for `collate` per batch.",
         ),
-        Column(
+        ColumnSpec(
             "error_ns",
             "Error",
             Unit.DURATION_NS,
@@ -48,8 +48,8 @@ WORKER_TRANSFORMS: Final = TableSpec(
                 " means timed directly."
             ),
         ),
-        Column("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without nested calls."),
-        Column(
+        ColumnSpec("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without nested calls."),
+        ColumnSpec(
             "ratio",
             "Ratio(%)",
             Unit.RATIO,
@@ -57,8 +57,8 @@ WORKER_TRANSFORMS: Final = TableSpec(
                 "share of the time workers spent making batches (fetch and collate), including nested calls."
             ),
         ),
-        Column("own_ratio", "Own(%)", Unit.RATIO, adds_up=True, help="the same without nested calls."),
-        Column(
+        ColumnSpec("own_ratio", "Own(%)", Unit.RATIO, adds_up=True, help="the same without nested calls."),
+        ColumnSpec(
             "cpu_ratio",
             "CPU(%)",
             Unit.RATIO,
@@ -67,7 +67,7 @@ WORKER_TRANSFORMS: Final = TableSpec(
                 " lock. Transforms show a dash because their CPU time isn't measured."
             ),
         ),
-        Column("place", "Code", help="file and line. A dash means no Python code."),
+        ColumnSpec("place", "Code", help="file and line. A dash means no Python code."),
     ),
     views=("workers",),
 )
@@ -79,19 +79,21 @@ WORKERS: Final = TableSpec(
         " the system doesn't report the figure."
     ),
     columns=(
-        Column("name", "Worker", help="worker number within the loader."),
+        ColumnSpec("name", "Worker", help="worker number within the loader."),
         _LOADER,
-        Column("batches", "Batches", Unit.COUNT, adds_up=True, help="batches made."),
-        Column("samples", "Samples", Unit.COUNT, adds_up=True, help="samples in those batches."),
-        Column("fetch_ns", "Fetch", Unit.DURATION_NS, adds_up=True, help="wall time spent making samples."),
-        Column(
+        ColumnSpec("batches", "Batches", Unit.COUNT, adds_up=True, help="batches made."),
+        ColumnSpec("samples", "Samples", Unit.COUNT, adds_up=True, help="samples in those batches."),
+        ColumnSpec(
+            "fetch_ns", "Fetch", Unit.DURATION_NS, adds_up=True, help="wall time spent making samples."
+        ),
+        ColumnSpec(
             "collate_ns",
             "Collate",
             Unit.DURATION_NS,
             adds_up=True,
             help="wall time spent in the collate function.",
         ),
-        Column(
+        ColumnSpec(
             "wait_ns",
             "Waiting",
             Unit.DURATION_NS,
@@ -101,15 +103,15 @@ WORKERS: Final = TableSpec(
                 " index."
             ),
         ),
-        Column("waiting", "Waiting(%)", Unit.RATIO, help="Waiting as a share of the worker's time."),
-        Column(
+        ColumnSpec("waiting", "Waiting(%)", Unit.RATIO, help="Waiting as a share of the worker's time."),
+        ColumnSpec(
             "late",
             "Late",
             Unit.COUNT,
             adds_up=True,
             help="batches of this worker that were ready after later ones (of the saved batches).",
         ),
-        Column(
+        ColumnSpec(
             "held_back",
             "Held back",
             Unit.COUNT,
@@ -119,14 +121,14 @@ WORKERS: Final = TableSpec(
                 " batches)."
             ),
         ),
-        Column(
+        ColumnSpec(
             "cpu_ns",
             "CPU",
             Unit.DURATION_NS,
             adds_up=True,
             help=f"CPU time of its main thread {_OF_BATCHES}.",
         ),
-        Column(
+        ColumnSpec(
             "other_cpu_ns",
             "Other threads",
             Unit.DURATION_NS,
@@ -136,27 +138,29 @@ WORKERS: Final = TableSpec(
                 " between batches."
             ),
         ),
-        Column(
+        ColumnSpec(
             "cpu_wait_ns",
             "CPU wait",
             Unit.DURATION_NS,
             adds_up=True,
             help="time its main thread was ready to run but waited for a CPU.",
         ),
-        Column("read_bytes", "Read", Unit.BYTES, adds_up=True, help="bytes read from files and sockets."),
-        Column("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="bytes of that read from disk."),
-        Column(
+        ColumnSpec("read_bytes", "Read", Unit.BYTES, adds_up=True, help="bytes read from files and sockets."),
+        ColumnSpec("disk_bytes", "From disk", Unit.BYTES, adds_up=True, help="bytes of that read from disk."),
+        ColumnSpec(
             "page_faults", "Page faults", Unit.COUNT, adds_up=True, help="page faults that required reading."
         ),
-        Column(
+        ColumnSpec(
             "memory_bytes",
             "Memory",
             Unit.BYTES,
             help="resident memory at the end; shared pages count in each worker.",
         ),
-        Column("threads", "Threads", Unit.COUNT, help="peak thread count."),
-        Column("starts", "Starts", Unit.COUNT, adds_up=True, help="number of processes with this number."),
-        Column(
+        ColumnSpec("threads", "Threads", Unit.COUNT, help="peak thread count."),
+        ColumnSpec(
+            "starts", "Starts", Unit.COUNT, adds_up=True, help="number of processes with this number."
+        ),
+        ColumnSpec(
             "start_ns",
             "Start",
             Unit.DURATION_NS,
@@ -165,7 +169,7 @@ WORKERS: Final = TableSpec(
                 " they're loaded again."
             ),
         ),
-        Column(
+        ColumnSpec(
             "dropped",
             "Dropped",
             Unit.COUNT,
@@ -254,7 +258,7 @@ def _worker_row(one: WorkerShares) -> tuple[Cell, ...]:
     return (f"worker {one.times.worker}", *figures)
 
 
-def _columns(kind: TableSpec, loaders: Sequence[WorkersFacts]) -> tuple[Column, ...]:
+def _columns(kind: TableSpec, loaders: Sequence[WorkersFacts]) -> tuple[ColumnSpec, ...]:
     return tuple(one for one in kind.columns if one is not _LOADER or len(loaders) > 1)
 
 

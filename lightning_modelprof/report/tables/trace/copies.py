@@ -6,15 +6,15 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace.copies import Copies, CopyKind, pool_copies
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
+    ColumnSpec(
         "host_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -25,10 +25,10 @@ _COLUMNS: Final = (
             " unless the CPU waits in a separate call (`cudaStreamSynchronize`)."
         ),
     ),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column(
+    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    ColumnSpec(
         "device_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -36,10 +36,10 @@ _COLUMNS: Final = (
         adds_up=True,
         help="sum of durations; overlaps counted in full.",
     ),
-    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column(
+    ColumnSpec("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    ColumnSpec(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,
@@ -47,14 +47,14 @@ _COLUMNS: Final = (
         adds_up=True,
         help="share of the summed time of all GPU events.",
     ),
-    Column(
+    ColumnSpec(
         "size_bytes",
         "Size",
         Unit.BYTES,
         adds_up=True,
         help="bytes of the calls with a recorded size; a dash without one (ROCm).",
     ),
-    Column(
+    ColumnSpec(
         "bytes_per_s",
         "Bandwidth",
         Unit.BYTES_PER_S,
@@ -63,7 +63,7 @@ _COLUMNS: Final = (
             " (ROCm)."
         ),
     ),
-    Column(
+    ColumnSpec(
         "memory",
         "Memory",
         help=(
@@ -72,10 +72,10 @@ _COLUMNS: Final = (
             " CPU; `DataLoader(pin_memory=True)` avoids that for batches."
         ),
     ),
-    Column(
+    ColumnSpec(
         "operator", "Operator", help="the innermost operator whose launches account for most of the time."
     ),
-    Column("num_operators", "Operators", Unit.COUNT, help="number of different launching operators."),
+    ColumnSpec("num_operators", "Operators", Unit.COUNT, help="number of different launching operators."),
 )
 COPIES: Final = TableSpec(
     id="copies",

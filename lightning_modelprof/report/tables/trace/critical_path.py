@@ -8,8 +8,8 @@ from typing import Final
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.units import format_duration
@@ -46,9 +46,9 @@ PATH: Final = TableSpec(
         " the step exactly. With multiple ranks, it shows the rank with the longest steps."
     ),
     columns=(
-        Column("name", "Name"),
-        Column("step_ns", "Per step", Unit.DURATION_NS, help="time on the path per mean step."),
-        Column("ratio", "Ratio(%)", Unit.RATIO, help="share of the step."),
+        ColumnSpec("name", "Name"),
+        ColumnSpec("step_ns", "Per step", Unit.DURATION_NS, help="time on the path per mean step."),
+        ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, help="share of the step."),
     ),
     rows={
         "Step": "mean step between GPU-aware bounds; the other rows add up to it.",
@@ -77,7 +77,7 @@ PARTS: Final = TableSpec(
         " longest parts have their own rows, and the rest are grouped by cause."
     ),
     columns=(
-        Column(
+        ColumnSpec(
             "name",
             "Operator",
             help=(
@@ -85,15 +85,17 @@ PARTS: Final = TableSpec(
                 " innermost range. A dash means neither."
             ),
         ),
-        Column("cause", "Cause", help="as in Critical path."),
-        Column("kernel", "Kernel", help="kernel or copy; a dash on the CPU."),
-        Column(
+        ColumnSpec("cause", "Cause", help="as in Critical path."),
+        ColumnSpec("kernel", "Kernel", help="kernel or copy; a dash on the CPU."),
+        ColumnSpec(
             "line",
             "Called from",
             help="the innermost function outside torch and Lightning; a dash if not recorded.",
         ),
-        Column("step_ns", "Per step", Unit.DURATION_NS, adds_up=True, help="time on the path per mean step."),
-        Column("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step."),
+        ColumnSpec(
+            "step_ns", "Per step", Unit.DURATION_NS, adds_up=True, help="time on the path per mean step."
+        ),
+        ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step."),
     ),
     views=("overview", "kernels"),
     compared=CompareKey(keys=("step_ns",), names=("name", "cause", "kernel", "line")),
@@ -108,8 +110,8 @@ WHAT_IF: Final = TableSpec(
         " included. Unexplained time stays the same. Side effects such as less contention aren't predicted."
     ),
     columns=(
-        Column("name", "If this were faster", help="a cause on the path, or an operator or kernel."),
-        Column(
+        ColumnSpec("name", "If this were faster", help="a cause on the path, or an operator or kernel."),
+        ColumnSpec(
             "work_ns",
             "Work",
             Unit.DURATION_NS,
@@ -119,17 +121,21 @@ WHAT_IF: Final = TableSpec(
                 " kernels' time."
             ),
         ),
-        Column(
+        ColumnSpec(
             "path_ns",
             "On the path",
             Unit.DURATION_NS,
             "Per step",
             help="the part of that on the critical path.",
         ),
-        Column("half_ns", "Step", Unit.DURATION_NS, "If it took half the time", help="predicted step time."),
-        Column("half_ratio", "Saves(%)", Unit.RATIO, "If it took half the time", help="share of the step."),
-        Column("none_ns", "Step", Unit.DURATION_NS, "If it took no time", help="predicted step time."),
-        Column("none_ratio", "Saves(%)", Unit.RATIO, "If it took no time", help="share of the step."),
+        ColumnSpec(
+            "half_ns", "Step", Unit.DURATION_NS, "If it took half the time", help="predicted step time."
+        ),
+        ColumnSpec(
+            "half_ratio", "Saves(%)", Unit.RATIO, "If it took half the time", help="share of the step."
+        ),
+        ColumnSpec("none_ns", "Step", Unit.DURATION_NS, "If it took no time", help="predicted step time."),
+        ColumnSpec("none_ratio", "Saves(%)", Unit.RATIO, "If it took no time", help="share of the step."),
     ),
     views=("overview",),
     compared=CompareKey(keys=("none_ns",)),

@@ -7,19 +7,19 @@ from typing import Final
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT),
-    Column("total", "Total", Unit.BY_ROW),
-    Column("avg", "Avg", Unit.BY_ROW),
-    Column("max", "Max", Unit.BY_ROW),
-    Column("min", "Min", Unit.BY_ROW),
-    Column("ratio", "Ratio(%)", Unit.RATIO, help="share of step time."),
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT),
+    ColumnSpec("total", "Total", Unit.BY_ROW),
+    ColumnSpec("avg", "Avg", Unit.BY_ROW),
+    ColumnSpec("max", "Max", Unit.BY_ROW),
+    ColumnSpec("min", "Min", Unit.BY_ROW),
+    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, help="share of step time."),
 )
 DATALOADER: Final = TableSpec(
     id="dataloader",

@@ -6,16 +6,16 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Device"),
-    Column("utilization", "Utilization (%)", Unit.RATIO, help="|union of kernels| / T."),
-    Column("busy", "Busy (%)", Unit.RATIO, help="the same, including copies and memsets."),
-    Column(
+    ColumnSpec("name", "Device"),
+    ColumnSpec("utilization", "Utilization (%)", Unit.RATIO, help="|union of kernels| / T."),
+    ColumnSpec("busy", "Busy (%)", Unit.RATIO, help="the same, including copies and memsets."),
+    ColumnSpec(
         "sm_efficiency",
         "SM efficiency (%)",
         Unit.RATIO,
@@ -24,7 +24,7 @@ _COLUMNS: Final = (
             " count as 0; a dash means that no kernel has it."
         ),
     ),
-    Column(
+    ColumnSpec(
         "occupancy",
         "Occupancy (%)",
         Unit.RATIO,
@@ -33,13 +33,13 @@ _COLUMNS: Final = (
             " doesn't count."
         ),
     ),
-    Column(
+    ColumnSpec(
         "occupancy_zero",
         "Occupancy 0 (%)",
         Unit.RATIO,
         help="share of that time where the profiler wrote 0 for a busy kernel.",
     ),
-    Column(
+    ColumnSpec(
         "tensor_cores",
         "Tensor Cores (%)",
         Unit.RATIO,
@@ -48,7 +48,7 @@ _COLUMNS: Final = (
             " means no kernels or no tensor cores (other vendors, and NVIDIA before Volta or GTX 16)."
         ),
     ),
-    Column(
+    ColumnSpec(
         "tensor_unknown",
         "Tensor Cores unknown (%)",
         Unit.RATIO,
@@ -57,9 +57,9 @@ _COLUMNS: Final = (
             " Tensor Cores is one."
         ),
     ),
-    Column("model", "Model", help="as recorded in the trace."),
-    Column("memory_bytes", "Memory", Unit.BYTES, help="as recorded in the trace."),
-    Column("compute_capability", "Compute capability", help="as recorded in the trace."),
+    ColumnSpec("model", "Model", help="as recorded in the trace."),
+    ColumnSpec("memory_bytes", "Memory", Unit.BYTES, help="as recorded in the trace."),
+    ColumnSpec("compute_capability", "Compute capability", help="as recorded in the trace."),
 )
 DEVICE_USAGE: Final = TableSpec(
     id="device_usage",

@@ -7,15 +7,15 @@ from typing import Final
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("total_ns", "Total Time", Unit.DURATION_NS, help="time over the whole trace."),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("total_ns", "Total Time", Unit.DURATION_NS, help="time over the whole trace."),
+    ColumnSpec(
         "ratio",
         "Ratio(%)",
         Unit.RATIO,
@@ -24,7 +24,7 @@ _COLUMNS: Final = (
             " events. Time outside the steps only counts in Total Time, so no ratio exceeds 100%."
         ),
     ),
-    Column("step_mean_ns", "Per step", Unit.DURATION_NS, help="mean time within the complete steps."),
+    ColumnSpec("step_mean_ns", "Per step", Unit.DURATION_NS, help="mean time within the complete steps."),
 )
 DISTRIBUTED: Final = TableSpec(
     id="distributed",
@@ -88,8 +88,8 @@ _NO_KERNELS_NOTE: Final = "Without kernels, Computation and Overlap are unknown.
 
 _OF_KERNELS: Final = "kernel time (CPU ranges if there are no such kernels); overlapping calls are added up."
 _COLLECTIVE_COLUMNS: Final = (
-    Column("name", "Name"),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec(
         "group",
         "Process group",
         help=(
@@ -97,9 +97,9 @@ _COLLECTIVE_COLUMNS: Final = (
             " Otherwise the name is that of the `nccl:` range around the launch or of the kernel."
         ),
     ),
-    Column("group_size", "Ranks", Unit.COUNT, help="number of ranks in the group."),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column(
+    ColumnSpec("group_size", "Ranks", Unit.COUNT, help="number of ranks in the group."),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
+    ColumnSpec(
         "total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -107,28 +107,28 @@ _COLLECTIVE_COLUMNS: Final = (
         adds_up=True,
         help=_OF_KERNELS,
     ),
-    Column(
+    ColumnSpec(
         "avg_ns",
         "Avg",
         Unit.DURATION_NS,
         "Time",
         help=_OF_KERNELS,
     ),
-    Column(
+    ColumnSpec(
         "max_ns",
         "Max",
         Unit.DURATION_NS,
         "Time",
         help=_OF_KERNELS,
     ),
-    Column(
+    ColumnSpec(
         "min_ns",
         "Min",
         Unit.DURATION_NS,
         "Time",
         help=_OF_KERNELS,
     ),
-    Column(
+    ColumnSpec(
         "size_bytes",
         "Size",
         Unit.BYTES,

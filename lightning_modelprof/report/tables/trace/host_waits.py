@@ -7,25 +7,25 @@ from typing import Final
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace, pool_host_waits
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("waits_for", "Waits for", help="the device, or a copy from or to it."),
-    Column("where", "Where", help="operator, and your line if stacks were recorded."),
-    Column("calls", "Calls", Unit.COUNT, "Per step", help="calls at this place per step."),
-    Column("wait_ns", "CPU waits", Unit.DURATION_NS, "Per step", help="CPU time in them."),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("waits_for", "Waits for", help="the device, or a copy from or to it."),
+    ColumnSpec("where", "Where", help="operator, and your line if stacks were recorded."),
+    ColumnSpec("calls", "Calls", Unit.COUNT, "Per step", help="calls at this place per step."),
+    ColumnSpec("wait_ns", "CPU waits", Unit.DURATION_NS, "Per step", help="CPU time in them."),
+    ColumnSpec(
         "idle_ns",
         "Device idle",
         Unit.DURATION_NS,
         "Per step",
         help="device idle time explained by this row.",
     ),
-    Column("ratio", "Ratio(%)", Unit.RATIO, "Per step", help="the same as a share of the step."),
+    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, "Per step", help="the same as a share of the step."),
 )
 HOST_WAITS: Final = TableSpec(
     id="host_waits",

@@ -7,14 +7,14 @@ from typing import Final
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec(
         "covered_ns",
         "Total",
         Unit.DURATION_NS,
@@ -24,18 +24,18 @@ _COLUMNS: Final = (
             " first event and after its last."
         ),
     ),
-    Column(
+    ColumnSpec(
         "covered_ratio",
         "Ratio(%)",
         Unit.RATIO,
         "In the steps",
         help="share of the time that Device Summary covers.",
     ),
-    Column("gaps", "Gaps", Unit.COUNT, "Whole trace", help="number of gaps."),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Whole trace", help="time of all gaps."),
-    Column("avg_ns", "Avg", Unit.DURATION_NS, "Whole trace", help="per gap."),
-    Column("max_ns", "Max", Unit.DURATION_NS, "Whole trace", help="per gap."),
-    Column(
+    ColumnSpec("gaps", "Gaps", Unit.COUNT, "Whole trace", help="number of gaps."),
+    ColumnSpec("total_ns", "Total", Unit.DURATION_NS, "Whole trace", help="time of all gaps."),
+    ColumnSpec("avg_ns", "Avg", Unit.DURATION_NS, "Whole trace", help="per gap."),
+    ColumnSpec("max_ns", "Max", Unit.DURATION_NS, "Whole trace", help="per gap."),
+    ColumnSpec(
         "ratio",
         "Ratio(%)",
         Unit.RATIO,

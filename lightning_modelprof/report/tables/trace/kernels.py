@@ -6,9 +6,9 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 
@@ -16,9 +16,9 @@ _WEIGHTED: Final = (
     "mean over the calls that have the value, weighted by time; a dash if none was recorded (ROCm, XPU)."
 )
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True, is_main=True),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, is_main=True, of=lambda one: one.tally.calls),
+    ColumnSpec(
         "device_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -26,11 +26,18 @@ _COLUMNS: Final = (
         adds_up=True,
         help="sum of durations; overlaps counted in full.",
         is_main=True,
+        of=lambda one: one.tally.total_ns,
     ),
-    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU", help="per call."),
-    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU", help="per call."),
-    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU", help="per call."),
-    Column(
+    ColumnSpec(
+        "device_avg_ns", "Avg", Unit.DURATION_NS, "GPU", help="per call.", of=lambda one: one.tally.avg_ns
+    ),
+    ColumnSpec(
+        "device_max_ns", "Max", Unit.DURATION_NS, "GPU", help="per call.", of=lambda one: one.tally.max_ns
+    ),
+    ColumnSpec(
+        "device_min_ns", "Min", Unit.DURATION_NS, "GPU", help="per call.", of=lambda one: one.tally.min_ns
+    ),
+    ColumnSpec(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,
@@ -38,8 +45,9 @@ _COLUMNS: Final = (
         adds_up=True,
         help="share of the kernels' summed time.",
         is_main=True,
+        share_of="device_total_ns",
     ),
-    Column(
+    ColumnSpec(
         "operator",
         "Operator",
         help=(
@@ -48,29 +56,34 @@ _COLUMNS: Final = (
             " launches."
         ),
         is_main=True,
+        of=lambda one: one.operators.main,
     ),
-    Column(
+    ColumnSpec(
         "num_operators",
         "Operators",
         Unit.COUNT,
         help="number of different launching operators; a dash without known launches.",
+        of=lambda one: one.operators.count,
     ),
-    Column(
+    ColumnSpec(
         "blocks_per_sm",
         "Blocks per SM",
         Unit.COUNT,
         help=_WEIGHTED,
+        of=lambda one: one.blocks_per_sm.mean,
     ),
-    Column(
+    ColumnSpec(
         "occupancy",
         "Occupancy (%)",
         Unit.RATIO,
         help=_WEIGHTED,
+        of=lambda one: one.occupancy.mean,
     ),
-    Column(
+    ColumnSpec(
         "tensor_cores",
         "Tensor Cores",
         help="from the kernel's name; a dash if we can't classify it, and on GPUs without tensor cores.",
+        of=lambda one: {None: None, True: "yes", False: "no"}[one.uses_tensor_cores],
     ),
 )
 KERNELS: Final = TableSpec(
@@ -114,10 +127,7 @@ def kernels_table(ranks: Ranks[Kernels], options: TableOptions) -> Table:
         options: ``sorted_by`` orders the rows; kernels have no CPU time, so a CPU key counts as the GPU's.
     """
     pooled = pool_kernels(ranks.found.values())
-    return KERNELS.table(
-        rows=tuple(_row(pooled, kernel) for kernel in _sorted(pooled, options)),
-        notes=_notes(pooled),
-    )
+    return KERNELS.table(_sorted(pooled, options), notes=_notes(pooled))
 
 
 def _notes(kernels: Kernels) -> tuple[str, ...]:
@@ -136,20 +146,3 @@ def _sorted(kernels: Kernels, options: TableOptions) -> list[KernelUse]:
         return row_order(options.sorted_by, calls=tally.calls, host=None, device=tally, has_device=True)
 
     return sorted(kernels.by_name, key=key)
-
-
-def _row(kernels: Kernels, kernel: KernelUse) -> tuple[Cell, ...]:
-    return (
-        kernel.name,
-        kernel.tally.calls,
-        kernel.tally.total_ns,
-        kernel.tally.avg_ns,
-        kernel.tally.max_ns,
-        kernel.tally.min_ns,
-        kernels.ratio(kernel),
-        kernel.operators.main,
-        kernel.operators.count,
-        kernel.blocks_per_sm.mean,
-        kernel.occupancy.mean,
-        None if kernel.uses_tensor_cores is None else "yes" if kernel.uses_tensor_cores else "no",
-    )

@@ -14,8 +14,8 @@ from lightning_modelprof.analysis.trace.launches import (
     pool_runtime_calls,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
@@ -23,32 +23,32 @@ _RECORDED: Final = (
     "recorded values; p90 is the smallest that at least nine tenths of the others don't exceed."
 )
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("count", "Count", Unit.COUNT, help="number of kernels or calls."),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("count", "Count", Unit.COUNT, help="number of kernels or calls."),
+    ColumnSpec(
         "ratio",
         "Ratio(%)",
         Unit.RATIO,
         help="share of all kernels; for Shorter and Negative, of those with a known launch.",
     ),
-    Column("total_ns", "Total", Unit.DURATION_NS, "Time"),
-    Column("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
-    Column(
+    ColumnSpec("total_ns", "Total", Unit.DURATION_NS, "Time"),
+    ColumnSpec("avg_ns", "Avg", Unit.DURATION_NS, "Time"),
+    ColumnSpec(
         "median_ns",
         "p50",
         Unit.DURATION_NS,
         "Time",
         help=_RECORDED,
     ),
-    Column(
+    ColumnSpec(
         "p90_ns",
         "p90",
         Unit.DURATION_NS,
         "Time",
         help=_RECORDED,
     ),
-    Column("max_ns", "Max", Unit.DURATION_NS, "Time"),
-    Column("min_ns", "Min", Unit.DURATION_NS, "Time"),
+    ColumnSpec("max_ns", "Max", Unit.DURATION_NS, "Time"),
+    ColumnSpec("min_ns", "Min", Unit.DURATION_NS, "Time"),
 )
 LAUNCHES: Final = TableSpec(
     id="launches",
@@ -90,20 +90,20 @@ _NOTES: Final = (
 )
 
 _CALL_COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT),
-    Column("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT),
+    ColumnSpec("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    ColumnSpec(
         "host_ratio",
         "Ratio(%)",
         Unit.RATIO,
         "CPU",
         help="share of the time in all runtime calls, summed over threads.",
     ),
-    Column(
+    ColumnSpec(
         "wait_ns",
         "Waits for GPU",
         Unit.DURATION_NS,

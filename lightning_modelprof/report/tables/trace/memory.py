@@ -6,32 +6,34 @@ from typing import Final
 
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("allocations", "Allocations", Unit.COUNT, help="number of allocations."),
-    Column("releases", "Frees", Unit.COUNT, help="number of frees."),
-    Column("allocated_bytes", "Allocated", Unit.BYTES, help="bytes allocated."),
-    Column("released_bytes", "Freed", Unit.BYTES, help="bytes freed."),
-    Column("increased_bytes", "Increased", Unit.BYTES, help="allocated − freed; the rows are sorted by it."),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("allocations", "Allocations", Unit.COUNT, help="number of allocations."),
+    ColumnSpec("releases", "Frees", Unit.COUNT, help="number of frees."),
+    ColumnSpec("allocated_bytes", "Allocated", Unit.BYTES, help="bytes allocated."),
+    ColumnSpec("released_bytes", "Freed", Unit.BYTES, help="bytes freed."),
+    ColumnSpec(
+        "increased_bytes", "Increased", Unit.BYTES, help="allocated − freed; the rows are sorted by it."
+    ),
+    ColumnSpec(
         "peak_allocated_bytes",
         "Peak allocated",
         Unit.BYTES,
         help="peak memory in the recorded window (including its start), not over the process's life.",
     ),
-    Column(
+    ColumnSpec(
         "peak_reserved_bytes",
         "Peak reserved",
         Unit.BYTES,
         help="peak memory held by the caching allocator (a dash on the CPU, which has none).",
     ),
-    Column("begin_bytes", "At start", Unit.BYTES, help="allocated before the first event."),
-    Column("end_bytes", "At end", Unit.BYTES, help="allocated after the last event."),
+    ColumnSpec("begin_bytes", "At start", Unit.BYTES, help="allocated before the first event."),
+    ColumnSpec("end_bytes", "At end", Unit.BYTES, help="allocated after the last event."),
 )
 MEMORY: Final = TableSpec(
     id="memory",

@@ -10,16 +10,16 @@ from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, help="number of calls. Others has no calls."),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT, help="number of calls. Others has no calls."),
+    ColumnSpec(
         "host_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -29,11 +29,11 @@ _COLUMNS: Final = (
             " to the row above exactly."
         ),
     ),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="share of ProfileStep."),
-    Column(
+    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
+    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
+    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
+    ColumnSpec("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="share of ProfileStep."),
+    ColumnSpec(
         "device_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -43,10 +43,10 @@ _COLUMNS: Final = (
             " thread, whenever they ran. Overlapping events count in full, as in Paddle."
         ),
     ),
-    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column(
+    ColumnSpec("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    ColumnSpec(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,

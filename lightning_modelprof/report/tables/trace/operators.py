@@ -10,17 +10,17 @@ from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 
-_NAME: Final = Column("name", "Name")
-_SHAPE: Final = Column("input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True)
+_NAME: Final = ColumnSpec("name", "Name")
+_SHAPE: Final = ColumnSpec("input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True)
 _FIGURES: Final = (
-    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls.", is_main=True),
-    Column(
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls.", is_main=True),
+    ColumnSpec(
         "host_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -30,7 +30,7 @@ _FIGURES: Final = (
             " only, so Avg, Max and Min are over outermost calls."
         ),
     ),
-    Column(
+    ColumnSpec(
         "host_self_ns",
         "Self",
         Unit.DURATION_NS,
@@ -42,12 +42,16 @@ _FIGURES: Final = (
         ),
         is_main=True,
     ),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="Self / Σ Self of all operators."),
-    Column("device_total_ns", "Total", Unit.DURATION_NS, "GPU", help="GPU Self including nested operators."),
-    Column(
+    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    ColumnSpec(
+        "host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="Self / Σ Self of all operators."
+    ),
+    ColumnSpec(
+        "device_total_ns", "Total", Unit.DURATION_NS, "GPU", help="GPU Self including nested operators."
+    ),
+    ColumnSpec(
         "device_self_ns",
         "Self",
         Unit.DURATION_NS,
@@ -59,10 +63,10 @@ _FIGURES: Final = (
         ),
         is_main=True,
     ),
-    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column(
+    ColumnSpec("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    ColumnSpec(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,
@@ -71,7 +75,7 @@ _FIGURES: Final = (
         help="GPU Self / time of all GPU events.",
         is_main=True,
     ),
-    Column(
+    ColumnSpec(
         "flops",
         "FLOPs",
         Unit.FLOPS,
@@ -86,14 +90,14 @@ _FIGURES: Final = (
 )
 _MEMORY_CHANGE: Final = "allocated minus freed memory while the operator ran; Self excludes nested operators."
 _MEMORY: Final = (
-    Column(
+    ColumnSpec(
         "host_bytes",
         "Total",
         Unit.BYTES,
         "CPU memory",
         help=_MEMORY_CHANGE,
     ),
-    Column(
+    ColumnSpec(
         "host_self_bytes",
         "Self",
         Unit.BYTES,
@@ -101,14 +105,14 @@ _MEMORY: Final = (
         adds_up=True,
         help=_MEMORY_CHANGE,
     ),
-    Column(
+    ColumnSpec(
         "device_bytes",
         "Total",
         Unit.BYTES,
         "GPU memory",
         help=_MEMORY_CHANGE,
     ),
-    Column(
+    ColumnSpec(
         "device_self_bytes",
         "Self",
         Unit.BYTES,
@@ -117,7 +121,7 @@ _MEMORY: Final = (
         help=_MEMORY_CHANGE,
     ),
 )
-_MODULE: Final = Column(
+_MODULE: Final = ColumnSpec(
     "module",
     "Module",
     help=(
@@ -125,7 +129,7 @@ _MODULE: Final = Column(
         " module calls were recorded)."
     ),
 )
-_CALLER: Final = Column(
+_CALLER: Final = ColumnSpec(
     "called_from",
     "Called from",
     help=(

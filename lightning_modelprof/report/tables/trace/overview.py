@@ -13,36 +13,36 @@ from lightning_modelprof.analysis.trace.overview import (
     pool_overviews,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Event Type"),
-    Column("calls", "Calls", Unit.COUNT, help="events that start in the steps."),
-    Column(
+    ColumnSpec("name", "Event Type"),
+    ColumnSpec("calls", "Calls", Unit.COUNT, help="events that start in the steps."),
+    ColumnSpec(
         "host_total_ns",
         "Time",
         Unit.DURATION_NS,
         "CPU",
         help="union of the type's intervals over all threads, within the steps on the CPU.",
     ),
-    Column(
+    ColumnSpec(
         "host_ratio",
         "Ratio(%)",
         Unit.RATIO,
         "CPU",
         help="the same, relative to the steps (ProfileStep, 100%).",
     ),
-    Column(
+    ColumnSpec(
         "device_total_ns",
         "Time",
         Unit.DURATION_NS,
         "GPU",
         help="union over all streams and GPUs, within the steps' GPU time.",
     ),
-    Column(
+    ColumnSpec(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,

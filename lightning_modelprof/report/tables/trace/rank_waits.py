@@ -9,16 +9,16 @@ from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.units import milliseconds
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True, help="calls compared."),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, help="calls compared."),
+    ColumnSpec(
         "total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -26,7 +26,7 @@ _COLUMNS: Final = (
         adds_up=True,
         help="time of the compared calls on this rank; overlapping calls are added up.",
     ),
-    Column(
+    ColumnSpec(
         "transfer_ns",
         "Transfer",
         Unit.DURATION_NS,
@@ -34,7 +34,7 @@ _COLUMNS: Final = (
         adds_up=True,
         help="the shortest duration of each call over the ranks, added up.",
     ),
-    Column(
+    ColumnSpec(
         "waited_ns",
         "Total",
         Unit.DURATION_NS,
@@ -42,9 +42,11 @@ _COLUMNS: Final = (
         adds_up=True,
         help="Communication Total − Transfer, the time this rank waited for others.",
     ),
-    Column("waited_step_ns", "Per step", Unit.DURATION_NS, "Waited", help="mean over the compared steps."),
-    Column("waited_ratio", "Ratio(%)", Unit.RATIO, "Waited", help="share of Communication Total."),
-    Column(
+    ColumnSpec(
+        "waited_step_ns", "Per step", Unit.DURATION_NS, "Waited", help="mean over the compared steps."
+    ),
+    ColumnSpec("waited_ratio", "Ratio(%)", Unit.RATIO, "Waited", help="share of Communication Total."),
+    ColumnSpec(
         "last",
         "Calls",
         Unit.COUNT,
@@ -52,15 +54,15 @@ _COLUMNS: Final = (
         adds_up=True,
         help="calls in which this rank alone had the shortest time.",
     ),
-    Column("last_ratio", "Ratio(%)", Unit.RATIO, "Came last", help="share of the compared calls."),
-    Column(
+    ColumnSpec("last_ratio", "Ratio(%)", Unit.RATIO, "Came last", help="share of the compared calls."),
+    ColumnSpec(
         "caused_ns",
         "Total",
         Unit.DURATION_NS,
         "Others waited",
         help="mean time the other ranks waited in calls where this rank came last.",
     ),
-    Column(
+    ColumnSpec(
         "caused_step_ns",
         "Per step",
         Unit.DURATION_NS,

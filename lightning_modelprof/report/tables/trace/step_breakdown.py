@@ -11,8 +11,8 @@ from lightning_modelprof.analysis.trace.step_breakdown import (
     pool_breakdowns,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.report.words import STEP_LABELS
@@ -31,9 +31,12 @@ _CATEGORIES: Final = {
     "other": "the rest.",
 }
 _COLUMNS: Final = (
-    Column("name", "Step"),
-    Column("total_ns", "Total", Unit.BY_ROW, help="step time; the other columns add up to it."),
-    *(Column(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW, help=_CATEGORIES[key]) for key in STEP_CATEGORIES),
+    ColumnSpec("name", "Step"),
+    ColumnSpec("total_ns", "Total", Unit.BY_ROW, help="step time; the other columns add up to it."),
+    *(
+        ColumnSpec(f"{key}_ns", STEP_LABELS[key], Unit.BY_ROW, help=_CATEGORIES[key])
+        for key in STEP_CATEGORIES
+    ),
 )
 STEP_BREAKDOWN: Final = TableSpec(
     id="step_breakdown",

@@ -13,16 +13,16 @@ from lightning_modelprof.analysis.trace.user_ranges import (
     UserRangeThread,
     pool_user_ranges,
 )
-from lightning_modelprof.report.model import Cell, Column, Table, Unit
+from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("calls", "Calls", Unit.COUNT, adds_up=True),
-    Column(
+    ColumnSpec("name", "Name"),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
+    ColumnSpec(
         "host_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -32,10 +32,10 @@ _COLUMNS: Final = (
             " counts in Calls only)."
         ),
     ),
-    Column("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    Column("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    Column("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
-    Column(
+    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    ColumnSpec(
         "host_ratio",
         "Ratio(%)",
         Unit.RATIO,
@@ -45,7 +45,7 @@ _COLUMNS: Final = (
             " exceed 100%. A dash without steps or operators."
         ),
     ),
-    Column(
+    ColumnSpec(
         "device_total_ns",
         "Total",
         Unit.DURATION_NS,
@@ -55,11 +55,11 @@ _COLUMNS: Final = (
             " Launches from autograd's threads aren't included."
         ),
     ),
-    Column("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    Column("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    Column("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
-    Column("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", help="share of all GPU time."),
-    Column("written_by", "Written by", help="marks ranges that torch writes itself, judged by name."),
+    ColumnSpec("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    ColumnSpec("device_ratio", "Ratio(%)", Unit.RATIO, "GPU", help="share of all GPU time."),
+    ColumnSpec("written_by", "Written by", help="marks ranges that torch writes itself, judged by name."),
 )
 USER_RANGES: Final = TableSpec(
     id="user_ranges",
