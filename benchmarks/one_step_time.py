@@ -54,9 +54,9 @@ def new_numbers(totals) -> tuple[float, dict[str, float]]:
     """The step time and its parts, in ns: sums over the clean steps / their number."""
     clean = totals.clean()
     count = len(clean)
-    sums = clean.whole("phases_ns").tolist()
+    sums = clean.total("phases_ns").tolist()
     parts = {phase.key: ns / count for phase, ns in zip(PHASES, sums, strict=True) if ns}
-    return int(clean.whole("duration_ns")) / count, parts
+    return int(clean.total("duration_ns")) / count, parts
 
 
 def compare(folder: Path) -> bool:

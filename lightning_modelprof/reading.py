@@ -15,8 +15,7 @@ from lightning_modelprof.reading_traces import window_traces
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions, saved_options
-from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, SHOWN_WINDOWS, TableOptions, saved_options
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.locate import choice_note, find_run, newest_run, runs_below
 from lightning_modelprof.run.ranks import with_other_ranks
@@ -89,7 +88,7 @@ def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[in
     """What the newest windows' traces say, and why of some there is nothing."""
     facts: dict[int, TraceFacts] = {}
     notes: dict[int, str] = {}
-    for window, trace, note in window_traces(run.ranks[0].windows[-MAX_SHOWN:], folder):
+    for window, trace, note in window_traces(run.ranks[0].windows[-SHOWN_WINDOWS:], folder):
         if trace is not None:
             facts[window.index] = TraceFacts(trace).complete()  # several traces are not kept
         elif note:

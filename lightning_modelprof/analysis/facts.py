@@ -28,10 +28,10 @@ from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.memory import MemoryUse, memory_use
 from lightning_modelprof.analysis.steps.phase_times import (
-    AroundTimes,
+    OutsideTimes,
     OwnCost,
     PhaseTime,
-    around_times,
+    outside_times,
     own_cost,
     phase_times,
 )
@@ -39,7 +39,8 @@ from lightning_modelprof.analysis.steps.slowdown import Slowdown, slowdown
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts, StepCosts, slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import ValidationSplit, validation_split
 from lightning_modelprof.analysis.steps.workers import WorkersFacts, workers_facts
-from lightning_modelprof.analysis.trace.job_facts import JobFacts
+from lightning_modelprof.analysis.trace.job_facts import NOT_COMPARED, JobFacts
+from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import RepeatedSamples
@@ -112,8 +113,6 @@ class Facts(JobFacts):
         )
         super().__init__(one.facts for one in self.windows if one.facts is not None)
 
-    is_run = True
-
     # What was measured, if it was
 
     @fact
@@ -154,7 +153,7 @@ class Facts(JobFacts):
     @fact
     def wall_ns(self) -> int:
         """Wall time of all finished steps; the phases sum to it exactly."""
-        return int(self.totals.whole("duration_ns"))
+        return int(self.totals.total("duration_ns"))
 
     # What a step takes
 
@@ -196,9 +195,14 @@ class Facts(JobFacts):
         )
 
     @fact
-    def around(self) -> AroundTimes:
+    def rank_waits(self) -> WaitsOfRanks:
+        """Its traces are windows of one rank; ``rank_skew`` tells how far the ranks lie apart."""
+        raise NotMeasured(NOT_COMPARED)
+
+    @fact
+    def outside_loop(self) -> OutsideTimes:
         loop_ns = self.wall_ns + sum(self.outside_ns.values())
-        return around_times(self.record.around, self.get(Facts.setup), loop_ns)
+        return outside_times(self.record.around, self.get(Facts.setup), loop_ns)
 
     @fact
     def validation(self) -> ValidationSplit:
@@ -351,10 +355,10 @@ def _stepping_share(totals: StepTotals) -> float:
 def _device_step_ns_if_cpu_ran_ahead(figures: Benchmark | None, totals: StepTotals) -> float | None:
     """Mean device time of a clean step where the CPU only queued work; ``None`` where host time is right."""
     clean = totals.clean()
-    num_steps = int(clean.whole("num_on_device").min())
+    num_steps = int(clean.total("num_on_device").min())
     if figures is None or not num_steps or num_steps < len(clean) / 2:
         return None
-    device_ns = int(clean.whole("device_ns").sum()) / num_steps
+    device_ns = int(clean.total("device_ns").sum()) / num_steps
     return device_ns if device_ns > (1 + MAX_RUN_AHEAD) * figures.batch_cost_ns.avg else None
 
 

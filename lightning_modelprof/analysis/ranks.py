@@ -140,13 +140,13 @@ def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew:
 
 def _pace(one: RankSteps) -> RankPace:
     num_clean, is_measured = len(one.totals), one.totals.measured_phases()
-    sums_ns = one.totals.whole("phases_ns")
+    sums_ns = one.totals.total("phases_ns")
     return RankPace(
         rank=one.rank,
         host=one.host,
         num_steps=one.num_steps,
         num_clean=num_clean,
-        step_ns=int(one.totals.whole("duration_ns")) / num_clean,
+        step_ns=int(one.totals.total("duration_ns")) / num_clean,
         phases_ns={
             phase.key: int(sums_ns[index]) / num_clean if is_measured[index] else None
             for index, phase in enumerate(PHASES)

@@ -16,7 +16,7 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile
 from lightning_modelprof.report.build_trace import group_ranks
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
-from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
+from lightning_modelprof.report.options import SHOWN_WINDOWS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.locate import DEFAULT_FOLDER, RUN_FILE, find_run
 from lightning_modelprof.run.records import Window
@@ -101,7 +101,7 @@ def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
             continue
         traces = [(trace, TraceFacts(trace).complete())]
         newest[window.index] = traces[0][1]
-        if len(newest) > MAX_SHOWN:  # no more are shown in a run's report
+        if len(newest) > SHOWN_WINDOWS:  # no more are shown in a run's report
             del newest[next(iter(newest))]
         same = [other for other in others if other.index == window.index]
         found = (other for _, other, _ in window_traces(same, folder) if other is not None)

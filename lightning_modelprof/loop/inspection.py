@@ -33,7 +33,7 @@ from lightning_modelprof.inspect.flops.formulas import Formula
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.inspect.flops.peaks import peak_rates
 from lightning_modelprof.inspect.lines.frozen import FrozenWatch, VaryingWatch
-from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
+from lightning_modelprof.inspect.lines.sites import BatchSites, SiteWatch
 from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
@@ -102,7 +102,7 @@ class Inspection:
         self._stack = DeeperStack()
         self._frames = compiled_frames()
         self._watch: SiteWatch | None = None
-        self._around_batch: AroundBatch | None = None
+        self._batch_sites: BatchSites | None = None
         self._waste: WasteWatch | None = None
         self._frozen: FrozenWatch | None = None
         self._varying: VaryingWatch | None = None  # of the counted step, when that is over
@@ -202,27 +202,27 @@ class Inspection:
         if not self._copy_reason:
             self._watch = SiteWatch((type(self._module),), loop_codes(), self._module)
             self._watch.begin()
-            self._watch_around_batch(BATCH_START)
+            self._watch_batch_sites(BATCH_START)
             with _disable_current_modes():
                 self._frozen, _ = _attempt(lambda: FrozenWatch(self._module))
 
-    def _watch_around_batch(self, phase: str | None) -> None:
+    def _watch_batch_sites(self, phase: str | None) -> None:
         """Watch what no counter sees, before and after the batch; ``None`` ends that."""
-        around, self._around_batch = self._around_batch, None
+        around, self._batch_sites = self._batch_sites, None
         if around is not None:
             around.__exit__(None, None, None)
         # A mode of the user's that ends there would take ours for itself.
         if phase is not None and self._watch is not None and not modes_on():
-            around = AroundBatch(
+            around = BatchSites(
                 self._watch, phase, lambda: self._loop.kind.is_fit and self._loop.is_validating
             )
-            self._around_batch = around.__enter__()
+            self._batch_sites = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """The inspected step has its batch, on the device; does nothing the second time."""
         if self._step is None or self._is_counting or self._is_timing:
             return
-        self._watch_around_batch(None)
+        self._watch_batch_sites(None)
         if self._step == self._plan.counted:
             self._size = self._sizes(batch)
         is_counted = self._size is not None
@@ -324,7 +324,7 @@ class Inspection:
             if failed:
                 self.followed.give_up()
             self.followed.end()
-            self._watch_around_batch(None if failed else BATCH_END)
+            self._watch_batch_sites(None if failed else BATCH_END)
         if self._is_timing and self._timer is not None:
             self._timer.disarm(failed=failed)
             self._is_timing = False
@@ -363,7 +363,7 @@ class Inspection:
 
     def _end_watch(self, step: int | None) -> None:
         """The step is over: nothing watches any more; its lines are taken."""
-        self._watch_around_batch(None)
+        self._watch_batch_sites(None)
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end()

@@ -21,8 +21,7 @@ from lightning_modelprof.report.build_dashboard_entry import run_profile, window
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
+from lightning_modelprof.report.options import SHOWN_WINDOWS, TableOptions
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.opening import remove_unfinished
 from lightning_modelprof.run.records import Run, Window
@@ -190,7 +189,7 @@ class TraceWork:
         self._problems.clear()
         index, is_packed, wanted = task.window.index, False, _Wanted()
         name = trace_name(task.window, self._setting.rank)
-        is_shown = bool(task.tag_folder or task.wants_report or num_newer < MAX_SHOWN)
+        is_shown = bool(task.tag_folder or task.wants_report or num_newer < SHOWN_WINDOWS)
         note = task.why_not or ("" if is_shown else f"newer windows replaced it during training; {READS_IT}")
         try:
             packed = self._outputs.trace_path(task.window)
@@ -227,7 +226,7 @@ class TraceWork:
         options, window = self._setting.options, task.window
         facts = TraceFacts(trace).complete()
         self.facts[window.index] = facts
-        while len(self.facts) > MAX_SHOWN:  # a long run has thousands of windows
+        while len(self.facts) > SHOWN_WINDOWS:  # a long run has thousands of windows
             del self.facts[next(iter(self.facts))]
         summary = self._summary(
             lambda: window_profile(

@@ -33,8 +33,7 @@ from lightning_modelprof.measure.window.capture import (
 )
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
-from lightning_modelprof.report.tables.run.all_tables import MAX_SHOWN
+from lightning_modelprof.report.options import DEFAULT_OPTIONS, SHOWN_WINDOWS, TableOptions
 from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.records import MAX_WINDOWS, Run, Window, WindowStatus
 from lightning_modelprof.units import digits
@@ -182,7 +181,7 @@ class WindowResults:
         self._left_out: Counter[str] = Counter()
         self._helper: Helper | None = None
         self._handed_over: dict[int, Path] = {}  # windows without an answer, and their raw traces
-        self._analyzed: deque[int] = deque(maxlen=MAX_SHOWN)  # the newest windows whose facts are known
+        self._analyzed: deque[int] = deque(maxlen=SHOWN_WINDOWS)  # the newest windows whose facts are known
         self._reporter: TraceWork | None = None  # once the loop is over
         self._run_summary: bytes | None = None  # of the newest report
         self.windows: list[Window] = []

@@ -12,6 +12,9 @@ from typing import Any, Final, Generic, Literal, TypeVar, get_args
 from lightning_modelprof.errors import MAX_NAME, did_you_mean, quoted
 from lightning_modelprof.units import TimeUnit
 
+SHOWN_WINDOWS: Final = 3
+"""Windows of a run with tables of their own: with one every hundred steps there can be thousands."""
+
 View = Literal[
     "device",
     "overview",

@@ -139,19 +139,19 @@ class StepTotals:
     def num_with(self, tag: int) -> int:
         return int(self.num_steps[(self.tags & int(tag)) != 0].sum())
 
-    def whole(self, name: str) -> NDArray[np.int64]:
+    def total(self, name: str) -> NDArray[np.int64]:
         """A column of ``ADDED`` summed over all tags: a number, or shape (len(PHASES),)."""
         total: NDArray[np.int64] = getattr(self, name).sum(axis=0)
         return total
 
     def measured_phases(self) -> NDArray[np.bool_]:
         """Which phases were measured in every step; bool, shape (len(PHASES),)."""
-        everywhere: NDArray[np.bool_] = self.whole("num_measured") == len(self)
+        everywhere: NDArray[np.bool_] = self.total("num_measured") == len(self)
         return everywhere
 
     @property
     def has_samples(self) -> bool:
-        return int(self.whole("num_counted")) == len(self)
+        return int(self.total("num_counted")) == len(self)
 
 
 def _by_tags(tags: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]) -> StepTotals:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
 from lightning_modelprof.inspect.lines.site_sums import probe_of
-from lightning_modelprof.inspect.lines.sites import AroundBatch, SiteWatch
+from lightning_modelprof.inspect.lines.sites import BatchSites, SiteWatch
 from lightning_modelprof.loop import instruments
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.sites import (
@@ -643,7 +643,7 @@ def test_workers_are_not_watched(fit):
     class Forking(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 6:
-                assert isinstance(_get_current_dispatch_mode(), AroundBatch)
+                assert isinstance(_get_current_dispatch_mode(), BatchSites)
                 reader, writer = os.pipe()
                 child = os.fork()
                 if child == 0:

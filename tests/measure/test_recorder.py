@@ -127,8 +127,8 @@ def test_device_times_come_late_and_are_in_the_sums_and_in_the_kept_steps():
 
     recorder = record(10_000, usual, max_kept=500, device_of=device, late=60)
     totals, steps = recorder.totals(), recorder.steps()
-    assert int(totals.whole("num_on_device")[FORWARD]) == 10_000 - 60
-    assert int(totals.whole("device_ns")[FORWARD]) == sum(range(10_000 - 60))
+    assert int(totals.total("num_on_device")[FORWARD]) == 10_000 - 60
+    assert int(totals.total("device_ns")[FORWARD]) == sum(range(10_000 - 60))
     known = steps.step < 10_000 - 60
     assert (steps.device_phases_ns[known, FORWARD] == steps.step[known]).all()
     assert (steps.device_phases_ns[~known] == NOT_MEASURED).all()
@@ -205,11 +205,11 @@ def test_sums_of_parts_are_the_sums_of_the_whole(rows, cut):
 def test_phases_that_were_not_measured_are_in_no_sum(rows):
     steps = steps_of(rows)
     totals = StepTotals.of(steps)
-    assert len(totals.whole("phases_ns")) == len(totals.whole("num_measured")) == len(PHASES)
+    assert len(totals.total("phases_ns")) == len(totals.total("num_measured")) == len(PHASES)
     for index in range(len(PHASES)):
         known = [value for value in steps.phases_ns[:, index].tolist() if value != NOT_MEASURED]
-        assert int(totals.whole("phases_ns")[index]) == sum(known)
-        assert int(totals.whole("num_measured")[index]) == len(known)
+        assert int(totals.total("phases_ns")[index]) == sum(known)
+        assert int(totals.total("num_measured")[index]) == len(known)
         assert bool(totals.measured_phases()[index]) == (len(known) == len(rows))
 
 

@@ -112,10 +112,10 @@ def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark
     if len(clean) == 0:
         return None
     whole = StepTotals.of(clean) if totals is None else totals.clean()
-    num_steps, duration_ns = len(whole), int(whole.whole("duration_ns"))
+    num_steps, duration_ns = len(whole), int(whole.total("duration_ns"))
     duration, reader = clean.duration_ns, clean.phases_ns[:, DATALOADER]
     has_reader = bool(whole.measured_phases()[DATALOADER])
-    reader_ns, samples = int(whole.whole("phases_ns")[DATALOADER]), int(whole.whole("samples"))
+    reader_ns, samples = int(whole.total("phases_ns")[DATALOADER]), int(whole.total("samples"))
     # The totals are exact in integers; only the divisions round.
     return Benchmark(
         num_steps=num_steps,
@@ -148,15 +148,15 @@ def all_ranks(ranks: Sequence[RankSteps]) -> AllRanks | None:
         return None
     has_reader = all(bool(one.measured_phases()[DATALOADER]) for one in totals if len(one))
     has_samples = all(one.has_samples for one in totals)
-    reader_ns = sum(int(one.whole("phases_ns")[DATALOADER]) for one in totals)
+    reader_ns = sum(int(one.total("phases_ns")[DATALOADER]) for one in totals)
     return AllRanks(
         world_size=len(ranks),
         num_steps=num_steps,
-        batch_total_ns=sum(int(one.whole("duration_ns")) for one in totals),
+        batch_total_ns=sum(int(one.total("duration_ns")) for one in totals),
         batch_max_ns=max(int(one.duration_max_ns.max()) for one in totals if len(one)),
         batch_min_ns=min(int(one.duration_min_ns.min()) for one in totals if len(one)),
         reader_total_ns=reader_ns if has_reader else None,
-        samples=sum(int(one.whole("samples")) for one in totals) if has_samples else None,
+        samples=sum(int(one.total("samples")) for one in totals) if has_samples else None,
     )
 
 
@@ -165,9 +165,9 @@ def averages(totals: StepTotals) -> Averages | None:
     num_steps = len(totals)
     if num_steps == 0:
         return None
-    total_ns = int(totals.whole("duration_ns"))
+    total_ns = int(totals.total("duration_ns"))
     is_measured = totals.measured_phases().tolist()
-    sums = totals.whole("phases_ns").tolist()
+    sums = totals.total("phases_ns").tolist()
     phases_ns = tuple(
         value / num_steps if measured else None for measured, value in zip(is_measured, sums, strict=True)
     )
@@ -179,7 +179,7 @@ def averages(totals: StepTotals) -> Averages | None:
         reader_cost_ns=phases_ns[DATALOADER],
         reader_ratio=None if reader_ns is None or total_ns == 0 else reader_ns / total_ns,
         steps_per_s=1e9 * num_steps / total_ns if total_ns else None,
-        samples_per_s=1e9 * int(totals.whole("samples")) / total_ns if has_rate else None,
+        samples_per_s=1e9 * int(totals.total("samples")) / total_ns if has_rate else None,
         phases_ns=phases_ns,
     )
 

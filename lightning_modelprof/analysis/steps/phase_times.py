@@ -45,12 +45,12 @@ class PhaseTime(Record, frozen=True, kw_only=True):
 def phase_times(totals: StepTotals) -> tuple[PhaseTime, ...]:
     """Time by phase, in the order of ``PHASES``; phases without any time are left out."""
     found: list[PhaseTime] = []
-    num_steps, wall_ns = len(totals), int(totals.whole("duration_ns"))
+    num_steps, wall_ns = len(totals), int(totals.total("duration_ns"))
     if num_steps == 0:
         return ()
     is_measured = totals.measured_phases()
-    sums_ns, device_ns = totals.whole("phases_ns"), totals.whole("device_ns")
-    num_in_phase, num_on_device = totals.whole("num_in_phase"), totals.whole("num_on_device")
+    sums_ns, device_ns = totals.total("phases_ns"), totals.total("device_ns")
+    num_in_phase, num_on_device = totals.total("num_in_phase"), totals.total("num_on_device")
     for index, phase in enumerate(PHASES):
         measured = bool(is_measured[index])
         if measured and not num_in_phase[index]:
@@ -130,11 +130,11 @@ def own_cost(
     """
     usual_ns = costs.typical.wall_ns
     return OwnCost(
-        work_ns=int(totals.whole("phases_ns")[_PROFILER]) + outside_ns.get("profiler", 0),
+        work_ns=int(totals.total("phases_ns")[_PROFILER]) + outside_ns.get("profiler", 0),
         recorded_ns=_beyond(totals, _RECORDED, 0, usual_ns),
         inspected_ns=_beyond(totals, _INSPECTED, _RECORDED, usual_ns),
         report_wait_ns=report_wait_ns,
-        loop_ns=int(totals.whole("duration_ns")) + sum(outside_ns.values()),
+        loop_ns=int(totals.total("duration_ns")) + sum(outside_ns.values()),
         helper_cpu_ns=helper_cpu_ns,
     )
 
@@ -145,11 +145,11 @@ def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> fl
     How much longer special steps are through us, and how much through the user, we cannot tell.
     """
     some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | SPECIAL)) == 0))
-    taken_ns = int(some.whole("duration_ns")) - int(some.whole("phases_ns")[_PROFILER])
+    taken_ns = int(some.total("duration_ns")) - int(some.total("phases_ns")[_PROFILER])
     return max(0.0, taken_ns - len(some) * usual_ns)
 
 
-class AroundRow(Record, frozen=True, kw_only=True):
+class OutsideRow(Record, frozen=True, kw_only=True):
     """One action outside of the loop, and the gap from its end to the next one.
 
     Attributes:
@@ -169,7 +169,7 @@ class AroundRow(Record, frozen=True, kw_only=True):
         return self.total_ns + self.after_ns
 
 
-class AroundTimes(Record, frozen=True, kw_only=True):
+class OutsideTimes(Record, frozen=True, kw_only=True):
     """What passed around the loop, and in it.
 
     Attributes:
@@ -177,7 +177,7 @@ class AroundTimes(Record, frozen=True, kw_only=True):
         sanity_ns: what the sanity check took; ``None`` where none was seen.
     """
 
-    rows: tuple[AroundRow, ...]
+    rows: tuple[OutsideRow, ...]
     before_ns: int
     loop_ns: int
     after_ns: int | None
@@ -188,12 +188,12 @@ class AroundTimes(Record, frozen=True, kw_only=True):
         return ns / max(self.before_ns + self.loop_ns + (self.after_ns or 0), 1)
 
 
-def around_times(around: OutsideLoop | None, setup: TrainingSetup | None, loop_ns: int) -> AroundTimes:
+def outside_times(around: OutsideLoop | None, setup: TrainingSetup | None, loop_ns: int) -> OutsideTimes:
     if around is None:
         raise NotMeasured("not measured for your own loops and runs saved by an older version")
     sides = {True: around.before, False: around.after or ()}
-    rows = [(_around_row(one, side, setup), one.action) for side, some in sides.items() for one in some]
-    return AroundTimes(
+    rows = [(_outside_row(one, side, setup), one.action) for side, some in sides.items() for one in some]
+    return OutsideTimes(
         rows=tuple(row for row, _ in rows),
         before_ns=sum(row.whole_ns for row, _ in rows if row.is_before),
         loop_ns=loop_ns,
@@ -202,12 +202,12 @@ def around_times(around: OutsideLoop | None, setup: TrainingSetup | None, loop_n
     )
 
 
-def _around_row(one: ActionTime, is_before: bool, setup: TrainingSetup | None) -> AroundRow:
+def _outside_row(one: ActionTime, is_before: bool, setup: TrainingSetup | None) -> OutsideRow:
     """The owner without its state: ``[Callback]ModelCheckpoint{...}.on_fit_end`` is of a ModelCheckpoint."""
     owner, _, hook = one.action.rpartition(".")
     kind, _, name = owner[1:].rpartition("]")
     labels = {SANITY_CHECK: "sanity check", REPORT: "this profiler's report"}
-    return AroundRow(
+    return OutsideRow(
         label=labels.get(one.action, f"{name.partition('{')[0]}.{hook}".lstrip(".")),
         is_before=is_before,
         calls=one.calls,

@@ -251,7 +251,7 @@ def _of_the_loop(
     A usual step is the same one everywhere, a clean one: trimmed means are those of the typical steps.
     """
     phases, num_steps = dict(steady.phases_ns), len(totals)
-    is_measured, sums_ns = totals.measured_phases(), totals.whole("phases_ns")
+    is_measured, sums_ns = totals.measured_phases(), totals.total("phases_ns")
     for key, ns in phases.items():
         index = PHASE_INDEX[key]
         if ns is None or not is_measured[index]:
@@ -271,8 +271,8 @@ def _of_the_loop(
 def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMeans:
     """Means by the totals, and how the kept ones of these steps vary."""
     count, wall_ns = len(totals), _wall_ns(steps)
-    sums_ns, is_measured = totals.whole("phases_ns").tolist(), totals.measured_phases().tolist()
-    device_ns, num_on_device = totals.whole("device_ns").tolist(), totals.whole("num_on_device").tolist()
+    sums_ns, is_measured = totals.total("phases_ns").tolist(), totals.measured_phases().tolist()
+    device_ns, num_on_device = totals.total("device_ns").tolist(), totals.total("num_on_device").tolist()
     phases: dict[str, float | None] = {}
     errors: dict[str, float] = {}
     medians: dict[str, float] = {}
@@ -295,7 +295,7 @@ def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMea
             device[phase.key] = device_ns[index] / num_on_device[index]
     return PhaseMeans(
         num_steps=count,
-        wall_ns=(int(totals.whole("duration_ns")) - sums_ns[_PROFILER]) / count,
+        wall_ns=(int(totals.total("duration_ns")) - sums_ns[_PROFILER]) / count,
         phases_ns=phases,
         errors_ns=errors,
         medians_ns=medians,

@@ -102,7 +102,7 @@ def validation_split(
     if times is None:
         if not totals.measured_phases()[_VALIDATION]:
             raise NotMeasured("validation wasn't measured, because the phases were read from hooks")
-        if int(totals.whole("phases_ns")[_VALIDATION]) + outside_ns.get("validation", 0):
+        if int(totals.total("phases_ns")[_VALIDATION]) + outside_ns.get("validation", 0):
             raise NotMeasured("an older version, which didn't split validation, saved this run")
         raise NotMeasured(NO_VALIDATION)
     labels = {part.key: part.label for part in PARTS}

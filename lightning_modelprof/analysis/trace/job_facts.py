@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 NO_WINDOW: Final = "no profiler window was recorded (set active to its number of steps)"
 _ONLY_IN_RUNS: Final = "traces alone don't say"
-_NOT_COMPARED: Final = "the traces have no communication calls that can be compared between ranks"
+NOT_COMPARED: Final = "the traces have no communication calls that can be compared between ranks"
 _NO_TENSOR_CORES: Final = (
     "only checked on NVIDIA GPUs with tensor cores (Volta and newer, except the GTX 16 series)"
 )
@@ -41,7 +41,6 @@ class JobFacts(LazyFacts):
         traces: of its ranks, or of a run's windows; none in a run without windows.
     """
 
-    is_run = False
     is_on_cpu = False
 
     def __init__(self, traces: Iterable[TraceFacts]) -> None:
@@ -104,14 +103,14 @@ class JobFacts(LazyFacts):
     def rank_waits(self) -> WaitsOfRanks:
         """What the ranks of one job wait for each other in their steps."""
         by_rank = {trace.rank: trace for trace in self.traces if trace.rank is not None}
-        is_of_ranks = not self.is_run and len(by_rank) == len(self.traces)
+        is_of_ranks = len(by_rank) == len(self.traces)
         calls = {rank: trace.get(TraceFacts.communication_calls) for rank, trace in by_rank.items()}
         try:
             waits = compare_ranks({rank: one for rank, one in calls.items() if one and is_of_ranks})
         except NotMeasured:
-            raise NotMeasured(_NOT_COMPARED) from None
+            raise NotMeasured(NOT_COMPARED) from None
         if waits.num_steps is None:
-            raise NotMeasured(_NOT_COMPARED)
+            raise NotMeasured(NOT_COMPARED)
         return waits
 
     @property

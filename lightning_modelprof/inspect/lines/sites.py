@@ -63,7 +63,7 @@ class _KnownCode(NamedTuple):
 class SiteWatch:
     """Notes what runs between :meth:`begin` and :meth:`end`.
 
-    It sees the operators that it is called with, by a ``FlopCounter`` or by an :class:`AroundBatch`. Torch
+    It sees the operators that it is called with, by a ``FlopCounter`` or by an :class:`BatchSites`. Torch
     hides the operators that make text of a tensor; so meanwhile a function of ours is in the place of
     ``torch._tensor_str._str``, which notes the call and then calls torch's own.
 
@@ -250,7 +250,7 @@ class SiteWatch:
         )
 
 
-class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+class BatchSites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     """Shows a watch what runs in the step before and after its batch, which no counter sees.
 
     Args:
@@ -272,7 +272,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._is_over = is_over
         self._gradients = SameGradients(self, on_error=watch.note_error)
 
-    def __enter__(self) -> AroundBatch:
+    def __enter__(self) -> BatchSites:
         enter_mode(self)
         self._watch.where = self._now
         _ACTIVE.append(self)
@@ -301,7 +301,7 @@ class AroundBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return result
 
 
-_ACTIVE: Final[list[AroundBatch]] = []
+_ACTIVE: Final[list[BatchSites]] = []
 
 
 def _leave_in_child() -> None:

@@ -96,7 +96,7 @@ def _severity(rule: Rule, found: Found, facts: JobFacts, limits: Limits) -> Seve
 
 def _check_device(facts: JobFacts) -> None:
     """Let a rule about the device's side stop where nothing says what a device did."""
-    _ = facts.step_costs if facts.is_run else None
+    _ = facts.step_costs if isinstance(facts, Facts) else None
     if facts.is_on_cpu:
         raise NotMeasured(ON_THE_CPU)
     if facts.lost_work:
@@ -105,7 +105,7 @@ def _check_device(facts: JobFacts) -> None:
 
 def _whole_ns(rule: Rule, facts: JobFacts) -> float:
     """The denominator: a clean step, or a step of the loop as a whole; with a device that of the traces."""
-    if rule.is_of_device or not facts.is_run:
+    if rule.is_of_device or not isinstance(facts, Facts):
         return facts.step_ns
     costs = facts.step_costs
     return costs.loop.wall_ns if rule.of == "loop" else costs.typical.wall_ns

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import PurePath
 from typing import Final
 
+from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.host_waits import HostWait, HostWaits, WaitPlace
 from lightning_modelprof.analysis.trace.job_facts import NO_WINDOW, JobFacts
@@ -124,7 +125,7 @@ def host_to_device_copy(facts: JobFacts, limits: Limits) -> Iterator[Found | Pas
 
     def advice(waits: Sequence[HostWait], sites: Sequence[SourceSite]) -> str:
         of_batch = [wait.place.phase == _TRANSFER for wait in waits]
-        if not facts.is_run and not any(of_batch):
+        if not isinstance(facts, Facts) and not any(of_batch):
             return _FOR_EITHER.format(call=_pinning(facts))
         of_batch += [site.phase == BATCH_START for site in sites if not waits]
         chosen = [f"{_pinning(facts)}."] if any(of_batch) else []

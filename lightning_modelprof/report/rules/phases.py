@@ -288,7 +288,7 @@ def zero_grad_cost(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 def slow_setup(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Time before the first step (Outside the loop); a hint."""
     # Both thresholds are this package's own choice.
-    around = facts.around
+    around = facts.outside_loop
     share, took = around.share(around.before_ns), milliseconds(around.before_ns)
     evidence = [duration("time before the first step", around.before_ns), ratio("share of total time", share)]
     if share <= limits.share or around.before_ns <= limits.least_ns:

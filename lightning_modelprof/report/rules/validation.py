@@ -93,7 +93,7 @@ def long_sanity_check(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Time of the validation batches before training (Outside the loop), estimated from validation during
     training if it wasn't measured.
     """
-    costs, setup, around = facts.step_costs, facts.get(Facts.setup), facts.get(Facts.around)
+    costs, setup, around = facts.step_costs, facts.get(Facts.setup), facts.get(Facts.outside_loop)
     batches = None if setup is None else setup.num_sanity_batches
     if batches is None:
         raise NotMeasured("the number of sanity check batches is unknown")

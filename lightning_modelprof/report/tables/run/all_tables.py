@@ -11,7 +11,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.discovery import found_beside, place_in
 from lightning_modelprof.report.model import Table, apply_options
-from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.options import SHOWN_WINDOWS, TableOptions
 from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.run.module_tree import module_tables
 from lightning_modelprof.report.tables.run.process_loops import LOOPS, loop_tables
@@ -33,7 +33,7 @@ _ORDER: Final = (
 
 def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
     """The tables of the newest windows, in order; none when no window was asked for."""
-    shown = facts.windows[-MAX_SHOWN:]
+    shown = facts.windows[-SHOWN_WINDOWS:]
     newest = next((one for one in reversed(shown) if one.facts is not None), None)
     # Without any trace the Model Summary says why, whatever was asked for.
     if options.views is None or "model" in options.views or newest is None:
@@ -77,10 +77,6 @@ _NUMBER: Final = re.compile(r"_\d+$")
 def kind_of(table_id: str) -> TableSpec | None:
     """What is known of a table, whatever window or trace it is of; ``None`` of a comparison's."""
     return KINDS.get(_NUMBER.sub("", table_id))
-
-
-MAX_SHOWN: Final = 3
-"""Windows with a table of their own: with one every hundred steps there can be thousands."""
 
 
 def _main_tables(facts: TraceFacts) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.phase_times import AroundRow, AroundTimes
+from lightning_modelprof.analysis.steps.phase_times import OutsideRow, OutsideTimes
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
@@ -78,7 +78,7 @@ AROUND: Final = TableSpec(
 
 @run_table(AROUND)
 def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    around = facts.around
+    around = facts.outside_loop
     folder = common_folder({file for one in around.rows if (file := _own_file(one))})
     rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before, folder))
     notes = [f"Paths are relative to {folder}."] if folder and any(row[-1] for row in rows) else []
@@ -95,18 +95,18 @@ def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
     yield AROUND.table(rows=rows, notes=tuple(notes))
 
 
-def _own_file(one: AroundRow) -> str:
+def _own_file(one: OutsideRow) -> str:
     """The file of a method of the user's; ``""`` for others."""
     return "" if one.place is None or one.place.is_library else one.place.file or ""
 
 
-def _rows(around: AroundTimes, is_before: bool, folder: str) -> list[tuple[Cell, ...]]:
+def _rows(around: OutsideTimes, is_before: bool, folder: str) -> list[tuple[Cell, ...]]:
     side = [one for one in around.rows if one.is_before is is_before]
     shown = [one for one in side if around.share(one.whole_ns) >= _MIN_SHARE]
     small = [one for one in side if one not in shown]
     if small:
         shown.append(
-            AroundRow(
+            OutsideRow(
                 label="all other actions",
                 is_before=is_before,
                 calls=sum(one.calls for one in small),
