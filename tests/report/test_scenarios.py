@@ -12,6 +12,7 @@ import pytest
 
 from lightning_modelprof.measure.steps import slow_steps
 from lightning_modelprof.report.model import Severity, Status
+from tests.support import bench
 from tests.support.adds_up import wrong_sums
 from tests.support.bench import UndisturbedClock, thread_clock
 from tests.support.fits import fit_quietly, make_callback, make_trainer
@@ -50,7 +51,9 @@ def faults(scenario, report, cost_ns):
     loud = [
         one
         for one in found
-        if one.severity in (Severity.WARNING, Severity.CRITICAL) and one.kind not in true_here
+        if one.severity in (Severity.WARNING, Severity.CRITICAL)
+        and one.kind not in true_here
+        and not _is_of_our_clock(one)
     ]
     kinds = {scenario.verdict}
     if scenario.verdict == "balanced":  # of short steps Lightning's loop is more than 5%
@@ -87,6 +90,11 @@ def faults(scenario, report, cost_ns):
     relative = SAMPLED if scenario.sampled else RELATIVE
     if saving_ns is None or abs(saving_ns - cost_ns) > relative * cost_ns + ALLOWANCE_NS:
         yield f"a saving of {saving_ns} ns, not {cost_ns}"
+
+
+def _is_of_our_clock(finding):
+    """On a busy machine the clock of these tests reads itself again and again, and looks like user code."""
+    return any(place.file == bench.__file__ for place in finding.locations[:1])
 
 
 def wrong_place(scenario, finding):
