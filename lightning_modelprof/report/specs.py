@@ -5,8 +5,9 @@ Nothing of it is in a report: of a stored one it is found by the id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.tally import share
@@ -89,21 +90,22 @@ class ColumnSpec(Column, frozen=True):
 
     Attributes:
         help: its definition, in Markdown.
-        of: the cell of what a row is about; ``None`` takes the attribute, or the item of a mapping, that is
-            called like ``key``. A mapping that lacks it has an empty cell.
+        of: the cell of what a row is about; ``None`` takes the attribute that is called like ``key``. A row
+            that is a ``dict`` has its cells by key, and empty ones for the keys that it lacks.
         share_of: key of the column that this one has the share of: of the sum over all rows, or of the whole
             that the table is given.
+        is_optional: whether the column is left out where no row has it.
     """
 
     help: str = ""
     of: Callable[[Any], Cell] | None = None
     share_of: str = ""
+    is_optional: bool = False
 
     def cell(self, row: object) -> Cell:
-        if self.of is not None:
-            return self.of(row)
-        found: Cell = row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
-        return found
+        if isinstance(row, dict):
+            return cast("Cell", row.get(self.key))
+        return cast("Cell", getattr(row, self.key)) if self.of is None else self.of(row)
 
 
 class TableSpec(Record, frozen=True, kw_only=True):
@@ -114,6 +116,8 @@ class TableSpec(Record, frozen=True, kw_only=True):
         title: as of ``Table``; a table may have a longer one.
         help: its definition, in Markdown.
         columns: all that such a table may have.
+        depth_of: how deep what a row is about stands; ``None`` where no row stands in another.
+        unit_of: unit of its cells in the columns that are ``BY_ROW``; ``None`` where there are none.
         rows: label of a row → its definition, where rows are figures with names of ours.
         names_slices: whether rows, but for those in ``rows``, have the names of slices of the timeline.
         has_phases: whether rows are phases as well.
@@ -127,6 +131,8 @@ class TableSpec(Record, frozen=True, kw_only=True):
     title: str
     help: str
     columns: tuple[ColumnSpec, ...]
+    depth_of: Callable[[Any], int] | None = None
+    unit_of: Callable[[Any], Unit] | None = None
     rows: Mapping[str, str] = field(default_factory=dict)
     names_slices: bool = False
     has_phases: bool = False
@@ -139,6 +145,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
         self,
         rows: Iterable[object] = (),
         *,
+        of: Mapping[str, Callable[[Any], Cell]] | None = None,
         wholes: Mapping[str, float | None] | None = None,
         id: str = "",  # noqa: A002  # as the table calls it
         title: str = "",
@@ -156,11 +163,22 @@ class TableSpec(Record, frozen=True, kw_only=True):
 
         Args:
             rows: what each row is about; the columns know where in it their cells are.
+            of: those columns, by key, whose cells depend on more than the row.
             wholes: key of a column of shares → what the whole is, where that is not the sum over the rows.
             columns: by default all of the kind's.
             labels: those, by key of the column, that are not the kind's.
         """
-        labels, columns = labels or {}, columns or self.columns
+        labels, of, rows = labels or {}, of or {}, list(rows)
+        columns = tuple(replace(one, of=of.get(one.key, one.of)) for one in columns or self.columns)
+        shown = [
+            (column, cells)
+            for column, cells in self._cells(columns, rows, wholes or {})
+            if not rows or not column.is_optional or any(cell is not None for cell in cells)
+        ]
+        if self.depth_of is not None:
+            depths = tuple(map(self.depth_of, rows))
+        if self.unit_of is not None and any(column.unit is Unit.BY_ROW for column, _ in shown):
+            row_units = tuple(map(self.unit_of, rows))
         return Table(
             id=id or self.id,
             title=title or self.title,
@@ -174,9 +192,9 @@ class TableSpec(Record, frozen=True, kw_only=True):
                     column.change,
                     column.is_main,
                 )
-                for column in columns
+                for column, _ in shown
             ),
-            rows=self._cells(columns, list(rows), wholes or {}),
+            rows=tuple(zip(*(cells for _, cells in shown), strict=True)),
             depths=depths,
             row_units=row_units,
             notes=notes,
@@ -188,19 +206,19 @@ class TableSpec(Record, frozen=True, kw_only=True):
 
     def _cells(
         self, columns: tuple[ColumnSpec, ...], rows: list[object], wholes: Mapping[str, float | None]
-    ) -> tuple[tuple[Cell, ...], ...]:
+    ) -> Iterator[tuple[ColumnSpec, Sequence[Cell]]]:
+        """Each column with its cells."""
         if rows and type(rows[0]) is tuple:
-            return tuple(rows)  # type: ignore[arg-type]
-        by_key = {column.key: column for column in self.columns}
-        cells: list[list[Cell]] = []
+            yield from zip(columns, zip(*cast("list[tuple[Cell, ...]]", rows), strict=True), strict=True)
+            return
+        by_key = {column.key: column for column in (*self.columns, *columns)}
         for column in columns:
             if column.share_of:
                 parts = [_number(by_key[column.share_of].cell(row)) for row in rows]
                 whole = wholes.get(column.key, sum(part for part in parts if part is not None))
-                cells.append([share(part, whole) for part in parts])
+                yield column, [share(part, whole) for part in parts]
             else:
-                cells.append([column.cell(row) for row in rows])
-        return tuple(zip(*cells, strict=True))
+                yield column, [column.cell(row) for row in rows]
 
 
 def _number(cell: Cell) -> float | None:

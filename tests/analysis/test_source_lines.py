@@ -173,8 +173,7 @@ def test_the_table():
         ("net.py:35", 1.0, 0),
         ("net.py:33", 0.0, 2),
     ]
-    assert len(table.notes) == 3
-    assert table.notes[0] == "Paths are relative to /home/me."
+    assert table.notes == ("Paths are relative to /home/me.",)
 
 
 def test_without_either_there_is_no_table():

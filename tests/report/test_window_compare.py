@@ -88,7 +88,7 @@ def test_what_changed_most_is_said_first():
     (note,) = report.notes
     assert note.startswith("No confidence interval, because a window has too few steps")
     assert "took 100 to 120 ms before and 60 to 80 ms after" in note
-    assert table(report, "comparison_steps").notes[-1] == "The differences of the parts add up to the step's."
+    assert not any(note.startswith("One side") for note in table(report, "comparison_steps").notes)
     assert report.sections["comparison"]["parts"]["Step"] == {"before_ns": 110 * MS, "after_ns": 70 * MS}
 
 

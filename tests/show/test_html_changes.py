@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.report.compare.tables import SPEED
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.show.html.columns import change_bars
@@ -63,12 +64,12 @@ def test_every_change_has_its_sign():
 
 
 def test_a_higher_rate_is_better_and_a_longer_time_is_worse():
-    rows = (
-        ("batch_cost", 20e6, 30e6, 0.5, 0.4, 0.6),
-        ("ips (steps/s)", 50.0, 33.3, -0.334, -0.4, -0.3),
-        ("Reader Ratio", 0.1, 0.2, 0.1, 0.0, 0.2),
+    figures = (
+        Change(key="batch_cost", before=20e6, after=30e6, change=0.5, low=0.4, high=0.6),
+        Change(key="steps_per_s", before=50.0, after=33.3, change=-0.334, low=-0.4, high=-0.3),
+        Change(key="reader_ratio", before=0.1, after=0.2, change=0.1, low=0.0, high=0.2),
     )
-    one = SPEED.table(rows=rows, row_units=(Unit.DURATION_NS, Unit.RATE, Unit.RATIO))
+    one = SPEED.table(figures, of={"figure": lambda figure: figure.key})
     tones = {key: bar.tone for key, bar in change_bars(one).items()}
     assert tones == {(0, 3): "worse", (1, 3): "worse", (2, 3): "neutral"}
     low = [row.cells[3].text.strip() for row in table_view(one).rows]

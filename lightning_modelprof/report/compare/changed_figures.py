@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.report.model import Cell, Column, Report, Table, Unit
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey
+from lightning_modelprof.report.specs import CompareKey
 from lightning_modelprof.report.tables.run.all_tables import kind_of
 
 _CALLS: Final = ("calls", "count", "gaps", "allocations", "num_steps")
@@ -108,7 +108,7 @@ def comparable(table: Table) -> Table:
     total, *parts = zip(table.columns[1:], table.rows[0][1:], strict=True)  # the first row is the mean
     return replace(
         table,
-        columns=(ColumnSpec("name", "Part of the step"), ColumnSpec("mean", "Mean", Unit.DURATION_NS)),
+        columns=(Column("name", "Part of the step"), Column("mean", "Mean", Unit.DURATION_NS)),
         rows=(("Step", total[1]), *((column.label, cell) for column, cell in parts)),
         depths=(0, *[1] * len(parts)),
         row_units=(),
@@ -123,7 +123,7 @@ def _one_figure_a_row(table: Table) -> Table:
     labels = [table.columns[position].label.removesuffix(" (%)") for _, position in places]
     return replace(
         table,
-        columns=(table.columns[0], ColumnSpec("figure", "Metric"), ColumnSpec("value", "", Unit.BY_ROW)),
+        columns=(table.columns[0], Column("figure", "Metric"), Column("value", "", Unit.BY_ROW)),
         rows=tuple((row[0], label, row[at]) for (row, at), label in zip(places, labels, strict=True)),
         row_units=tuple(table.columns[position].unit for _, position in places),
     )

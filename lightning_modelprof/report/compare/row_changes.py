@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Final
 
+from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.compare.changed_figures import (
     calls_column,
@@ -64,25 +65,15 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
     key = next((key for key in figure.keys if all(_has_numbers(side, key) for side in (before, after))), None)
     reason = _why_not(key, figure, steps)
     if key is None or reason is not None:
-        return _table(before, after, key, figure, rows=(), absent_reason=reason)
+        return _table(before, after, key, figure, absent_reason=reason)
     divisors = steps if figure.sum_over is not None else (None, None)
     sides = (TableSide(before, key, figure, divisors[0]), TableSide(after, key, figure, divisors[1]))
-    ordered = list(_in_order(pair_rows(*sides)))
-    is_by_row = any(side.unit is Unit.BY_ROW for side in sides)
-    return _table(
-        before,
-        after,
-        key,
-        figure,
-        rows=tuple(_cells(row, has_calls=any(side.calls for side in sides)) for _, row in ordered),
-        depths=tuple(depth for depth, _ in ordered),
-        row_units=tuple(row.unit for _, row in ordered) if is_by_row else (),
-        notes=_notes(figure, steps, [row for _, row in ordered]),
-    )
+    rows = list(_in_order(pair_rows(*sides)))
+    return _table(before, after, key, figure, rows=rows, notes=_notes(figure, steps, rows))
 
 
-def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[tuple[int, RowPair]]:
-    """Depth and row: those in the same row by unit and weight, each followed by those in it.
+def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[RowPair]:
+    """The rows with their depths: those in the same row by unit and weight, each followed by those in it.
 
     A row without a figure on either side is left out, unless one in it has one.
     """
@@ -104,7 +95,7 @@ def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[tuple[int, RowPair]]:
     waiting: list[tuple[int, RowPath]] = [(0, path) for path in reversed(ordered(children[()]))]
     while waiting:
         depth, path = waiting.pop()
-        yield depth, rows[path]
+        yield replace(rows[path], depth=depth)
         waiting += [(depth + 1, child) for child in reversed(ordered(children[path]))]
 
 
@@ -117,12 +108,6 @@ def _with_those_above(paths: Iterable[RowPath], parents: Mapping[RowPath, RowPat
             found.add(above)
             above = parents[above]
     return found
-
-
-def _cells(row: RowPair, *, has_calls: bool) -> tuple[Cell, ...]:
-    ratio = row.difference / row.before if row.difference is not None and row.before else None
-    calls = row.calls if has_calls else ()
-    return (*row.names, row.before, row.after, row.difference, ratio, *calls, row.state)
 
 
 CHANGES: Final = TableSpec(
@@ -138,9 +123,17 @@ CHANGES: Final = TableSpec(
             help="after minus before, in percentage points for percentages.",
             change="bar",
         ),
-        ColumnSpec("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
+        ColumnSpec(
+            "ratio",
+            "change",
+            Unit.RATIO,
+            help="difference relative to before.",
+            change="bar",
+            of=lambda row: share(row.difference, row.before),
+        ),
         ColumnSpec("state", "state", help="new or removed, for rows that exist on one side only."),
     ),
+    unit_of=lambda row: row.unit,
 )
 
 
@@ -150,39 +143,53 @@ def _table(
     key: str | None,
     figure: CompareKey,
     *,
-    rows: tuple[tuple[Cell, ...], ...],
-    depths: tuple[int, ...] = (),
-    row_units: tuple[Unit, ...] = (),
+    rows: Sequence[RowPair] = (),
     notes: tuple[str, ...] = (),
     absent_reason: str | None = None,
 ) -> Table:
-    names = [ColumnSpec(**asdict(before.columns[position])) for position in name_positions(before, figure)]
+    names = [
+        ColumnSpec(**asdict(before.columns[position]), of=_name_at(place))
+        for place, position in enumerate(name_positions(before, figure))
+    ]
     column = None if key is None else before.columns[position_of(before, key)]
     unit = Unit.TEXT if column is None else column.unit
     per_step = " per step" if figure.sum_over is not None else ""
     counted = calls_column(before) or calls_column(after)
     counts = [
-        ColumnSpec(f"calls_{side}", f"{counted.label.lower()}{per_step} {side}", Unit.COUNT)
-        for side in ("before", "after")
+        ColumnSpec(
+            f"calls_{side}",
+            f"{counted.label.lower()}{per_step} {side}",
+            Unit.COUNT,
+            of=_calls_at(place),
+        )
+        for place, side in enumerate(("before", "after"))
         if counted is not None
     ]
     *figures, ratio, state = CHANGES.columns
     title = before.title if before.title == after.title else _STEPS_IN_TITLE.sub("", before.title)
+    depths = tuple(row.depth for row in rows)
     return CHANGES.table(
+        rows,
+        depths=depths if any(depths) else (),
         id=f"{before.id}_changes",
         columns=(*names, *(replace(one, unit=unit) for one in figures), ratio, *counts, state),
         title=f"{title}: {heading_of(column)}{per_step}"
         if column and column.label not in ("", "Value")
         else title,
-        rows=rows,
-        depths=depths if any(depths) else (),
-        row_units=row_units,
         notes=notes,
         absent_reason=absent_reason,
         time_unit=before.time_unit,
         row_limit=before.row_limit,
         is_detail=before.is_detail,
     )
+
+
+def _name_at(place: int) -> Callable[[RowPair], Cell]:
+    return lambda row: row.names[place]
+
+
+def _calls_at(place: int) -> Callable[[RowPair], Cell]:
+    return lambda row: row.calls[place]
 
 
 def _notes(
@@ -200,8 +207,6 @@ def _notes(
         )
     if any(row.unit is Unit.RATIO for row in rows):
         notes.append("For percentages, the difference is in percentage points.")
-    if any(row.state for row in rows):
-        notes.append("Rows marked new or removed exist on only one side, so no difference is shown.")
     return tuple(notes)
 
 
@@ -277,7 +282,8 @@ class RowPair(Record, frozen=True, kw_only=True):
         names: cells that say which row it is.
         before, after: the figure, ``None`` where the side does not have it.
         difference: after less before; ``None`` unless both sides have it in the same unit.
-        state: ``new``, ``gone``, or ``""`` for a row of both sides.
+        state: ``new``, ``removed``, or ``""`` for a row of both sides.
+        depth: how many rows it is in.
     """
 
     names: tuple[Cell, ...]
@@ -287,6 +293,7 @@ class RowPair(Record, frozen=True, kw_only=True):
     difference: float | None
     calls: tuple[float | None, float | None]
     state: str
+    depth: int = 0
 
     @property
     def weight(self) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.model import Cell, Report, Table, Unit
+from lightning_modelprof.report.model import Report, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import three_digits
@@ -44,74 +44,118 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     )
 
 
+class _Stage(NamedTuple):
+    """A run and its comparison with the first, which has none."""
+
+    run: ComparedRun
+    result: Comparison | None
+
+    @property
+    def benchmark(self) -> Mapping[str, Any]:
+        return self.run.report.sections.get("benchmark") or {}
+
+
+def _interval(stage: _Stage) -> tuple[float | None, float | None]:
+    result = stage.result
+    return (None, None) if result is None or result.times_as_fast is None else (result.low, result.high)
+
+
+def _gpu_busy(stage: _Stage) -> float | None:
+    card = stage.run.report.step_card
+    return next((value for label, value, _ in card.figures if label == "GPU busy"), None) if card else None
+
+
+def _peak_bytes(stage: _Stage) -> int | None:
+    memory = stage.run.report.sections.get("memory") or {}
+    return memory.get("peak_allocated_bytes") or memory.get("peak_rss_bytes")
+
+
+def _verdict(stage: _Stage) -> str:
+    verdict = stage.run.report.verdict
+    return "" if verdict is None else verdict.kind.replace("_", "-").upper()
+
+
 STAGES: Final = TableSpec(
     id="stages",
     title="Stages",
     help="One row per run, in the given order.",
     columns=(
-        ColumnSpec("run", "run"),
-        ColumnSpec("batch_cost_ns", "time per step", Unit.DURATION_NS, help="batch_cost."),
+        ColumnSpec("run", "run", of=lambda stage: stage.run.source),
+        ColumnSpec(
+            "batch_cost_ns",
+            "time per step",
+            Unit.DURATION_NS,
+            help="batch_cost.",
+            of=lambda stage: stage.run.batch_cost_ns,
+        ),
         ColumnSpec(
             "times_as_fast",
             "times as fast",
             Unit.RATE,
             help="speed relative to the first run, by time per step, or per sample if batch sizes differ.",
+            of=lambda stage: stage.result and stage.result.times_as_fast,
         ),
-        ColumnSpec("low", "from", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
-        ColumnSpec("high", "to", Unit.RATE, _INTERVAL, help="95% confidence interval, as in Compare."),
-        ColumnSpec("ips", "steps/s", Unit.RATE, help="ips."),
-        ColumnSpec("reader_ratio", "Reader Ratio", Unit.RATIO, help="Σr / Σb."),
+        ColumnSpec(
+            "low",
+            "from",
+            Unit.RATE,
+            _INTERVAL,
+            help="95% confidence interval, as in Compare.",
+            of=lambda stage: _interval(stage)[0],
+        ),
+        ColumnSpec(
+            "high",
+            "to",
+            Unit.RATE,
+            _INTERVAL,
+            help="95% confidence interval, as in Compare.",
+            of=lambda stage: _interval(stage)[1],
+        ),
+        ColumnSpec(
+            "ips",
+            "steps/s",
+            Unit.RATE,
+            help="ips.",
+            of=lambda stage: (stage.benchmark.get("ips") or {}).get("avg"),
+        ),
+        ColumnSpec(
+            "reader_ratio",
+            "Reader Ratio",
+            Unit.RATIO,
+            help="Σr / Σb.",
+            of=lambda stage: stage.benchmark.get("reader_ratio"),
+        ),
         ColumnSpec(
             "gpu_busy",
             "GPU busy",
             Unit.RATIO,
             help="share of the recorded steps in which a kernel, copy or memset runs.",
+            of=_gpu_busy,
         ),
         ColumnSpec(
             "peak_bytes",
             "peak memory",
             Unit.BYTES,
             help="memory allocated on the GPU; process memory without a GPU.",
+            of=_peak_bytes,
         ),
-        ColumnSpec("verdict", "verdict", help="what limits the run."),
+        ColumnSpec("verdict", "verdict", help="what limits the run.", of=_verdict),
     ),
 )
 
 
 def _stages_table(runs: Sequence[ComparedRun], results: Sequence[Comparison]) -> Table:
     loop = loop_of(runs[0].loop)
-    rows = [_row(run, result) for run, result in zip(runs, [None, *results], strict=True)]
-    notes = ["Each run is compared with the first. A dash means not measured."]
-    if any(result.per_sample for result in results):
-        notes.append("Batch sizes differ, so time per sample decides.")
+    differ = any(result.per_sample for result in results)
+    notes = ["Batch sizes differ, so time per sample decides."] if differ else []
     notes += [
         f"{run.source}: {result.reason}."
         for run, result in zip(runs[1:], results, strict=True)
         if result.reason
     ]
     return STAGES.table(
+        map(_Stage, runs, [None, *results]),
         labels={"batch_cost_ns": f"time per {loop.step}", "ips": f"{loop.steps}/s"},
-        rows=tuple(rows),
         time_unit="ms",
         notes=tuple(notes),
-    )
-
-
-def _row(run: ComparedRun, result: Comparison | None) -> tuple[Cell, ...]:
-    sections, card, verdict = run.report.sections, run.report.step_card, run.report.verdict
-    figures, memory = sections.get("benchmark") or {}, sections.get("memory") or {}
-    ips = figures.get("ips") or {}
-    busy = next((value for label, value, _ in card.figures if label == "GPU busy"), None) if card else None
-    known = result is not None and result.times_as_fast is not None
-    return (
-        run.source,
-        run.batch_cost_ns,
-        None if result is None else result.times_as_fast,
-        result.low if result is not None and known else None,
-        result.high if result is not None and known else None,
-        ips.get("avg"),
-        figures.get("reader_ratio"),
-        busy,
-        memory.get("peak_allocated_bytes") or memory.get("peak_rss_bytes"),
-        "" if verdict is None else verdict.kind.replace("_", "-").upper(),
     )

@@ -8,14 +8,23 @@ from typing import Final
 
 from lightning_modelprof.analysis.change import Change
 from lightning_modelprof.analysis.compare import Comparison
-from lightning_modelprof.report.model import Cell, Finding, Report, Status, Table, Unit
+from lightning_modelprof.report.model import Finding, Report, Status, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import LoopKind
 from lightning_modelprof.run.phases import PHASES
 
 _INTERVAL: Final = "95% CI"
 
-_LABELS: Final = {phase.key: phase.label for phase in PHASES}
+_STEP: Final = "step"
+_LABELS: Final = {_STEP: "Step"} | {phase.key: phase.label for phase in PHASES}
+
+_UNITS: Final = {
+    "batch_cost": Unit.DURATION_NS,
+    "reader_cost": Unit.DURATION_NS,
+    "steps_per_s": Unit.RATE,
+    "samples_per_s": Unit.RATE,
+    "reader_ratio": Unit.RATIO,
+}
 
 
 SPEED: Final = TableSpec(
@@ -45,26 +54,31 @@ SPEED: Final = TableSpec(
             "high", "to", Unit.RATIO, _INTERVAL, help="95% confidence interval of the change.", change="bound"
         ),
     ),
+    unit_of=lambda figure: _UNITS[figure.key],
 )
 
 
 def figures_table(comparison: Comparison, loop: LoopKind, sample_unit: str) -> Table:
-    named = {
-        "batch_cost": ("batch_cost", Unit.DURATION_NS),
-        "reader_cost": ("reader_cost", Unit.DURATION_NS),
-        "steps_per_s": (f"ips ({loop.steps}/s)", Unit.RATE),
-        "samples_per_s": (f"ips ({sample_unit}/s)", Unit.RATE),
-        "reader_ratio": ("Reader Ratio", Unit.RATIO),
+    names = {
+        "steps_per_s": f"ips ({loop.steps}/s)",
+        "samples_per_s": f"ips ({sample_unit}/s)",
+        "reader_ratio": "Reader Ratio",
     }
     shown = [figure for figure in comparison.figures if figure.before is not None or figure.after is not None]
     return SPEED.table(
-        rows=tuple((named[figure.key][0], *_cells(figure)) for figure in shown),
-        row_units=tuple(named[figure.key][1] for figure in shown),
+        shown,
+        of={"figure": lambda figure: names.get(figure.key, figure.key)},
         notes=("Reader Ratio changes are in percentage points; all others are relative to before.",)
         if any(figure.key == "reader_ratio" for figure in shown)
         else (),
         absent_reason=None if shown else "one side has no clean steps",
     )
+
+
+def _direction(change: Change) -> str | None:
+    if change.low is None or change.high is None:
+        return None
+    return "more" if change.low > 0 else "less" if change.high < 0 else "uncertain"
 
 
 PHASE_CHANGES: Final = TableSpec(
@@ -75,7 +89,7 @@ PHASE_CHANGES: Final = TableSpec(
         " comparisons: about 1 in 20 unchanged phases is marked as changed."
     ),
     columns=(
-        ColumnSpec("phase", ""),
+        ColumnSpec("phase", "", of=lambda one: _LABELS[one.key]),
         ColumnSpec("before", "before", Unit.DURATION_NS, help="time before."),
         ColumnSpec("after", "after", Unit.DURATION_NS, help="time after."),
         ColumnSpec("change", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
@@ -95,7 +109,9 @@ PHASE_CHANGES: Final = TableSpec(
             help="95% confidence interval of the difference.",
             change="bound",
         ),
-        ColumnSpec("direction", "changed", help="less or more, if the interval excludes no change."),
+        ColumnSpec(
+            "direction", "changed", help="less or more, if the interval excludes no change.", of=_direction
+        ),
     ),
     has_phases=True,
     heading="Phases, before and after",
@@ -106,24 +122,25 @@ def phases_table(comparison: Comparison) -> Table:
     """Where the difference lies: time per clean step in each phase, the largest difference first."""
     step = next(figure for figure in comparison.figures if figure.key == "batch_cost")
     phases = sorted(comparison.phases, key=lambda phase: -abs(phase.change or 0.0))
-    rows = [(_LABELS[phase.key], *_cells(phase), _direction(phase)) for phase in phases]
-    if rows and step.before is not None and step.after is not None:
+    depths: tuple[int, ...] = ()
+    if phases and step.before is not None and step.after is not None:
+        depths = (0, *[1] * len(phases))
         whole = Change(
-            key="step",
+            key=_STEP,
             before=step.before,
             after=step.after,
             change=step.after - step.before,
             low=None if step.low is None else step.low * step.before,
             high=None if step.high is None else step.high * step.before,
         )
-        rows.insert(0, ("Step", *_cells(whole), _direction(whole)))
+        phases.insert(0, whole)
     return PHASE_CHANGES.table(
-        rows=tuple(rows),
-        depths=tuple(min(index, 1) for index in range(len(rows))),
+        phases,
+        depths=depths,
         notes=("Not corrected for multiple comparisons: about 1 in 20 unchanged rows will appear changed.",)
-        if rows
+        if phases
         else (),
-        absent_reason=None if rows else "one side has no clean steps",
+        absent_reason=None if phases else "one side has no clean steps",
     )
 
 
@@ -142,7 +159,7 @@ SETTINGS: Final = TableSpec(
 def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
     """What else differs: configuration, environment, model."""
     return SETTINGS.table(
-        rows=tuple(differences),
+        ({"setting": name, "before": old, "after": new} for name, old, new in differences),
         absent_reason=None if differences else "no recorded setting differs",
     )
 
@@ -170,7 +187,7 @@ def findings_table(before: Report, after: Report) -> Table:
     several = frozenset(kind for one in counts for kind, number in one.items() if number > 1)
     found = [_found(report, several) for report in (before, after)]
     is_known = [bool(report.findings) for report in (before, after)]
-    rows: list[tuple[Cell, ...]] = []
+    rows = []
     for label, keys in (
         ("removed", [key for key in found[0] if key not in found[1]]),
         ("new", [key for key in found[1] if key not in found[0]]),
@@ -181,26 +198,17 @@ def findings_table(before: Report, after: Report) -> Table:
             shown = old if new is None else new
             assert shown is not None
             rows.append(
-                (shown.title, label, *(None if f is None else f.saving_ns_per_step for f in (old, new)))
+                {
+                    "finding": shown.title,
+                    "state": label,
+                    "before": None if old is None else old.saving_ns_per_step,
+                    "after": None if new is None else new.saving_ns_per_step,
+                }
             )
     reason = None
     if not rows:
         reason = "no findings on either side" if all(is_known) else "one side has no findings data"
-    return FINDING_CHANGES.table(
-        rows=tuple(rows),
-        notes=("Savings are per step.",) if rows else (),
-        absent_reason=reason,
-    )
-
-
-def _cells(change: Change) -> tuple[Cell, ...]:
-    return change.before, change.after, change.change, change.low, change.high
-
-
-def _direction(change: Change) -> str | None:
-    if change.low is None or change.high is None:
-        return None
-    return "more" if change.low > 0 else "less" if change.high < 0 else "uncertain"
+    return FINDING_CHANGES.table(rows, absent_reason=reason)
 
 
 def _found(report: Report, several: frozenset[str]) -> dict[tuple[str, ...], Finding]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
@@ -181,13 +182,23 @@ def window_steps(report: Report) -> ComparedSteps | str:
     )
 
 
+class _Part(NamedTuple):
+    """A part of the steps of both sides."""
+
+    name: str
+    before: ComparedSteps
+    after: ComparedSteps
+
+    @property
+    def difference(self) -> float | None:
+        old, new = self.before.mean_ns[self.name], self.after.mean_ns.get(self.name)
+        return None if old is None or new is None else new - old
+
+
 def differences_ns(before: ComparedSteps, after: ComparedSteps) -> dict[str, float]:
     """Part → after less before, of what both sides know; :data:`STEP` is among them."""
-    return {
-        part: new - old
-        for part, old in before.mean_ns.items()
-        if old is not None and (new := after.mean_ns.get(part)) is not None
-    }
+    parts = [_Part(part, before, after) for part in before.mean_ns]
+    return {part.name: part.difference for part in parts if part.difference is not None}
 
 
 _RANGE: Final = "shortest and longest step on that side, not an interval of the mean."
@@ -200,16 +211,36 @@ STEP_CHANGES: Final = TableSpec(
     ),
     columns=(
         ColumnSpec("name", "Part of the step"),
-        ColumnSpec("before", "before", Unit.DURATION_NS, help="value before."),
-        ColumnSpec("after", "after", Unit.DURATION_NS, help="value after."),
+        ColumnSpec(
+            "before",
+            "before",
+            Unit.DURATION_NS,
+            help="value before.",
+            of=lambda part: part.before.mean_ns[part.name],
+        ),
+        ColumnSpec(
+            "after",
+            "after",
+            Unit.DURATION_NS,
+            help="value after.",
+            of=lambda part: part.after.mean_ns.get(part.name),
+        ),
         ColumnSpec("difference", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
-        ColumnSpec("ratio", "change", Unit.RATIO, help="difference relative to before.", change="bar"),
+        ColumnSpec(
+            "ratio",
+            "change",
+            Unit.RATIO,
+            help="difference relative to before.",
+            change="bar",
+            of=lambda part: share(part.difference, part.before.mean_ns[part.name]),
+        ),
         ColumnSpec(
             "before_low",
             "from",
             Unit.DURATION_NS,
             "steps before",
             help=_RANGE,
+            of=lambda part: part.before.low_ns.get(part.name),
         ),
         ColumnSpec(
             "before_high",
@@ -217,6 +248,7 @@ STEP_CHANGES: Final = TableSpec(
             Unit.DURATION_NS,
             "steps before",
             help=_RANGE,
+            of=lambda part: part.before.high_ns.get(part.name),
         ),
         ColumnSpec(
             "after_low",
@@ -224,6 +256,7 @@ STEP_CHANGES: Final = TableSpec(
             Unit.DURATION_NS,
             "steps after",
             help=_RANGE,
+            of=lambda part: part.after.low_ns.get(part.name),
         ),
         ColumnSpec(
             "after_high",
@@ -231,52 +264,32 @@ STEP_CHANGES: Final = TableSpec(
             Unit.DURATION_NS,
             "steps after",
             help=_RANGE,
+            of=lambda part: part.after.high_ns.get(part.name),
         ),
     ),
+    depth_of=lambda part: int(part.name != STEP),
     heading="Changes in a step",
 )
 
 
 def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
     """The mean step and its parts side by side, the largest difference first."""
-    differences = differences_ns(before, after)
-    parts = [part for part in before.mean_ns if part != STEP]
-    parts.sort(key=lambda part: -abs(differences.get(part, 0.0)))
-    unknown = [part for part in parts if part not in differences]
-    sums = "The differences of the parts add up to the step's."
+    whole, *parts = (_Part(name, before, after) for name in before.mean_ns)
+    parts.sort(key=lambda part: -abs(part.difference or 0.0))
+    unknown = [part.name for part in parts if part.difference is None]
+    notes = _common_notes(before.notes, after.notes)
     if unknown:
-        sums = (
+        notes.append(
             f"One side doesn't record {', '.join(unknown)}, so the other differences don't add up to the"
             " step's."
         )
-    return STEP_CHANGES.table(
-        rows=tuple(_row(part, before, after, differences.get(part)) for part in (STEP, *parts)),
-        depths=(0, *[1] * len(parts)),
-        notes=(
-            *_common_notes(before.notes, after.notes),
-            sums,
-        ),
-    )
+    return STEP_CHANGES.table([whole, *parts], notes=tuple(notes))
 
 
 def _common_notes(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
     """The notes of both breakdowns; those of one side say so."""
     notes = [note if note in after else f"Before: {note}" for note in before]
     return notes + [f"After: {note}" for note in after if note not in before]
-
-
-def _row(
-    part: str, before: ComparedSteps, after: ComparedSteps, difference: float | None
-) -> tuple[Cell, ...]:
-    old = before.mean_ns[part]
-    return (
-        part,
-        old,
-        after.mean_ns.get(part),
-        difference,
-        difference / old if difference is not None and old else None,
-        *(side.get(part) for one in (before, after) for side in (one.low_ns, one.high_ns)),
-    )
 
 
 def _number(cell: Cell) -> float | None:

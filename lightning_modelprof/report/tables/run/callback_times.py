@@ -11,7 +11,6 @@ from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
-from lightning_modelprof.run.loops import loop_of
 
 _MIN_SHARE: Final = 1e-3
 
@@ -23,6 +22,7 @@ CALLBACKS: Final = TableSpec(
         "Time in each hook of the other callbacks over the whole fit, including everything it calls (a"
         " ModelCheckpoint's saving is here and in the phase `checkpoint`). If a hook triggers another"
         " callback's hook, such as `on_save_checkpoint`, that time only counts in the inner hook's row."
+        " Findings exclude profiler overhead, so their figures may be lower."
     ),
     columns=(
         ColumnSpec("callback", "Callback"),
@@ -37,6 +37,7 @@ CALLBACKS: Final = TableSpec(
                 "share of the whole fit, from the first hook after this callback's own to the end. The rows"
                 " never add up to more than 100%."
             ),
+            share_of="total_ns",
         ),
     ),
     rows={
@@ -49,29 +50,26 @@ CALLBACKS: Final = TableSpec(
 
 @run_table(CALLBACKS)
 def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    rows: list[tuple[str, str | None, int | None, int, float | None]] = []
     # Hooks also run where no step is, such as on_train_epoch_end after the last one.
-    loop_ns, loop = facts.wall_ns + sum(facts.outside_ns.values()), loop_of(facts.info.loop)
+    loop_ns = facts.wall_ns + sum(facts.outside_ns.values())
     names = _short_names({time.callback for time in facts.callbacks})
-    small_ns = small_calls = 0
-    for time in facts.callbacks:
-        ratio = time.total_ns / loop_ns if loop_ns else None
-        if ratio is not None and ratio < _MIN_SHARE:
-            small_ns += time.total_ns
-            small_calls += time.calls
-        else:
-            rows.append((names[time.callback], time.hook, time.calls, time.total_ns, ratio))
-    if small_calls:
-        rows.append(("all other hooks", None, small_calls, small_ns, small_ns / loop_ns if loop_ns else None))
+    small = [time for time in facts.callbacks if loop_ns and time.total_ns / loop_ns < _MIN_SHARE]
+    rows: list[object] = [time for time in facts.callbacks if time not in small]
+    if any(time.calls for time in small):
+        rows.append(
+            {
+                "callback": "all other hooks",
+                "calls": sum(time.calls for time in small),
+                "total_ns": sum(time.total_ns for time in small),
+            }
+        )
     if not rows:
         raise NotMeasured("none other than lightning-modelprof's own")
-    whole = "fit" if loop.is_fit else f"{loop.name} loop"
-    notes = (
-        f"Time spent in each hook over the entire {whole}, excluding nested hooks of other callbacks.",
-        f"Ratio is the share of {whole} time. Findings exclude profiler overhead, so their figures may be"
-        " lower.",
+    yield CALLBACKS.table(
+        rows,
+        of={"callback": lambda time: names[time.callback]},
+        wholes={"ratio": loop_ns},
     )
-    yield CALLBACKS.table(rows=tuple(rows), notes=notes)
 
 
 def _short_names(names: set[str]) -> dict[str, str]:

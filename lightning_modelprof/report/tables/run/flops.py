@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any, Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.model_flops import (
     MODEL_PHASES,
     ModelFlops,
+    OperatorFlops,
     UncountedOperator,
     Utilization,
     phases_of,
 )
-from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.model_cost import FLOP_PHASES
 
 _LABELS: Final = {
     "forward": "Forward",
@@ -31,13 +33,7 @@ _LABELS: Final = {
 _MAX_NAMED: Final = 5
 _MAX_SIZES: Final = 20
 _MAX_SHAPES: Final = 4
-_DEFINITION: Final = (
-    "Only matmuls, convolutions, attention and recurrent gates are counted (1 MAC is 2 FLOPs). Model is"
-    " forward and backward; Hardware is everything that ran."
-)
 _NOTHING: Final = "no operator with FLOPs ran in the counted step"
-_RATIO: Final = "Ratio is the share of Hardware FLOPs."
-_NO_FORMULA: Final = "A dash in FLOPs means that no formula covers the operator."
 
 
 FLOPS: Final = TableSpec(
@@ -85,6 +81,7 @@ FLOPS: Final = TableSpec(
             ),
         ),
     ),
+    depth_of=itemgetter("depth"),
     rows={
         "Model": "forward and backward, the FLOPs needed per step, however they're computed.",
         "Forward": (
@@ -120,21 +117,18 @@ def flops_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa
     if not flops.count.operators:
         raise NotMeasured(_NOTHING)
     figures = facts.get(Facts.benchmark)
-    rows, depths = _phase_rows(flops, None if figures is None else figures.samples_per_step)
+    rows = _phase_rows(flops, None if figures is None else figures.samples_per_step)
     notes = _phase_notes(flops)
     if flops.count.samples is None and facts.samples_note:
         notes = (*notes, f"FLOPs per {unit.removesuffix('s')} are unknown: {facts.samples_note}.")
     yield FLOPS.table(
+        rows,
         labels={"flops_per_sample": f"Per {unit.removesuffix('s')}"},
-        rows=rows,
-        depths=depths,
         notes=notes,
     )
 
 
-def _phase_rows(
-    facts: ModelFlops, samples_per_step: float | None
-) -> tuple[tuple[tuple[Cell, ...], ...], tuple[int, ...]]:
+def _phase_rows(facts: ModelFlops, samples_per_step: float | None) -> list[dict[str, Any]]:
     phases: dict[str, float] = dict(facts.phases)
     model: float | None = facts.model_flops
     hardware: float | None = facts.hardware_flops
@@ -151,28 +145,36 @@ def _phase_rows(
         samples = None
 
     def row(
-        label: str, flops: float | None, utilization: Utilization | None = None, left_out: float = 0
-    ) -> tuple[Cell, ...]:
+        label: str,
+        flops: float | None,
+        *,
+        depth: int = 0,
+        utilization: Utilization | None = None,
+        left_out: float = 0,
+    ) -> dict[str, Any]:
         whole = None if flops is None else round(flops)
-        return (
-            label,
-            whole,
-            None if whole is None else whole // 2,
-            flops / hardware if hardware and flops is not None else None,
-            (flops - left_out) / samples if samples and flops is not None else None,
-            utilization.flops_per_s if utilization else None,
-            utilization.share_of_peak if utilization else None,
-        )
+        return {
+            "part": label,
+            "depth": depth,
+            "flops": whole,
+            "macs": None if whole is None else whole // 2,
+            "ratio": share(flops, hardware),
+            "flops_per_sample": None if flops is None else share(flops - left_out, samples),
+            "flops_per_s": None if utilization is None else utilization.flops_per_s,
+            "share_of_peak": None if utilization is None else utilization.share_of_peak,
+        }
 
-    rows = [(0, row("Model", model, facts.model))]
-    rows += [(1, row(_LABELS[phase], phases[phase])) for phase in FLOP_PHASES[:2] if phase in phases]
-    rows.append((0, row("Hardware", hardware, facts.hardware, not_in_mean_step)))
-    if "recompute" in phases:
-        rows.append((1, row(_LABELS["recompute"], phases["recompute"])))
-    if "optimizer" in phases:
-        optimizer = row(_LABELS["optimizer"], phases["optimizer"], left_out=not_in_mean_step)
-        rows.append((1, optimizer))
-    return tuple(cells for _, cells in rows), tuple(depth for depth, _ in rows)
+    parts = {
+        phase: row(label, phases[phase], depth=1, left_out=not_in_mean_step if phase == "optimizer" else 0)
+        for phase, label in _LABELS.items()
+        if phase in phases
+    }
+    return [
+        row("Model", model, utilization=facts.model),
+        *(part for phase, part in parts.items() if phase in MODEL_PHASES),
+        row("Hardware", hardware, utilization=facts.hardware, left_out=not_in_mean_step),
+        *(part for phase, part in parts.items() if phase not in MODEL_PHASES),
+    ]
 
 
 def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
@@ -182,7 +184,7 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
         where = f"Counted on a copy of the model without data and without the optimizer{why}."
     else:
         where = "Counted while the model ran." if count.step is None else f"Counted during step {count.step}."
-    notes = [f"{where} {_DEFINITION}", *_size_notes(facts)]
+    notes = [where, *_size_notes(facts)]
     if facts.uncounted:
         notes.append(
             f"Uncounted operators, which make these figures too low: {_names(facts.uncounted)}. Set"
@@ -231,11 +233,19 @@ FLOPS_BY_SIZE: Final = TableSpec(
     title="FLOPs by batch size",
     help="Shown if batch sizes vary. The 20 most frequent sizes come first.",
     columns=(
-        ColumnSpec("batch", "Batch"),
+        ColumnSpec(
+            "batch", "Batch", help="shapes of the batch's tensors.", of=lambda row: size_text(row.shapes)
+        ),
         ColumnSpec(
             "clean_steps", "Clean steps", Unit.COUNT, adds_up=True, help="clean steps with this size."
         ),
-        ColumnSpec("flops", "FLOPs", Unit.FLOPS, help="forward, backward and recompute FLOPs per step."),
+        ColumnSpec(
+            "flops",
+            "FLOPs",
+            Unit.FLOPS,
+            help="forward, backward and recompute FLOPs per step.",
+            of=lambda row: None if row.flops is None else round(row.flops),
+        ),
         ColumnSpec("source", "From", help="counted, or fitted from the counted sizes (see FLOPs)."),
     ),
     views=("modules",),
@@ -249,20 +259,17 @@ def flops_by_size_table(facts: Facts, options: TableOptions) -> Iterator[Table]:
     if mean is None:
         return
     shown, left_out = mean.rows[:_MAX_SIZES], mean.rows[_MAX_SIZES:]
-    notes = ["Tensor shapes of a batch, most frequent first. FLOPs exclude the optimizer."]
+    notes = []
     if left_out:
         steps = sum(row.clean_steps for row in left_out)
         notes.append(f"{len(left_out):,} more sizes ({steps:,} clean steps) aren't shown.")
     yield FLOPS_BY_SIZE.table(
-        rows=tuple(
-            (
-                size_text(row.shapes),
-                row.clean_steps,
-                None if row.flops is None else round(row.flops),
-                "fitted" if row.counted_step is None else f"counted in {step} {row.counted_step}",
+        shown,
+        of={
+            "source": lambda row: (
+                "fitted" if row.counted_step is None else f"counted in {step} {row.counted_step}"
             )
-            for row in shown
-        ),
+        },
         notes=tuple(notes),
         is_detail=True,
     )
@@ -299,6 +306,10 @@ def _names(uncounted: tuple[UncountedOperator, ...]) -> str:
     return ", ".join(named) + (f" and {more} more operators" if more else "")
 
 
+def _flops_in(phase: str) -> Callable[[OperatorFlops], int | None]:
+    return lambda one: one.flops.get(phase)
+
+
 FLOPS_BY_OPERATOR: Final = TableSpec(
     id="flops_by_operator",
     title="FLOPs by operator",
@@ -309,10 +320,25 @@ FLOPS_BY_OPERATOR: Final = TableSpec(
     columns=(
         ColumnSpec("operator", "Operator"),
         ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
-        ColumnSpec("flops", "FLOPs", Unit.FLOPS, adds_up=True, help="a dash means uncounted."),
+        ColumnSpec(
+            "flops",
+            "FLOPs",
+            Unit.FLOPS,
+            adds_up=True,
+            help="a dash means that no formula covers the operator.",
+            of=lambda one: sum(one.flops.values()),
+        ),
         ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of Hardware FLOPs."),
         *(
-            ColumnSpec(f"{phase}_flops", label, Unit.FLOPS, adds_up=True, help="FLOPs in this phase.")
+            ColumnSpec(
+                f"{phase}_flops",
+                label,
+                Unit.FLOPS,
+                adds_up=True,
+                help="FLOPs in this phase.",
+                of=_flops_in(phase),
+                is_optional=True,
+            )
             for phase, label in _LABELS.items()
         ),
     ),
@@ -324,28 +350,19 @@ FLOPS_BY_OPERATOR: Final = TableSpec(
 @run_table(FLOPS_BY_OPERATOR, needs=Facts.cost)
 def flops_by_operator_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     flops = facts.flops
-    found = {phase for entry in flops.operators for phase in entry.flops}
-    phases = tuple(phase for phase in FLOP_PHASES if phase in found)
-    rows: list[tuple[Cell, ...]] = []
-    for entry in flops.operators:
-        total, hardware = sum(entry.flops.values()), flops.hardware_flops
-        ratio = total / hardware if hardware and not entry.is_fourier else None
-        rows.append(
-            (entry.operator, entry.calls, total, ratio, *(entry.flops.get(phase) for phase in phases))
-        )
-    rows += [(entry.operator, entry.calls, *[None] * (2 + len(phases))) for entry in flops.uncounted]
+    rows = [*flops.operators, *({"operator": one.operator, "calls": one.calls} for one in flops.uncounted)]
     if not rows:
         raise NotMeasured(_NOTHING)
-    notes = [f"{_RATIO} {_NO_FORMULA}" if flops.uncounted else _RATIO]
+    notes = []
     if flops.mean is not None or flops.why_no_mean:
         notes.append(f"FLOPs vary between steps; these are for step {flops.count.step}.")
     yield FLOPS_BY_OPERATOR.table(
-        columns=tuple(
-            column
-            for place, column in enumerate(FLOPS_BY_OPERATOR.columns)
-            if place < 4 or column.key.removesuffix("_flops") in phases
-        ),
-        rows=tuple(rows),
+        rows,
+        of={
+            "ratio": lambda one: (
+                None if one.is_fourier else share(sum(one.flops.values()), flops.hardware_flops)
+            )
+        },
         notes=tuple(notes),
         is_detail=True,
     )

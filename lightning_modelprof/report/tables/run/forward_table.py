@@ -17,10 +17,15 @@ _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
 """More disagreements or modules than this are counted, not named."""
 
+
+def _depth(module: ForwardModule) -> int:
+    return len(module.path.split(".")) if module.path else 0
+
+
 _ONE_MAC: Final = 'one multiply-add, which is two FLOPs and one fvcore "flop".'
 _COLUMNS: Final = (
-    ColumnSpec("module", "Module"),
-    ColumnSpec("type", "Class", help="class of the module."),
+    ColumnSpec("module", "Module", of=lambda module: module.path.rpartition(".")[2] or _MODEL),
+    ColumnSpec("type", "Class", help="class of the module.", of=lambda module: module.type_name),
     ColumnSpec(
         "parameters",
         "Parameters",
@@ -49,6 +54,7 @@ FORWARD_MODULES: Final = TableSpec(
         " Rows include submodules, and modules without parameters, MACs or activations are omitted."
     ),
     columns=_COLUMNS,
+    depth_of=_depth,
     views=("modules",),
     compared=CompareKey(keys=("macs",)),
     heading="Forward pass by module and by operator (fvcore)",
@@ -74,16 +80,6 @@ FORWARD_OPERATORS: Final = TableSpec(
     compared=CompareKey(keys=("macs",)),
 )
 
-_UNIT_NOTE: Final = (
-    "Counted by fvcore in one forward pass on one batch. A MAC is one multiply-add (two FLOPs, or one fvcore"
-    ' "flop").'
-)
-_OPERATOR_NOTE: Final = "Counted by fvcore in one forward pass on one batch, by fvcore's operator names."
-_ROWS_NOTE: Final = (
-    "Rows include submodules, and tied parameters count at their first occurrence. Modules without"
-    " parameters, MACs or activations are omitted."
-)
-
 
 @run_table(FORWARD_MODULES, needs=Facts.cost)
 def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table]:
@@ -91,20 +87,7 @@ def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table
     forward = facts.forward
     shown = [module for module in forward.modules if _is_shown(module, options.module_depth)]
     yield FORWARD_MODULES.table(
-        rows=tuple(
-            (
-                module.path.rpartition(".")[2] or _MODEL,
-                module.type_name,
-                module.parameters,
-                module.macs,
-                module.share,
-                module.activations,
-            )
-            for module in shown
-        ),
-        depths=tuple(_depth(module) for module in shown),
-        notes=(_UNIT_NOTE, _ROWS_NOTE, *_check_notes(forward), *_coverage_notes(forward)),
-        is_detail=True,
+        shown, notes=(*_check_notes(forward), *_coverage_notes(forward)), is_detail=True
     )
 
 
@@ -112,15 +95,7 @@ def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table
 def forward_operators_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     if not facts.forward.operators:
         raise NotMeasured("fvcore counted no multiply-adds")
-    yield FORWARD_OPERATORS.table(
-        rows=tuple((one.operator, one.macs, one.share) for one in facts.forward.operators),
-        notes=(_OPERATOR_NOTE,),
-        is_detail=True,
-    )
-
-
-def _depth(module: ForwardModule) -> int:
-    return len(module.path.split(".")) if module.path else 0
+    yield FORWARD_OPERATORS.table(facts.forward.operators, is_detail=True)
 
 
 def _is_shown(module: ForwardModule, module_depth: int | None) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
@@ -20,12 +21,6 @@ _LABELS: Final = {
     "recompute": "Recompute",
     "optimizer": "Optimization",
 }
-_NOTE: Final = (
-    "Counts whole storages of tensors on the model's device, each once. Operator workspace and allocator"
-    " rounding aren't included."
-)
-
-
 MEMORY_PEAKS: Final = TableSpec(
     id="memory_peaks",
     title="Memory",
@@ -34,6 +29,7 @@ MEMORY_PEAKS: Final = TableSpec(
         ColumnSpec("figure", "Metric"),
         ColumnSpec("value", "Value", Unit.BY_ROW, help="bytes or count."),
     ),
+    unit_of=itemgetter("unit"),
     rows={
         "Peak resident memory": "peak RAM of the process (RSS) since it started.",
         "Total host memory": "memory of the machine or its container.",
@@ -65,13 +61,16 @@ def memory_peaks_table(facts: Facts, options: TableOptions) -> Iterator[Table]: 
         ("Allocator cache flushes", record.num_retries, Unit.COUNT),
         ("Allocator out-of-memory errors", record.num_ooms, Unit.COUNT),
     )
-    known = tuple(figure for figure in figures if figure[1] is not None)
-    if not known:
+    rows = [
+        {"figure": label, "value": value, "unit": unit} for label, value, unit in figures if value is not None
+    ]
+    if not rows:
         raise NotMeasured("the system reports no memory figures")
-    yield MEMORY_PEAKS.table(
-        rows=tuple((label, value) for label, value, _ in known),
-        row_units=tuple(unit for _, _, unit in known),
-    )
+    yield MEMORY_PEAKS.table(rows)
+
+
+def _bytes_of(category: str) -> Callable[[PhasePeak], int]:
+    return lambda peak: peak.by_category.get(category, 0)
 
 
 _CATEGORIES: Final = dict.fromkeys(CATEGORIES, "tensors of the model.") | {
@@ -91,14 +90,30 @@ MEMORY_BY_PHASE: Final = TableSpec(
         " allocator rounding aren't included; tensors without a storage (sparse) are noted."
     ),
     columns=(
-        ColumnSpec("phase", "Phase"),
-        ColumnSpec("peak", "Peak", Unit.BYTES, help="peak in the phase."),
+        ColumnSpec("phase", "Phase", of=lambda peak: _LABELS.get(peak.phase, peak.phase)),
+        ColumnSpec("peak", "Peak", Unit.BYTES, help="peak in the phase.", of=lambda peak: peak.num_bytes),
         *(
-            ColumnSpec(name.replace(" ", "_"), name.capitalize(), Unit.BYTES, help=text)
+            ColumnSpec(
+                name.replace(" ", "_"),
+                name.capitalize(),
+                Unit.BYTES,
+                help=text,
+                of=_bytes_of(name),
+            )
             for name, text in _CATEGORIES.items()
         ),
-        ColumnSpec("operator", "Operator", help="operator after which memory peaked."),
-        ColumnSpec("module", "Module", help="module in which that operator ran."),
+        ColumnSpec(
+            "operator",
+            "Operator",
+            help="operator after which memory peaked.",
+            of=lambda peak: None if peak.phase == BEGIN else peak.operator,
+        ),
+        ColumnSpec(
+            "module",
+            "Module",
+            help="module in which that operator ran.",
+            of=lambda peak: None if peak.phase == BEGIN else peak.module,
+        ),
     ),
     views=("memory",),
     compared=CompareKey(keys=("peak",)),
@@ -113,22 +128,18 @@ def memory_by_phase_table(facts: Facts, options: TableOptions) -> Iterator[Table
     if memory is None:
         yield MEMORY_BY_PHASE.table(notes=record.notes, absent_reason="not tracked")
         return
-    begin = (_LABELS[BEGIN], memory.begin_bytes, *_sizes(memory.begin_by_category), None, None)
+    begin = PhasePeak(
+        phase=BEGIN,
+        num_bytes=memory.begin_bytes,
+        by_category=memory.begin_by_category,
+        operator="",
+        module="",
+    )
     yield MEMORY_BY_PHASE.table(
-        rows=(begin, *map(_row, memory.peaks)),
+        (begin, *memory.peaks),
         notes=(
-            _NOTE,
             f"Step {memory.step}, on {memory.device}.",
             *(f"Not tracked: {reason}." for reason in memory.dropped),
         ),
         is_detail=not facts.info.config.get("profile_memory"),
     )
-
-
-def _row(peak: PhasePeak) -> tuple[Cell, ...]:
-    label = _LABELS.get(peak.phase, peak.phase)
-    return (label, peak.num_bytes, *_sizes(peak.by_category), peak.operator, peak.module)
-
-
-def _sizes(by_category: dict[str, int]) -> tuple[int, ...]:
-    return tuple(by_category.get(name, 0) for name in CATEGORIES)

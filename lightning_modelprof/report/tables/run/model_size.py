@@ -15,12 +15,6 @@ from lightning_modelprof.run.model_cost import ModelSize, TensorSize
 _MOST_NAMES: Final = 5
 
 
-_NOTE: Final = (
-    "Covers the parameters, gradients, optimizer state and buffers that this process holds; shared tensors"
-    " and memory count once. Activations and temporary tensors aren't included."
-)
-
-
 MODEL_SIZE: Final = TableSpec(
     id="model_size",
     title="Model size",
@@ -45,7 +39,7 @@ MODEL_SIZE: Final = TableSpec(
         ),
         ColumnSpec("tensors", "Tensors", Unit.COUNT, help="number of tensors."),
         ColumnSpec("elements", "Elements", Unit.COUNT, help="number of values."),
-        ColumnSpec("bytes", "Size", Unit.BYTES, help="their bytes."),
+        ColumnSpec("bytes", "Size", Unit.BYTES, help="their bytes.", of=lambda size: size.num_bytes),
     ),
     views=("modules", "memory"),
     place=1,
@@ -69,10 +63,8 @@ def model_size_table(size: ModelSize | None, note: str) -> Table:
     rows = () if size is None else size.sizes
     total = () if size is None or not rows else (total_size(size),)
     return MODEL_SIZE.table(
-        rows=tuple(
-            (row.kind, row.dtype, row.tensors, row.elements, row.num_bytes) for row in (*rows, *total)
-        ),
-        notes=((_NOTE,) if rows else ()) + _notes(size),
+        (*rows, *total),
+        notes=_notes(size),
         absent_reason=_absent_reason(size, note),
         is_detail=True,
     )

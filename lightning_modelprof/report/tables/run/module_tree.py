@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleCost, ModuleTree
+from lightning_modelprof.analysis.modules.module_tree import Figure, ModuleTree
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
@@ -27,7 +27,11 @@ _BACKWARD_LATENCY: Final = (
     " gradient accumulation. The engine's own time between nodes belongs to no module."
 )
 _TREE_COLUMNS: Final = (
-    ColumnSpec("module", "Module"),
+    ColumnSpec(
+        "module",
+        "Module",
+        of=lambda one: f"{one.name} ({one.type_name})" if one.name else one.type_name,
+    ),
     ColumnSpec(
         "parameters",
         "Params",
@@ -36,24 +40,50 @@ _TREE_COLUMNS: Final = (
             "number of elements. Tied parameters count at the first module that has them. A dash means not"
             " initialized yet."
         ),
+        is_optional=True,
     ),
-    ColumnSpec("parameters_ratio", "%", Unit.RATIO, help="share of the model's."),
-    ColumnSpec("forward_macs", "MACs", Unit.MACS, "Forward", help="of the counted step's forward."),
-    ColumnSpec("forward_macs_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
     ColumnSpec(
-        "forward_ns",
-        "Latency",
-        Unit.DURATION_NS,
-        "Forward",
-        help=_LATENCY,
+        "parameters_ratio",
+        "%",
+        Unit.RATIO,
+        help="share of the model's.",
+        of=lambda one: one.parameters_share,
+        is_optional=True,
     ),
-    ColumnSpec("forward_ratio", "%", Unit.RATIO, "Forward", help="share of the model's."),
+    ColumnSpec(
+        "forward_macs",
+        "MACs",
+        Unit.MACS,
+        "Forward",
+        help="of the counted step's forward.",
+        is_optional=True,
+    ),
+    ColumnSpec(
+        "forward_macs_ratio",
+        "%",
+        Unit.RATIO,
+        "Forward",
+        help="share of the model's.",
+        of=lambda one: one.macs_share,
+        is_optional=True,
+    ),
+    ColumnSpec("forward_ns", "Latency", Unit.DURATION_NS, "Forward", help=_LATENCY, is_optional=True),
+    ColumnSpec(
+        "forward_ratio",
+        "%",
+        Unit.RATIO,
+        "Forward",
+        help="share of the model's.",
+        of=lambda one: one.forward_share,
+        is_optional=True,
+    ),
     ColumnSpec(
         "forward_flops_per_s",
         "FLOP/s",
         Unit.FLOPS_PER_S,
         "Forward",
         help=_FLOP_RATE,
+        is_optional=True,
     ),
     ColumnSpec(
         "backward_ns",
@@ -61,6 +91,7 @@ _TREE_COLUMNS: Final = (
         Unit.DURATION_NS,
         "Backward",
         help=_BACKWARD_LATENCY,
+        is_optional=True,
     ),
     ColumnSpec(
         "backward_flops_per_s",
@@ -68,6 +99,7 @@ _TREE_COLUMNS: Final = (
         Unit.FLOPS_PER_S,
         "Backward",
         help=_FLOP_RATE,
+        is_optional=True,
     ),
 )
 MODULE_TREE: Final = TableSpec(
@@ -82,6 +114,7 @@ MODULE_TREE: Final = TableSpec(
         " hides rows."
     ),
     columns=_TREE_COLUMNS,
+    depth_of=lambda one: one.depth,
     views=("modules",),
     place=-1,
 )
@@ -89,31 +122,40 @@ MODULE_TREE: Final = TableSpec(
 
 _CLASS_COLUMNS: Final = (
     ColumnSpec("depth", "Depth"),
-    ColumnSpec("parameters_class", "Class", group="By parameters", help="class with the most."),
+    ColumnSpec(
+        "parameters_class",
+        "Class",
+        group="By parameters",
+        help="class with the most.",
+        is_optional=True,
+    ),
     ColumnSpec(
         "parameters",
         "Params",
         Unit.COUNT,
         "By parameters",
         help="number of elements. Tied parameters count at the first module that has them.",
+        is_optional=True,
     ),
-    ColumnSpec("macs_class", "Class", group="By MACs", help="class with the most."),
-    ColumnSpec("forward_macs", "MACs", Unit.MACS, "By MACs", help="of the counted step's forward."),
-    ColumnSpec("forward_class", "Class", group="By forward", help="class with the most."),
+    ColumnSpec("macs_class", "Class", group="By MACs", help="class with the most.", is_optional=True),
     ColumnSpec(
-        "forward_ns",
-        "Latency",
-        Unit.DURATION_NS,
-        "By forward",
-        help=_LATENCY,
+        "forward_macs",
+        "MACs",
+        Unit.MACS,
+        "By MACs",
+        help="of the counted step's forward.",
+        is_optional=True,
     ),
-    ColumnSpec("backward_class", "Class", group="By backward", help="class with the most."),
+    ColumnSpec("forward_class", "Class", group="By forward", help="class with the most.", is_optional=True),
+    ColumnSpec("forward_ns", "Latency", Unit.DURATION_NS, "By forward", help=_LATENCY, is_optional=True),
+    ColumnSpec("backward_class", "Class", group="By backward", help="class with the most.", is_optional=True),
     ColumnSpec(
         "backward_ns",
         "Latency",
         Unit.DURATION_NS,
         "By backward",
         help=_BACKWARD_LATENCY,
+        is_optional=True,
     ),
 )
 TOP_MODULES: Final = TableSpec(
@@ -131,21 +173,17 @@ TOP_MODULES: Final = TableSpec(
 
 
 _SLOWEST_COLUMNS: Final = (
-    ColumnSpec("module", "Module"),
-    ColumnSpec("type_name", "Class", help="class of the module."),
+    ColumnSpec("module", "Module", of=lambda slow: slow.module.path or slow.module.type_name),
+    ColumnSpec("type_name", "Class", help="class of the module.", of=lambda slow: slow.module.type_name),
+    ColumnSpec("forward_ns", "Forward", Unit.DURATION_NS, help=_LATENCY, is_optional=True),
+    ColumnSpec("backward_ns", "Backward", Unit.DURATION_NS, help=_BACKWARD_LATENCY, is_optional=True),
     ColumnSpec(
-        "forward_ns",
-        "Forward",
-        Unit.DURATION_NS,
-        help=_LATENCY,
+        "ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        help="share of the model's forward and backward time.",
+        of=lambda slow: slow.share,
     ),
-    ColumnSpec(
-        "backward_ns",
-        "Backward",
-        Unit.DURATION_NS,
-        help=_BACKWARD_LATENCY,
-    ),
-    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, help="share of the model's forward and backward time."),
 )
 SLOWEST_MODULES: Final = TableSpec(
     id="slowest_modules",
@@ -158,26 +196,13 @@ SLOWEST_MODULES: Final = TableSpec(
 
 _NUM_SLOWEST: Final = 5
 
-_FIGURES: Final[tuple[Figure, ...]] = ("parameters", "forward_macs", "forward_ns", "backward_ns")
-
-_DEFINITION: Final = (
-    "Rows include submodules. MACs cover the same operations as FLOPs, latency is the median of the timed"
-    " steps, and FLOP/s is FLOPs / latency."
-)
-_BACKWARD: Final = (
-    "Backward latency is the time spent in the autograd nodes created by a module's forward, including"
-    " checkpoint recomputation. Backward FLOP/s includes the recomputation too."
-)
-_DEVICE: Final = (
-    "Latency is the time between events on the device's stream, so it includes waiting for the CPU."
-)
-_SLOWEST_DEFINITION: Final = (
-    "Self time, excluding submodules. Ratio is the share of the model's forward and backward time."
-)
-_CLASS_DEFINITION: Final = (
-    "Totals for all modules of one class at the same depth, with their submodules, ranked by parameters,"
-    " forward MACs and latency. Depth 0 is the model."
-)
+_CLASS_KEYS: Final[Mapping[Figure, str]] = {
+    "parameters": "parameters_class",
+    "forward_macs": "macs_class",
+    "forward_ns": "forward_class",
+    "backward_ns": "backward_class",
+}
+"""Figure and column → column of the class that has it."""
 
 
 @run_table(SLOWEST_MODULES, needs=Facts.modules)
@@ -222,82 +247,29 @@ def _depth(tree: ModuleTree, asked: int | None) -> int:
 
 def _slowest(tree: ModuleTree) -> Table:
     found = tree.slowest(_NUM_SLOWEST)
-    columns, rows = _measured_only(
-        _SLOWEST_COLUMNS,
-        [
-            (
-                slow.module.path or slow.module.type_name,
-                slow.module.type_name,
-                slow.forward_ns,
-                slow.backward_ns,
-                slow.share,
-            )
-            for slow in found
-        ],
-    )
     return SLOWEST_MODULES.table(
-        columns=columns,
-        rows=rows,
-        notes=(f"{_SLOWEST_DEFINITION} Median of {tree.steps} timed steps.",) if rows else (),
-        absent_reason=None if rows else "no module was timed",
+        found,
+        notes=(f"Median of {tree.steps} timed steps.",) if found else (),
+        absent_reason=None if found else "no module was timed",
     )
 
 
 def _modules(tree: ModuleTree, depth: int) -> Table:
     shown = [module for module in tree.modules if module.depth <= depth]
-    notes = [_DEFINITION]
-    if tree.root.backward_ns is not None:
-        notes.append(_BACKWARD)
-    if tree.clock == "device":
-        notes.append(_DEVICE)
+    notes = tree.notes
     if len(shown) < len(tree.modules):
-        notes.append(f"Shows modules to depth {depth} of {tree.depth} (module_depth={depth}).")
-    columns, rows = _measured_only(_TREE_COLUMNS, [_row(module) for module in shown])
-    return MODULE_TREE.table(
-        columns=columns,
-        rows=rows,
-        depths=tuple(module.depth for module in shown),
-        notes=(*notes, *tree.notes),
-    )
-
-
-def _row(module: ModuleCost) -> tuple[Cell, ...]:
-    name = f"{module.name} ({module.type_name})" if module.name else module.type_name
-    return (
-        name,
-        module.parameters,
-        module.parameters_share,
-        module.forward_macs,
-        module.macs_share,
-        module.forward_ns,
-        module.forward_share,
-        module.forward_flops_per_s,
-        module.backward_ns,
-        module.backward_flops_per_s,
-    )
+        notes = (f"Shows modules to depth {depth} of {tree.depth} (module_depth={depth}).", *notes)
+    return MODULE_TREE.table(shown, notes=notes)
 
 
 def _classes(tree: ModuleTree, deepest: int, count: int) -> Table:
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[dict[str, Cell]] = []
     for depth in range(deepest + 1):
-        ranked = [tree.top_classes(depth, figure, count) for figure in _FIGURES]
-        for place in range(max(map(len, ranked))):
-            cells: list[Cell] = [str(depth) if place == 0 else ""]
-            for ranking in ranked:
-                cells += ranking[place] if place < len(ranking) else (None, None)
-            rows.append(tuple(cells))
-    columns, shown = _measured_only(_CLASS_COLUMNS, rows)
-    return TOP_MODULES.table(
-        columns=columns,
-        rows=shown,
-        notes=(_CLASS_DEFINITION,),
-        absent_reason=None if shown else "nothing was measured",
-    )
-
-
-def _measured_only(
-    columns: tuple[ColumnSpec, ...], rows: list[tuple[Cell, ...]]
-) -> tuple[tuple[ColumnSpec, ...], tuple[tuple[Cell, ...], ...]]:
-    """Without the columns in which no row has anything: the notes say what was not measured."""
-    filled = [i for i in range(len(columns)) if i == 0 or any(row[i] is not None for row in rows)]
-    return tuple(columns[i] for i in filled), tuple(tuple(row[i] for i in filled) for row in rows)
+        ranked = {figure: tree.top_classes(depth, figure, count) for figure in _CLASS_KEYS}
+        for place in range(max(map(len, ranked.values()))):
+            row: dict[str, Cell] = {"depth": str(depth) if place == 0 else ""}
+            for figure, ranking in ranked.items():
+                if place < len(ranking):
+                    row[_CLASS_KEYS[figure]], row[figure] = ranking[place]
+            rows.append(row)
+    return TOP_MODULES.table(rows, absent_reason=None if rows else "nothing was measured")

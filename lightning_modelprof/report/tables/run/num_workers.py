@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue, PredictedStep
+from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import WorkersFacts
-from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
@@ -26,12 +25,18 @@ NUM_WORKERS: Final = TableSpec(
         " smallest worker count within 2% of the best. The current prefetch factor comes first."
     ),
     columns=(
-        ColumnSpec("workers", "num_workers", help="0 means that batches are made in the training process."),
+        ColumnSpec(
+            "workers",
+            "num_workers",
+            help="0 means that batches are made in the training process.",
+            of=lambda one: str(one.workers),
+        ),
         ColumnSpec(
             "prefetch_factor",
             "prefetch_factor",
             Unit.COUNT,
             help="batches prefetched per worker. A dash means no workers.",
+            of=lambda one: one.prefetch_factor if one.workers else None,
         ),
         ColumnSpec("which", "Setting", help="*current*, *recommended* or both."),
         ColumnSpec("step_ns", "Step", Unit.DURATION_NS, help="predicted mean step time."),
@@ -61,7 +66,7 @@ def num_workers_tables(facts: Facts, options: TableOptions) -> Iterator[Table]: 
         if one.queue is None:
             yield NUM_WORKERS.table(id=name, title=title, absent_reason=one.why_no_queue)
         else:
-            yield replace(_table(one.queue, step), id=name, title=title)
+            yield _table(one.queue, step, name, title)
 
 
 def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:
@@ -69,30 +74,18 @@ def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:
     return f" for loader {one.record.loader}{now}"
 
 
-def _table(queue: LoaderQueue, step: str) -> Table:
+def _table(queue: LoaderQueue, step: str, name: str = "", title: str = "") -> Table:
     factor = queue.present.prefetch_factor
+    settings = {"current": queue.present, "recommended": queue.advised}
     shown = sorted(queue.predictions, key=lambda one: (one.prefetch_factor != factor, one.prefetch_factor))
     return NUM_WORKERS.table(
-        rows=tuple(_row(one, queue) for one in shown),
+        shown,
+        id=name,
+        title=title,
+        of={"which": lambda one: ", ".join(name for name, other in settings.items() if one == other)},
         notes=_notes(queue, step),
         row_limit=20,
         is_detail=True,
-    )
-
-
-def _row(one: PredictedStep, queue: LoaderQueue) -> tuple[Cell, ...]:
-    return (
-        str(one.workers),
-        one.prefetch_factor if one.workers else None,
-        ", ".join(
-            name
-            for name, other in (("current", queue.present), ("recommended", queue.advised))
-            if one == other
-        ),
-        one.step_ns,
-        one.low_ns,
-        one.high_ns,
-        one.steps_per_s,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.phase_times import OutsideRow, OutsideTimes
-from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
@@ -15,8 +15,6 @@ from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.units import format_duration
 
 _MIN_SHARE: Final = 1e-3
-
-_UNTIL: Final = {True: "before loop", False: "after loop"}
 
 _AFTER_UNSEEN: Final = (
     "Time after the loop isn't included. To add it to the report and files, use"
@@ -43,8 +41,14 @@ AROUND: Final = TableSpec(
                 " `configure_model`, `configure_optimizers`, `train_dataloader`, callback hooks) with"
                 " everything inside it."
             ),
+            of=lambda one: one.label,
         ),
-        ColumnSpec("when", "When", help="before or after the loop."),
+        ColumnSpec(
+            "when",
+            "When",
+            help="before or after the loop.",
+            of=lambda one: "before loop" if one.is_before else "after loop",
+        ),
         ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
         ColumnSpec("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
         ColumnSpec(
@@ -80,19 +84,24 @@ AROUND: Final = TableSpec(
 def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     around = facts.outside_loop
     folder = common_folder({file for one in around.rows if (file := _own_file(one))})
-    rows = tuple(row for is_before in _UNTIL for row in _rows(around, is_before, folder))
-    notes = [f"Paths are relative to {folder}."] if folder and any(row[-1] for row in rows) else []
+    rows = [*_shown(around, is_before=True), *_shown(around, is_before=False)]
+    notes = [f"Paths are relative to {folder}."] if folder and any(map(_own_file, rows)) else []
     after = around.after_ns
     notes.append(
         f"{format_duration(around.before_ns)} before the loop, {format_duration(around.loop_ns)} in it"
         + ("." if after is None else f", {format_duration(after)} after it.")
     )
     notes += [_AFTER_UNSEEN] if after is None else []
-    notes.append(
-        "Gap is the time from the end of an action to the start of the next one. Ratio is the share of the"
-        " loop and everything around it, including the gap."
+    yield AROUND.table(
+        rows,
+        of={
+            "ratio": lambda one: around.share(one.whole_ns),
+            "place": lambda one: (
+                f"{shortened(file, folder)}:{one.place.line}" if (file := _own_file(one)) else None
+            ),
+        },
+        notes=tuple(notes),
     )
-    yield AROUND.table(rows=rows, notes=tuple(notes))
 
 
 def _own_file(one: OutsideRow) -> str:
@@ -100,7 +109,8 @@ def _own_file(one: OutsideRow) -> str:
     return "" if one.place is None or one.place.is_library else one.place.file or ""
 
 
-def _rows(around: OutsideTimes, is_before: bool, folder: str) -> list[tuple[Cell, ...]]:
+def _shown(around: OutsideTimes, *, is_before: bool) -> list[OutsideRow]:
+    """The actions of one side, the small ones together."""
     side = [one for one in around.rows if one.is_before is is_before]
     shown = [one for one in side if around.share(one.whole_ns) >= _MIN_SHARE]
     small = [one for one in side if one not in shown]
@@ -114,15 +124,4 @@ def _rows(around: OutsideTimes, is_before: bool, folder: str) -> list[tuple[Cell
                 after_ns=sum(one.after_ns for one in small),
             )
         )
-    return [
-        (
-            one.label,
-            _UNTIL[is_before],
-            one.calls,
-            one.total_ns,
-            one.after_ns,
-            around.share(one.whole_ns),
-            f"{shortened(file, folder)}:{one.place.line}" if (file := _own_file(one)) and one.place else None,
-        )
-        for one in shown
-    ]
+    return shown

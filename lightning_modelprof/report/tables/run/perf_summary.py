@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from operator import itemgetter
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.benchmark import Statistics
-from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.loops import loop_of
 
-_STATISTICS: Final = ("avg", "max", "min", "p50", "p90", "p99", "standard_error")
 _OF_STEPS: Final = "over the steps' values. Percentiles interpolate linearly between the two nearest steps."
 _COLUMNS: Final = (
     ColumnSpec("name", ""),
@@ -23,7 +24,7 @@ _COLUMNS: Final = (
         Unit.BY_ROW,
         help="over the whole set. Rates and ratios are total over total, not means of the steps' values.",
     ),
-    *(ColumnSpec(key, key, Unit.BY_ROW, help=_OF_STEPS) for key in _STATISTICS[1:-1]),
+    *(ColumnSpec(key, key, Unit.BY_ROW, help=_OF_STEPS) for key in ("max", "min", "p50", "p90", "p99")),
     ColumnSpec(
         "standard_error",
         "std. error",
@@ -47,6 +48,7 @@ PERF_SUMMARY: Final = TableSpec(
         " batch size that all parts of the batch agree on)."
     ),
     columns=_COLUMNS,
+    unit_of=itemgetter("unit"),
     rows={
         "reader_cost": "time per step spent waiting for data. avg is the mean of r; the others are over r.",
         "batch_cost": "step time. avg is the mean of b; the others are over b.",
@@ -104,7 +106,10 @@ def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
         (f"ips ({unit}/s)", figures.samples_per_s, Unit.RATE),
         ("Reader Ratio", figures.reader_ratio, Unit.RATIO),
     )
-    rows = tuple((name, *_cells(statistics)) for name, statistics, _ in named)
+    rows = [
+        {"name": name, "unit": of_row, **({} if statistics is None else asdict(statistics))}
+        for name, statistics, of_row in named
+    ]
     steps = loop.step if figures.num_steps == 1 else loop.steps
     notes = [f"Based on {figures.num_steps} clean {steps} out of {facts.num_steps}.", *_left_out(facts)]
     if figures.num_steps < _FEW:
@@ -147,13 +152,7 @@ def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
         notes.append(
             f"Traces were analyzed in a background process ({_seconds(cost.helper_cpu_ns)} s of CPU time)."
         )
-    yield PERF_SUMMARY.table(rows=rows, row_units=tuple(unit for _, _, unit in named), notes=tuple(notes))
-
-
-def _cells(statistics: Statistics | None) -> tuple[Cell, ...]:
-    if statistics is None:
-        return (None,) * len(_STATISTICS)
-    return tuple(getattr(statistics, key) for key in _STATISTICS)
+    yield PERF_SUMMARY.table(rows, notes=tuple(notes))
 
 
 def _left_out(facts: Facts) -> tuple[str, ...]:

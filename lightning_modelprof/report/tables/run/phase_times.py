@@ -33,12 +33,16 @@ _COLUMNS: Final = (
             " waiting for the CPU. It's measured on CUDA, XPU and MPS unless"
             ' `inspect={"device_timing": False}`.'
         ),
+        is_optional=True,
     ),
 )
 PHASE_TIMES: Final = TableSpec(
     id="phases",
     title="Phases",
-    help="Over *all* steps, including excluded ones.",
+    help=(
+        "Over *all* steps, including excluded ones. Profiler overhead inside other phases is part of those"
+        " phases; the note below Perf Summary has the total."
+    ),
     columns=_COLUMNS,
     has_phases=True,
     views=("steps",),
@@ -51,36 +55,10 @@ def phase_times_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  
     loop = loop_of(facts.info.loop)
     if not facts.phases:
         raise NotMeasured(f"no {loop.name} {loop.step} finished")
-    has_device = any(phase.device_total_ns is not None for phase in facts.phases)
-    columns = _COLUMNS if has_device else _COLUMNS[:-1]
-    rows = tuple(tuple(getattr(phase, column.key) for column in columns) for phase in facts.phases)
-    thread = "training thread" if loop.is_fit else "loop's thread"
-    notes = [
-        f"Self time on the {thread} over all {loop.steps}, including excluded ones. Phases add up to the"
-        f" wall time of the {loop.steps}.",
-        f"Avg, Max and Min are over all {loop.steps}; {loop.steps.capitalize()} is how many the phase"
-        " occurred in."
-        " Loop is Lightning's code between the other phases.",
-        *other_shares(facts),
-    ]
-    if any(phase.key == "profiler" and phase.total_ns for phase in facts.phases):
-        notes.append(
-            "Profiler is the time spent directly in lightning-modelprof, such as opening and closing windows."
-            " The benchmark figures exclude it. Overhead inside other phases is part of those phases; the"
-            " note"
-            " below Perf Summary has the total."
-        )
-    if has_device:
-        covered = max(phase.device_num_steps for phase in facts.phases)
-        notes.append(
-            "Device total is elapsed time on the device's stream between the phase's boundaries, including"
-            f" waiting, over the {covered} of {facts.num_steps} {loop.steps} with known times."
-        )
+    notes = list(other_shares(facts))
+    covered = max(phase.device_num_steps for phase in facts.phases)
+    if covered:
+        notes.append(f"Device total covers the {covered} of {facts.num_steps} {loop.steps} with known times.")
     elif facts.info.device_type == "cpu":
         notes.append("This run was on the CPU, so there's no device time.")
-    yield PHASE_TIMES.table(
-        columns=columns,
-        labels={"num_steps": loop.steps.capitalize()},
-        rows=rows,
-        notes=tuple(notes),
-    )
+    yield PHASE_TIMES.table(facts.phases, labels={"num_steps": loop.steps.capitalize()}, notes=tuple(notes))

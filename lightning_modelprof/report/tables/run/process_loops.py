@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
@@ -17,14 +18,19 @@ from lightning_modelprof.run.loops import LoopLine, ShortLoops
 
 _LOOP_COLUMNS: Final = (
     ColumnSpec("loop", "Loop"),
-    ColumnSpec("created", "Started", help="start time."),
+    ColumnSpec("created", "Started", help="start time.", of=lambda one: to_the_second(one.created)),
     ColumnSpec("model", "Model", help="LightningModule class."),
     ColumnSpec("status", "Status", help="how the loop ended."),
     ColumnSpec("steps", "Steps", Unit.COUNT, help="number of steps."),
     ColumnSpec("steps_per_s", "Steps/s", Unit.RATE, help="over clean steps."),
     ColumnSpec("standard_error", "std. error", Unit.RATE, help="standard error of Steps/s."),
-    ColumnSpec("verdict", "Verdict", help="what limits the loop."),
-    ColumnSpec("folder", "Directory", help="directory of its files."),
+    ColumnSpec(
+        "verdict",
+        "Verdict",
+        help="what limits the loop.",
+        of=lambda one: one.verdict.replace("_", "-").upper(),
+    ),
+    ColumnSpec("folder", "Directory", help="directory of its files.", of=lambda one: one.folder or None),
 )
 LOOPS: Final = TableSpec(
     id="loops",
@@ -44,12 +50,19 @@ _SHORT_COLUMNS: Final = (
     ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
     ColumnSpec("batches", "Batches", Unit.COUNT, adds_up=True, help="batches in all calls."),
     ColumnSpec("total_ns", "Total", Unit.DURATION_NS, adds_up=True),
-    ColumnSpec("mean_ns", "Avg", Unit.DURATION_NS, help="mean per call."),
+    ColumnSpec(
+        "mean_ns",
+        "Avg",
+        Unit.DURATION_NS,
+        help="mean per call.",
+        of=lambda one: share(one.total_ns, one.calls),
+    ),
     ColumnSpec(
         "p99_ns",
         "p99",
         Unit.DURATION_NS,
         help="over calls. For more than 4,096 calls it's over an evenly spaced sample.",
+        of=lambda one: float(np.percentile(one.durations_ns, 99)) if one.durations_ns else None,
     ),
     ColumnSpec("failed", "Failed", Unit.COUNT, adds_up=True, help="calls that ended with an exception."),
 )
@@ -74,36 +87,5 @@ def process_loop_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:
 
 def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple[Table, ...]:
     """The tables of some loops; none where there is nothing to say."""
-    tables: list[Table] = []
-    if len(loops) > 1:
-        rows = tuple(
-            (
-                one.loop,
-                to_the_second(one.created),
-                one.model,
-                one.status,
-                one.steps,
-                one.steps_per_s,
-                one.standard_error,
-                one.verdict.replace("_", "-").upper(),
-                one.folder or None,
-            )
-            for one in loops
-        )
-        tables.append(LOOPS.table(rows=rows))
-    if short:
-        tables.append(
-            SHORT_LOOPS.table(
-                rows=tuple(_short_row(one) for one in short),
-                notes=(
-                    "Loops of this process that are too short for their own report, from first fetch to end.",
-                ),
-            )
-        )
-    return tuple(tables)
-
-
-def _short_row(one: ShortLoops) -> tuple[str | int | float | None, ...]:
-    p99 = float(np.percentile(one.durations_ns, 99)) if one.durations_ns else None
-    mean = one.total_ns / one.calls if one.calls else None
-    return (one.loop, one.model, one.calls, one.batches, one.total_ns, mean, p99, one.failed)
+    tables = [LOOPS.table(loops)] if len(loops) > 1 else []
+    return (*tables, SHORT_LOOPS.table(short)) if short else tuple(tables)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
@@ -20,23 +21,8 @@ _IN_ORDER: Final = 16
 """With more ranks than these the latest come first."""
 
 
-def _absent(facts: Facts) -> tuple[tuple[Cell, ...], ...]:
-    """A row for each rank of which nothing is known; the reason stands in the place of its name."""
-    cells = len(_CORE) + 6
-    return tuple((f"rank {one.rank}: {one.reason}", *[None] * cells) for one in facts.absent_ranks)
-
-
-def _row(pace: RankPace) -> tuple[Cell, ...]:
-    return (
-        f"rank {pace.rank}",
-        pace.host or None,
-        pace.num_clean,
-        pace.step_ns,
-        *(pace.phases_ns[phase.key] for phase in _CORE),
-        pace.own_ns,
-        pace.late_ns,
-        pace.slowest_share,
-    )
+def _time_in(phase: str) -> Callable[[RankPace], float | None]:
+    return lambda pace: pace.phases_ns[phase]
 
 
 _MEAN: Final = "mean over the rank's clean steps."
@@ -51,11 +37,26 @@ RANKS: Final = TableSpec(
         " is a long Dataloader on rank 1 and a long Backward everywhere else."
     ),
     columns=(
-        ColumnSpec("rank", "Rank"),
-        ColumnSpec("host", "Host", help="name of its machine."),
-        ColumnSpec("num_steps", "Clean steps", Unit.COUNT, help="clean steps of the rank."),
+        ColumnSpec("rank", "Rank", of=lambda pace: f"rank {pace.rank}"),
+        ColumnSpec("host", "Host", help="name of its machine.", of=lambda pace: pace.host or None),
+        ColumnSpec(
+            "num_steps",
+            "Clean steps",
+            Unit.COUNT,
+            help="clean steps of the rank.",
+            of=lambda pace: pace.num_clean,
+        ),
         ColumnSpec("step_ns", "Step", Unit.DURATION_NS, help=_MEAN),
-        *(ColumnSpec(f"{phase.key}_ns", phase.label, Unit.DURATION_NS, help=_MEAN) for phase in _CORE),
+        *(
+            ColumnSpec(
+                f"{phase.key}_ns",
+                phase.label,
+                Unit.DURATION_NS,
+                help=_MEAN,
+                of=_time_in(phase.key),
+            )
+            for phase in _CORE
+        ),
         ColumnSpec(
             "own_ns",
             "Own time",
@@ -84,6 +85,7 @@ RANKS: Final = TableSpec(
                 "share of steps in which this rank had the most own time, over steps that are clean on all"
                 " ranks."
             ),
+            of=lambda pace: pace.slowest_share,
         ),
     ),
     views=("distributed",),
@@ -95,14 +97,15 @@ def rank_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa:
     """Which rank makes the others wait, and by what; no table when there is one rank."""
     if facts.info.world_size < 2:
         return
-    absent, reason = _absent(facts), facts.why_not(Facts.rank_skew)
+    absent = [{"rank": f"rank {one.rank}: {one.reason}"} for one in facts.absent_ranks]
+    reason = facts.why_not(Facts.rank_skew)
     if absent and reason:
-        yield RANKS.table(rows=absent, notes=(f"{reason[0].upper()}{reason[1:]}.",))
+        yield RANKS.table(absent, notes=(f"{reason[0].upper()}{reason[1:]}.",))
         return
     ranks = list(facts.rank_skew.ranks)
     if len(ranks) > _IN_ORDER:
         ranks.sort(key=lambda pace: -(pace.late_ns or 0.0))
-    yield RANKS.table(rows=(*map(_row, ranks), *absent), notes=_notes(facts.rank_skew, len(absent)))
+    yield RANKS.table([*ranks, *absent], notes=_notes(facts.rank_skew, len(absent)))
 
 
 def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
@@ -120,8 +123,8 @@ def _notes(skew: RankSkew, num_explained: int) -> tuple[str, ...]:
         )
     own = ", ".join(PHASES[PHASE_INDEX[key]].label for key in skew.own_phases)
     notes.append(
-        f"Own time is spent before ranks synchronize ({own}). Behind by compares it with the other ranks'"
-        f" mean in the same step. Both are over {skew.num_common:,} steps that are clean on all ranks."
+        f"Own time is spent before ranks synchronize ({own}). Own time and Behind by are over"
+        f" {skew.num_common:,} steps that are clean on all ranks."
     )
     return tuple(notes)
 
@@ -156,9 +159,18 @@ def rank_spread_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  
         if not known or not any(ns for ns, _ in known):
             continue
         (least_ns, least), (most_ns, most) = min(known), max(known)
-        mean_ns = sum(ns for ns, _ in known) / len(known)
-        rows.append((phase.label, mean_ns, least_ns, least, most_ns, most, most_ns - least_ns))
-    yield RANK_SPREAD.table(rows=tuple(rows))
+        rows.append(
+            {
+                "label": phase.label,
+                "mean_ns": sum(ns for ns, _ in known) / len(known),
+                "least_ns": least_ns,
+                "least_rank": least,
+                "most_ns": most_ns,
+                "most_rank": most,
+                "spread_ns": most_ns - least_ns,
+            }
+        )
+    yield RANK_SPREAD.table(rows)
 
 
 ALL_RANKS: Final = TableSpec(
@@ -173,6 +185,7 @@ ALL_RANKS: Final = TableSpec(
         ColumnSpec("figure", "Metric"),
         ColumnSpec("value", "Value", Unit.BY_ROW, help="over all ranks together."),
     ),
+    unit_of=itemgetter("unit"),
     views=("distributed",),
 )
 
@@ -198,10 +211,8 @@ def all_ranks(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: 
         ),
     )
     yield ALL_RANKS.table(
+        ({"figure": label, "value": value, "unit": of_row} for label, value, of_row in named),
         title=f"All {ranks.world_size} ranks"
         if ranks.world_size == facts.info.world_size
         else f"{ranks.world_size} of {facts.info.world_size} ranks",
-        rows=tuple((label, value) for label, value, _ in named),
-        row_units=tuple(row_unit for _, _, row_unit in named),
-        notes=("Covers the clean steps of all these ranks.",),
     )

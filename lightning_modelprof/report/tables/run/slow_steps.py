@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.steps.step_costs import SlowCause, SlowFacts
-from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.analysis.steps.step_costs import SlowFacts
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
@@ -18,24 +20,9 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
-def _row(one: SlowCause) -> tuple[Cell, ...]:
-    slow = one.slow
-    return (
-        f"step {slow.step}",
-        slow.duration_ns,
-        slow.duration_ns / slow.usual_ns if slow.usual_ns else None,
-        cause_words(one),
-        PHASES[PHASE_INDEX[one.phase]].label,
-        one.phase_excess_ns,
-        slow.collector_ns,
-        slow.major_faults,
-        _cpu_wait(slow),
-    )
-
-
 def _cpu_wait(slow: SlowStep) -> float | None:
     """Share of the time over which the waiting was counted."""
-    return None if slow.cpu_wait_ns is None or not slow.watched_ns else slow.cpu_wait_ns / slow.watched_ns
+    return share(slow.cpu_wait_ns, slow.watched_ns)
 
 
 def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
@@ -47,14 +34,12 @@ def _notes(facts: SlowFacts, steps: str) -> tuple[str, ...]:
     )
     shown = len(facts.causes)
     all_of = "" if shown == record.count + record.num_special else f" The slowest {shown} are shown."
-    notes = (
-        f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}",
-        f"Page faults and CPU wait cover the whole group of {steps}. CPU wait is the share of time the"
-        " training thread was ready but waited for a CPU.",
-    )
-    if not record.why_no_cpu_wait:
-        return notes
-    return (*notes, f"CPU wait isn't available ({record.why_no_cpu_wait}), so no cause is CPU contention.")
+    notes = [
+        f"{record.count:,} clean {steps}{special} took more than {record.factor:g} times the median.{all_of}"
+    ]
+    if record.why_no_cpu_wait:
+        notes.append(f"CPU wait isn't available ({record.why_no_cpu_wait}), so no cause is CPU contention.")
+    return tuple(notes)
 
 
 SLOW_STEPS: Final = TableSpec(
@@ -69,9 +54,17 @@ SLOW_STEPS: Final = TableSpec(
         " the eight slowest clean steps and the eight slowest with validation or at the start of an epoch."
     ),
     columns=(
-        ColumnSpec("step", "Step"),
-        ColumnSpec("duration_ns", "Time", Unit.DURATION_NS, help="step time."),
-        ColumnSpec("times_usual", "× median", Unit.RATE, help="step time relative to the median."),
+        ColumnSpec("step", "Step", of=lambda one: f"step {one.slow.step}"),
+        ColumnSpec(
+            "duration_ns", "Time", Unit.DURATION_NS, help="step time.", of=lambda one: one.slow.duration_ns
+        ),
+        ColumnSpec(
+            "times_usual",
+            "× median",
+            Unit.RATE,
+            help="step time relative to the median.",
+            of=lambda one: share(one.slow.duration_ns, one.slow.usual_ns),
+        ),
         ColumnSpec(
             "cause",
             "Cause",
@@ -80,11 +73,13 @@ SLOW_STEPS: Final = TableSpec(
                 " generation), otherwise the phase that took half of it. It's CPU contention if waiting for"
                 " a CPU explains half and no waiting phase does, and unknown otherwise."
             ),
+            of=cause_words,
         ),
         ColumnSpec(
             "phase",
             "Slowest phase",
             help="the phase that is furthest above its median over clean steps.",
+            of=lambda one: PHASES[PHASE_INDEX[one.phase]].label,
         ),
         ColumnSpec(
             "phase_excess_ns",
@@ -97,6 +92,7 @@ SLOW_STEPS: Final = TableSpec(
             "Collector",
             Unit.DURATION_NS,
             help="time in Python's garbage collector, counting pauses of 1 ms or more.",
+            of=lambda one: one.slow.collector_ns,
         ),
         ColumnSpec(
             "major_faults",
@@ -107,6 +103,7 @@ SLOW_STEPS: Final = TableSpec(
                 " system doesn't count them. They're never reported as a cause because their time isn't"
                 " known."
             ),
+            of=lambda one: one.slow.major_faults,
         ),
         ColumnSpec(
             "cpu_wait",
@@ -116,6 +113,7 @@ SLOW_STEPS: Final = TableSpec(
                 "share of time the training thread was ready to run but waited for a CPU, for the whole"
                 " group of steps. Only Linux with scheduler statistics counts it."
             ),
+            of=lambda one: _cpu_wait(one.slow),
         ),
     ),
     views=("steps",),
@@ -128,7 +126,7 @@ def slow_steps_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  #
     if slow.worst is None:
         none_was = f"no clean {loop.step} took more than {slow.record.factor:g} times the median"
         raise NotMeasured(slow.record.why_not_looked_for or none_was)
-    yield SLOW_STEPS.table(rows=tuple(_row(one) for one in slow.causes), notes=_notes(slow, loop.steps))
+    yield SLOW_STEPS.table(slow.causes, notes=_notes(slow, loop.steps))
 
 
 WORST_STEP: Final = TableSpec(
@@ -144,6 +142,7 @@ WORST_STEP: Final = TableSpec(
         ColumnSpec("worst", "Slowest", Unit.BY_ROW, help="slowest clean step."),
         ColumnSpec("more", "Difference", Unit.BY_ROW, help="slowest minus median."),
     ),
+    unit_of=itemgetter("unit"),
     has_phases=True,
     views=("steps",),
 )
@@ -155,32 +154,23 @@ def worst_step_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  #
     worst = slow.worst
     if worst is None:
         return
-    rows: list[tuple[Cell, ...]] = []
+    rows = []
     for phase in PHASES:
         typical_ns = slow.medians_ns.get(phase.key)
         worst_ns = worst.slow.phases_ns.get(phase.key, 0)
-        if not typical_ns and not worst_ns:
-            continue
-        more_ns = None if typical_ns is None else worst_ns - typical_ns
-        rows.append((phase.label, typical_ns, worst_ns, more_ns))
-    units = [Unit.DURATION_NS] * len(rows)
-    usual, wait = slow.record.usual_cpu_wait, _cpu_wait(worst.slow)
-    of_wait: tuple[str, ...] = ()
+        if typical_ns or worst_ns:
+            rows.append(_side_by_side(phase.label, typical_ns, worst_ns, Unit.DURATION_NS))
+    wait = _cpu_wait(worst.slow)
     if wait is not None:
-        rows.append(("CPU wait", usual, wait, None if usual is None else wait - usual))
-        units.append(Unit.RATIO)
-        of_wait = (
-            "CPU wait is the share of time without a CPU: in groups without slow clean steps, and in the"
-            " slowest step's group.",
-        )
+        rows.append(_side_by_side("CPU wait", slow.record.usual_cpu_wait, wait, Unit.RATIO))
     is_special = " with validation or at the start of an epoch" if worst.slow.tags & SPECIAL else ""
     yield WORST_STEP.table(
+        rows,
         title=f"Median and slowest {step}",
-        rows=tuple(rows),
-        row_units=tuple(units),
-        notes=(
-            f"Slowest: {step} {worst.slow.step}{is_special}, caused by {cause_words(worst)}. Median: over"
-            f" clean {step}s.",
-            *of_wait,
-        ),
+        notes=(f"Slowest: {step} {worst.slow.step}{is_special}, caused by {cause_words(worst)}.",),
     )
+
+
+def _side_by_side(label: str, typical: float | None, worst: float, unit: Unit) -> dict[str, Any]:
+    more = None if typical is None else worst - typical
+    return {"label": label, "typical": typical, "worst": worst, "more": more, "unit": unit}

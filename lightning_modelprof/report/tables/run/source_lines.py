@@ -7,13 +7,11 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.source.source_lines import SourceLine
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.report.tables.run.table import run_table
-from lightning_modelprof.run.loops import loop_of
 
 _OF_SAMPLES: Final = (
     "samples of the training thread and their share. A sample counts for your innermost line on the stack,"
@@ -90,17 +88,6 @@ SOURCE_LINES: Final = TableSpec(
 )
 
 
-_SAMPLED: Final = (
-    "Time is the share of training-thread samples in which this was the innermost line of your code,"
-    " including any library code it called. The share is more accurate with more samples."
-)
-_RUN: Final = (
-    "Operators, syncs, copies and host tensors (made from Python numbers or NumPy arrays) are counted for one"
-    " {step}. Syncs read a value back from a tensor (.item(), a tensor in an if condition, boolean masks);"
-    " on a GPU, each one makes the CPU wait. Bytes copied is the size of the copies and host tensors."
-)
-
-
 @run_table(SOURCE_LINES)
 def source_lines_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     cost = facts.get(Facts.cost)
@@ -111,19 +98,11 @@ def source_lines_table(facts: Facts, options: TableOptions) -> Iterator[Table]: 
         raise NotMeasured("none of your lines was sampled or inspected")
     folder = common_folder({line.file for line in lines})
     notes = [f"Paths are relative to {folder}."] if folder else []
-    if any(line.share is not None for line in lines):
-        notes.append(_SAMPLED)
-    if any(line.operators is not None for line in lines):
-        notes.append(_RUN.format(step=loop_of(facts.info.loop).step))
-    elif cost is not None and cost.sites_note:
+    if cost is not None and cost.sites_note and all(line.operators is None for line in lines):
         notes.append(f"Operators per line are unknown: {cost.sites_note}.")
     yield SOURCE_LINES.table(
-        rows=tuple(_row(line, folder) for line in lines), notes=tuple(notes), row_limit=20
-    )
-
-
-def _row(line: SourceLine, folder: str) -> tuple[str | int | float | None, ...]:
-    return (
-        f"{shortened(line.file, folder)}:{line.line}",
-        *(getattr(line, column.key) for column in _COLUMNS[1:]),
+        lines,
+        of={"place": lambda line: f"{shortened(line.file, folder)}:{line.line}"},
+        notes=tuple(notes),
+        row_limit=20,
     )

@@ -2,7 +2,7 @@
 
 @run_table(CALLBACKS)
 def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:
-    yield CALLBACKS.table(rows=...)
+    yield CALLBACKS.table(facts.callbacks)
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ _COLUMNS: Final = (
             "elapsed time on the device's stream during the part, including callbacks, up to where the"
             " device was when the report was made."
         ),
+        is_optional=True,
     ),
 )
 VALIDATION: Final = TableSpec(
@@ -74,22 +75,13 @@ def validation_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  #
     split = facts.validation
     if not split.parts:
         raise NotMeasured("validations took no measurable time")
-    has_device = any(part.device_ns is not None for part in split.parts)
-    columns = _COLUMNS if has_device else _COLUMNS[:-1]
-    yield VALIDATION.table(
-        columns=columns,
-        rows=tuple(tuple(getattr(part, column.key) for column in columns) for part in split.parts),
-        notes=_notes(facts, split, has_device=has_device),
-    )
+    yield VALIDATION.table(split.parts, notes=_notes(facts, split))
 
 
-def _notes(facts: Facts, split: ValidationSplit, *, has_device: bool) -> tuple[str, ...]:
+def _notes(facts: Facts, split: ValidationSplit) -> tuple[str, ...]:
     runs = "1 validation" if split.num_runs == 1 else f"{split.num_runs:,} validations"
     batches = "1 batch" if split.num_batches == 1 else f"{split.num_batches:,} batches"
-    notes = [
-        f"{runs} with {batches} in total. Self time on the training thread, which adds up to the phase"
-        " Validation of the whole fit."
-    ]
+    notes = [f"{runs} with {batches} in total."]
     if split.first_wait_ns:
         setup = facts.get(Facts.setup)
         loaders = () if setup is None else setup.val_loaders
@@ -102,6 +94,4 @@ def _notes(facts: Facts, split: ValidationSplit, *, has_device: bool) -> tuple[s
             f"Callbacks took {milliseconds(split.callbacks_ns)} during validations. No part includes it; see"
             " the table Callbacks."
         )
-    if has_device:
-        notes.append("Device total is elapsed time on the device's stream, including waiting.")
     return tuple(notes)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import PurePath
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts, WorkerShares
-from lightning_modelprof.report.model import Cell, Table, Unit
+from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts
+from lightning_modelprof.analysis.timeline.tally import share
+from lightning_modelprof.record import Record
+from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
-from lightning_modelprof.report.tables.rows import common_folder
+from lightning_modelprof.report.tables.rows import common_folder, shortened
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.workers import CallTimes
 
-_LOADER: Final = ColumnSpec("loader", "Loader", help="loader number, if there's more than one.")
+
+class _Call(Record, frozen=True):
+    """A call of the workers of one loader; its number is ``None`` where there is only one."""
+
+    loader: WorkersFacts
+    number: str | None
+    facts: CallFacts
+
+
+_LOADER: Final = "loader number, if there's more than one."
 _OF_BATCHES: Final = "while making batches"
 WORKER_TRANSFORMS: Final = TableSpec(
     id="worker_transforms",
@@ -26,18 +38,25 @@ WORKER_TRANSFORMS: Final = TableSpec(
         " below 5% of the time or too few samples."
     ),
     columns=(
-        ColumnSpec("name", "Call", help="class or function; for data sets, with its method."),
-        _LOADER,
+        ColumnSpec(
+            "name",
+            "Call",
+            help="class or function; for data sets, with its method.",
+            of=lambda one: one.facts.call.name,
+        ),
+        ColumnSpec("loader", "Loader", help=_LOADER, of=lambda one: one.number, is_optional=True),
         ColumnSpec(
             "kind",
             "Kind",
             help="`sample` (data set), `transform`, `compose` (contains others) or `collate`.",
+            of=lambda one: one.facts.call.kind,
         ),
         ColumnSpec(
             "avg_ns",
             "Avg",
             Unit.DURATION_NS,
             help="per sample including calls inside it; for `collate` per batch.",
+            of=lambda one: one.facts.mean_ns,
         ),
         ColumnSpec(
             "error_ns",
@@ -47,8 +66,16 @@ WORKER_TRANSFORMS: Final = TableSpec(
                 "error of the average: in 19 of 20 runs, all averages are within twice their errors. A dash"
                 " means timed directly."
             ),
+            of=lambda one: one.facts.error_ns,
         ),
-        ColumnSpec("own_ns", "Own total", Unit.DURATION_NS, adds_up=True, help="without nested calls."),
+        ColumnSpec(
+            "own_ns",
+            "Own total",
+            Unit.DURATION_NS,
+            adds_up=True,
+            help="without nested calls.",
+            of=lambda one: None if one.facts.call.total_ns is None else one.facts.call.own_ns,
+        ),
         ColumnSpec(
             "ratio",
             "Ratio(%)",
@@ -56,8 +83,16 @@ WORKER_TRANSFORMS: Final = TableSpec(
             help=(
                 "share of the time workers spent making batches (fetch and collate), including nested calls."
             ),
+            of=lambda one: share(one.facts.call.total_ns, one.loader.making_ns),
         ),
-        ColumnSpec("own_ratio", "Own(%)", Unit.RATIO, adds_up=True, help="the same without nested calls."),
+        ColumnSpec(
+            "own_ratio",
+            "Own(%)",
+            Unit.RATIO,
+            adds_up=True,
+            help="the same without nested calls.",
+            of=lambda one: one.facts.share if one.loader.making_ns else None,
+        ),
         ColumnSpec(
             "cpu_ratio",
             "CPU(%)",
@@ -66,9 +101,11 @@ WORKER_TRANSFORMS: Final = TableSpec(
                 "CPU share of its time. Near 100% it computes, near 0% it waits for a disk, a network or a"
                 " lock. Transforms show a dash because their CPU time isn't measured."
             ),
+            of=lambda one: one.facts.computing,
         ),
         ColumnSpec("place", "Code", help="file and line. A dash means no Python code."),
     ),
+    depth_of=lambda one: one.facts.call.depth,
     views=("workers",),
 )
 WORKERS: Final = TableSpec(
@@ -80,7 +117,7 @@ WORKERS: Final = TableSpec(
     ),
     columns=(
         ColumnSpec("name", "Worker", help="worker number within the loader."),
-        _LOADER,
+        ColumnSpec("loader", "Loader", help=_LOADER, is_optional=True),
         ColumnSpec("batches", "Batches", Unit.COUNT, adds_up=True, help="batches made."),
         ColumnSpec("samples", "Samples", Unit.COUNT, adds_up=True, help="samples in those batches."),
         ColumnSpec(
@@ -180,7 +217,6 @@ WORKERS: Final = TableSpec(
     views=("workers",),
     place=1,
 )
-_SHARES: Final = ("waiting", "late", "held_back")
 _NOTHING: Final = "no worker activity was seen"
 
 
@@ -191,13 +227,19 @@ def worker_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # no
     yield _workers_table(facts.workers)
 
 
+def _numbered(loaders: Sequence[WorkersFacts]) -> list[tuple[str | None, WorkersFacts]]:
+    """The loaders with their numbers, if there are several."""
+    return [(str(one.record.loader) if len(loaders) > 1 else None, one) for one in loaders]
+
+
 def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:
-    calls = [(loader, one) for loader in loaders for one in loader.calls]
-    folder = common_folder({one.call.file for _, one in calls if one.call.is_users and one.call.file})
+    calls = [_Call(loader, number, one) for number, loader in _numbered(loaders) for one in loader.calls]
+    folder = common_folder(
+        {one.call.file for loader in loaders for one in loader.calls if one.call.is_users and one.call.file}
+    )
     return WORKER_TRANSFORMS.table(
-        columns=_columns(WORKER_TRANSFORMS, loaders),
-        rows=_rows(loaders, [(loader, _call_row(loader, one, folder)) for loader, one in calls]),
-        depths=tuple(one.call.depth for _, one in calls),
+        calls,
+        of={"place": lambda one: _place(one.facts.call, folder)},
         notes=(*((f"Paths of your files are relative to {folder}.",) if folder else ()), *_dashes(loaders)),
         absent_reason=None if calls else _reason(loaders),
     )
@@ -215,60 +257,28 @@ def _dashes(loaders: Sequence[WorkersFacts]) -> tuple[str, ...]:
     )
 
 
-def _call_row(loader: WorkersFacts, one: CallFacts, folder: str) -> tuple[Cell, ...]:
-    call, is_known = one.call, one.call.total_ns is not None
-    return (
-        call.name,
-        call.kind,
-        one.mean_ns,
-        one.error_ns,
-        call.own_ns if is_known else None,
-        (call.total_ns or 0) / loader.making_ns if is_known and loader.making_ns else None,
-        one.share if loader.making_ns else None,
-        one.computing,
-        _place(call, folder),
-    )
-
-
 def _place(call: CallTimes, folder: str) -> str | None:
     """File and line: the user's without the folder that all are in, a library's with its own folder."""
     if not call.file:
         return None
-    if call.is_users:
-        file = call.file[len(folder) :].lstrip("/\\") if folder else call.file
-    else:
-        file = "/".join(PurePath(call.file).parts[-2:])
+    file = shortened(call.file, folder) if call.is_users else "/".join(PurePath(call.file).parts[-2:])
     return f"{file}:{call.line}"
 
 
 def _workers_table(loaders: Sequence[WorkersFacts]) -> Table:
-    rows = [(loader, _worker_row(one)) for loader in loaders for one in loader.workers]
-    return WORKERS.table(
-        columns=_columns(WORKERS, loaders),
-        rows=_rows(loaders, rows),
-        absent_reason=None if rows else _reason(loaders),
-        is_detail=True,
-    )
-
-
-def _worker_row(one: WorkerShares) -> tuple[Cell, ...]:
-    figures = (
-        getattr(one if column.key in _SHARES else one.times, column.key) for column in WORKERS.columns[2:]
-    )
-    return (f"worker {one.times.worker}", *figures)
-
-
-def _columns(kind: TableSpec, loaders: Sequence[WorkersFacts]) -> tuple[ColumnSpec, ...]:
-    return tuple(one for one in kind.columns if one is not _LOADER or len(loaders) > 1)
-
-
-def _rows(
-    loaders: Sequence[WorkersFacts], rows: Sequence[tuple[WorkersFacts, tuple[Cell, ...]]]
-) -> tuple[tuple[Cell, ...], ...]:
-    """With the loader's number behind the name where there are several."""
-    if len(loaders) < 2:
-        return tuple(row for _, row in rows)
-    return tuple((row[0], str(loader.record.loader), *row[1:]) for loader, row in rows)
+    rows = [
+        {
+            "name": f"worker {one.times.worker}",
+            "loader": number,
+            "waiting": one.waiting,
+            "late": one.late,
+            "held_back": one.held_back,
+            **asdict(one.times),
+        }
+        for number, loader in _numbered(loaders)
+        for one in loader.workers
+    ]
+    return WORKERS.table(rows, absent_reason=None if rows else _reason(loaders), is_detail=True)
 
 
 def _reason(loaders: Sequence[WorkersFacts]) -> str:
