@@ -6,7 +6,7 @@ Nothing of it is in a report: of a stored one it is found by the id.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.tally import share
@@ -89,8 +89,8 @@ class ColumnSpec(Column, frozen=True):
 
     Attributes:
         help: its definition, in Markdown.
-        of: the cell of what a row is about; ``None`` takes the attribute, or the item of a mapping, that is
-            called like ``key``. A mapping that lacks it has an empty cell.
+        of: the cell of what a row is about; ``None`` takes the attribute that is called like ``key``. A row
+            that is a mapping has its cells by key, and empty ones for the keys that it lacks.
         share_of: key of the column that this one has the share of: of the sum over all rows, or of the whole
             that the table is given.
     """
@@ -100,10 +100,9 @@ class ColumnSpec(Column, frozen=True):
     share_of: str = ""
 
     def cell(self, row: object) -> Cell:
-        if self.of is not None:
-            return self.of(row)
-        found: Cell = row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
-        return found
+        if isinstance(row, Mapping):
+            return cast("Cell", row.get(self.key))
+        return cast("Cell", getattr(row, self.key)) if self.of is None else self.of(row)
 
 
 class TableSpec(Record, frozen=True, kw_only=True):
