@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Final
 import msgspec
 from msgspec import Meta as Meta  # noqa: PLC0414  # records take both from here
 from msgspec import field as field  # noqa: PLC0414
+from msgspec.structs import asdict as asdict  # noqa: PLC0414  # unlike that of dataclasses only one level
 
 
 class _Fields:
