@@ -11,50 +11,55 @@ skipped. What a field has instead stands on it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, reduce
 from itertools import chain
-from operator import add
+from operator import add, attrgetter
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from lightning_modelprof.analysis.sums import of_known
-from lightning_modelprof.record import Record
+from lightning_modelprof.record import Record, astuple
 
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=Record)
-_How = Callable[[list[Any]], Any]
+_Values = Sequence[Any]
+"""Of one field in all records."""
+_How = Callable[[_Values], Any]
 
 
 def pool(records: Iterable[RecordT]) -> RecordT:
     """All of them in one; there is at least one."""
-    found = list(records)
+    found = tuple(records)
     if len(found) == 1:
         return found[0]
     kind = type(found[0])
-    return kind(**{name: how([getattr(one, name) for one in found]) for name, how in _fields(kind)})
+    columns = zip(*map(astuple, found), strict=True)
+    return kind(**{name: how(values) for (name, how), values in zip(_fields(kind), columns, strict=True)})
 
 
 def pool_alike(records: Iterable[RecordT]) -> tuple[RecordT, ...]:
     """One for all that have the same keys, in the order in which they come first."""
-    alike: dict[tuple[object, ...], list[RecordT]] = {}
+    alike: dict[Any, list[RecordT]] = {}
+    key = None
     for one in records:
-        alike.setdefault(tuple(getattr(one, name) for name in _keys(type(one))), []).append(one)
+        key = key or _key(type(one))
+        alike.setdefault(key(one), []).append(one)
     return tuple(map(pool, alike.values()))
 
 
-def _first(values: list[Any]) -> Any:
+def _first(values: _Values) -> Any:
     return values[0]
 
 
-def _largest(values: list[Any]) -> Any:
+def _largest(values: _Values) -> Any:
     return of_known(max, values)
 
 
-def _smallest(values: list[Any]) -> Any:
+def _smallest(values: _Values) -> Any:
     return of_known(min, values)
 
 
-def _of_all(values: list[Any]) -> Any:
+def _of_all(values: _Values) -> Any:
     return None if None in values else _together(values)
 
 
@@ -68,21 +73,20 @@ OfAll = Annotated[T | None, _of_all]
 _MARKS: Final = (_first, _largest, _smallest, _of_all)
 
 
-def _together(values: list[Any]) -> Any:
-    known = [value for value in values if value is not None] if None in values else values
-    if not known:
-        return None
-    first = known[0]
-    simple = _SIMPLE.get(type(first))
-    if simple is not None:
-        return simple(known)
-    if isinstance(first, Record):
-        return pool(known)
-    keys = dict.fromkeys(chain.from_iterable(known))
-    return {key: _together([one[key] for one in known if key in one]) for key in keys}
+def _together(values: _Values) -> Any:
+    known = [value for value in values if value is not None]
+    return _TOGETHER.get(type(known[0]), pool)(known) if known else None
 
 
-def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _by_key(mappings: _Values) -> dict[Any, Any]:
+    found: dict[Any, list[Any]] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            found.setdefault(key, []).append(value)
+    return {key: _together(values) for key, values in found.items()}
+
+
+def _joined(parts: _Values) -> tuple[Any, ...]:
     """Records put together, sentences once, and numbers of steps once and in order."""
     members = tuple(chain.from_iterable(parts))
     if not members or isinstance(members[0], Record):
@@ -91,18 +95,20 @@ def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(once) if isinstance(members[0], str) else tuple(sorted(once))
 
 
-def _added(values: list[float]) -> float:
+def _added(values: _Values) -> Any:
     return reduce(add, values)  # ``sum`` rounds in another way
 
 
-_SIMPLE: Final[Mapping[type, _How]] = {
+_TOGETHER: Final[Mapping[type, _How]] = {
     bool: any,
     int: sum,
     float: _added,
     str: _first,
     tuple: _joined,
+    dict: _by_key,
     frozenset: lambda sets: frozenset().union(*sets),
 }
+"""Type → how values of it are put together; all others are records."""
 
 
 @cache
@@ -114,5 +120,5 @@ def _fields(kind: type[Record]) -> tuple[tuple[str, _How], ...]:
 
 
 @cache
-def _keys(kind: type[Record]) -> tuple[str, ...]:
-    return tuple(name for name, how in _fields(kind) if how is _first)
+def _key(kind: type[Record]) -> Callable[[Record], Any]:
+    return attrgetter(*(name for name, how in _fields(kind) if how is _first))

@@ -90,7 +90,7 @@ class ColumnSpec(Column, frozen=True):
     Attributes:
         help: its definition, in Markdown.
         of: the cell of what a row is about; ``None`` takes the attribute that is called like ``key``. A row
-            that is a mapping has its cells by key, and empty ones for the keys that it lacks.
+            that is a ``dict`` has its cells by key, and empty ones for the keys that it lacks.
         share_of: key of the column that this one has the share of: of the sum over all rows, or of the whole
             that the table is given.
     """
@@ -100,7 +100,7 @@ class ColumnSpec(Column, frozen=True):
     share_of: str = ""
 
     def cell(self, row: object) -> Cell:
-        if isinstance(row, Mapping):
+        if isinstance(row, dict):
             return cast("Cell", row.get(self.key))
         return cast("Cell", getattr(row, self.key)) if self.of is None else self.of(row)
 
