@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar, Final
 import msgspec
 from msgspec import Meta as Meta  # noqa: PLC0414  # records take both from here
 from msgspec import field as field  # noqa: PLC0414
+from msgspec.structs import asdict as asdict  # noqa: PLC0414  # unlike those of dataclasses only one level
+from msgspec.structs import astuple as astuple  # noqa: PLC0414
 
 
 class _Fields:

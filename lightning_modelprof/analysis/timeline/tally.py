@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modelprof.analysis.pooling import Largest, Smallest, pool
 from lightning_modelprof.analysis.timeline.intervals import numbered
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Trace
@@ -21,8 +22,8 @@ class Tally(Record, frozen=True):
 
     calls: int
     total_ns: int
-    max_ns: int | None
-    min_ns: int | None
+    max_ns: Largest[int]
+    min_ns: Smallest[int]
 
     @property
     def avg_ns(self) -> float | None:
@@ -38,15 +39,7 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 
 def add_up(tallies: Iterable[Tally]) -> Tally:
-    found = [tally for tally in tallies if tally.calls]
-    if not found:
-        return NOTHING
-    return Tally(
-        calls=sum(tally.calls for tally in found),
-        total_ns=sum(tally.total_ns for tally in found),
-        max_ns=max(tally.max_ns for tally in found if tally.max_ns is not None),
-        min_ns=min(tally.min_ns for tally in found if tally.min_ns is not None),
-    )
+    return pool((NOTHING, *tallies))
 
 
 def tally(durations_ns: NDArray[np.int64]) -> Tally:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.pooling import Key
 from lightning_modelprof.analysis.timeline.intervals import different
 from lightning_modelprof.analysis.timeline.tally import (
     Groups,
     Tally,
-    add_up,
     by_name,
-    share,
     sum_by,
     tally_by,
 )
@@ -43,7 +41,7 @@ class CopyKind(Record, frozen=True, kw_only=True):
             launches several kinds (a CUDA graph) counts for each. No calls when none is known.
     """
 
-    name: str
+    name: Key[str]
     tally: Tally
     num_sized: int
     size_bytes: int | None
@@ -68,15 +66,12 @@ class Copies(Record, frozen=True, kw_only=True):
     """All copies and sets of a trace, or of several ranks together, by kind.
 
     Attributes:
-        kinds: by total time on the device, longest first.
+        kinds: in no order.
         device_total_ns: time of all device events, kernels too; those that overlap are added up.
     """
 
     kinds: tuple[CopyKind, ...]
     device_total_ns: int
-
-    def ratio(self, kind: CopyKind) -> float | None:
-        return share(kind.tally.total_ns, self.device_total_ns)
 
 
 def memory_of(name: str) -> Memory | None:
@@ -111,8 +106,8 @@ def summarize_copies(timeline: Timeline) -> Copies:
     tallies = tally_by(group, duration_ns, size)
     host = _launching_calls(timeline, chosen, group, size)
     operators = launching_operators(timeline, chosen, group, size)
-    return _sorted_copies(
-        (
+    return Copies(
+        kinds=tuple(
             CopyKind(
                 name=name,
                 tally=tallies[number],
@@ -128,30 +123,6 @@ def summarize_copies(timeline: Timeline) -> Copies:
     )
 
 
-def pool_copies(ranks: Iterable[Copies]) -> Copies:
-    """The copies of several ranks together: calls, times and bytes of the same kind are added up."""
-    found: dict[str, list[CopyKind]] = {}
-    device_total_ns = 0
-    for rank in ranks:
-        device_total_ns += rank.device_total_ns
-        for kind in rank.kinds:
-            found.setdefault(kind.name, []).append(kind)
-    return _sorted_copies((_pool(kinds) for kinds in found.values()), device_total_ns)
-
-
-def _pool(kinds: list[CopyKind]) -> CopyKind:
-    sizes = [kind.size_bytes for kind in kinds if kind.size_bytes is not None]
-    return CopyKind(
-        name=kinds[0].name,
-        tally=add_up(kind.tally for kind in kinds),
-        num_sized=sum(kind.num_sized for kind in kinds),
-        size_bytes=sum(sizes) if sizes else None,
-        sized_ns=sum(kind.sized_ns for kind in kinds),
-        host=add_up(kind.host for kind in kinds),
-        operators=sum((kind.operators for kind in kinds), LaunchingOperators(time_ns={})),
-    )
-
-
 def _launching_calls(timeline: Timeline, chosen: NDArray[np.intp], group: Groups, size: int) -> list[Tally]:
     """The runtime's calls that launched the device events of each group, each once."""
     trace = timeline.trace
@@ -160,8 +131,3 @@ def _launching_calls(timeline: Timeline, chosen: NDArray[np.intp], group: Groups
     pairs = different(group[known] * len(trace) + runtime[known])
     number, call = np.divmod(pairs, max(len(trace), 1))
     return tally_by(number, trace.duration_ns[call], size)
-
-
-def _sorted_copies(kinds: Iterable[CopyKind], device_total_ns: int) -> Copies:
-    by_time = sorted(kinds, key=lambda kind: (-kind.tally.total_ns, kind.name))
-    return Copies(kinds=tuple(by_time), device_total_ns=device_total_ns)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.pooling import Key, OfAll
 from lightning_modelprof.analysis.timeline.intervals import Intervals, intersect, length, locate, union
 from lightning_modelprof.analysis.timeline.names import is_dataloader
 from lightning_modelprof.analysis.timeline.tally import (
     Tally,
-    add_up,
     by_name,
     rows_named,
     sum_by,
@@ -48,9 +47,9 @@ class HostToDevice(Record, frozen=True, kw_only=True):
         size_bytes: bytes of all of them; ``None`` where the size of any is not recorded.
     """
 
-    name: str
+    name: Key[str]
     tally: Tally
-    size_bytes: int | None
+    size_bytes: OfAll[int]
 
 
 class DataloaderTime(Record, frozen=True, kw_only=True):
@@ -63,9 +62,9 @@ class DataloaderTime(Record, frozen=True, kw_only=True):
             ``None`` without device events.
         exposed: the rest of each fetch, in which no device worked: the most that faster loading could save;
             ``None`` without device events.
-        operators: operators inside the fetches by name, longest first, without those inside another one.
+        operators: operators inside the fetches by name, without those inside another one.
         outside_operators_ns: fetch time in no operator: Python, the data set, waiting.
-        copies: from the host to devices, longest first.
+        copies: from the host to devices, in no order.
         loading: who made the batches, as far as the fetches' names tell; empty if they do not.
         has_own_ranges: whether the fetches are this package's ranges, not torch's.
     """
@@ -73,12 +72,12 @@ class DataloaderTime(Record, frozen=True, kw_only=True):
     fetches: Tally
     per_step: Tally
     steps_ns: int
-    hidden: Tally | None
-    exposed: Tally | None
-    operators: tuple[tuple[str, Tally], ...]
+    hidden: OfAll[Tally]
+    exposed: OfAll[Tally]
+    operators: Mapping[str, Tally]
     outside_operators_ns: int
     copies: tuple[HostToDevice, ...]
-    loading: tuple[Loading, ...]
+    loading: frozenset[Loading]
     has_own_ranges: bool
 
 
@@ -119,52 +118,11 @@ def summarize_dataloader(timeline: Timeline) -> DataloaderTime:
         hidden=tally(hidden_ns) if timeline.has_device else None,
         exposed=tally(time_ns - hidden_ns) if timeline.has_device else None,
         operators=operators,
-        outside_operators_ns=int(time_ns.sum()) - sum(one.total_ns for _, one in operators),
+        outside_operators_ns=int(time_ns.sum()) - sum(one.total_ns for one in operators.values()),
         copies=_copies(timeline, steps.intervals),
         loading=_loading(trace, annotations[trace.track[annotations] == steps.track], ranges),
         has_own_ranges=trace.name_of(int(rows[0])) == OWN_FETCH,
     )
-
-
-def pool_dataloader(ranks: Sequence[DataloaderTime]) -> DataloaderTime:
-    """The fetches of several ranks together, at least one; what one of them did not measure is ``None``."""
-    hidden = [rank.hidden for rank in ranks if rank.hidden is not None]
-    exposed = [rank.exposed for rank in ranks if rank.exposed is not None]
-    operators: dict[str, list[Tally]] = {}
-    for name, one in chain.from_iterable(rank.operators for rank in ranks):
-        operators.setdefault(name, []).append(one)
-    copies: dict[str, list[HostToDevice]] = {}
-    for copy in chain.from_iterable(rank.copies for rank in ranks):
-        copies.setdefault(copy.name, []).append(copy)
-    return DataloaderTime(
-        fetches=add_up(rank.fetches for rank in ranks),
-        per_step=add_up(rank.per_step for rank in ranks),
-        steps_ns=sum(rank.steps_ns for rank in ranks),
-        hidden=add_up(hidden) if len(hidden) == len(ranks) else None,
-        exposed=add_up(exposed) if len(exposed) == len(ranks) else None,
-        operators=_longest_first({name: add_up(tallies) for name, tallies in operators.items()}),
-        outside_operators_ns=sum(rank.outside_operators_ns for rank in ranks),
-        copies=tuple(sorted((_pool_copies(kind) for kind in copies.values()), key=_copy_order)),
-        loading=tuple(word for word in _ITERATORS.values() if any(word in rank.loading for rank in ranks)),
-        has_own_ranges=any(rank.has_own_ranges for rank in ranks),
-    )
-
-
-def _pool_copies(copies: list[HostToDevice]) -> HostToDevice:
-    sizes = [copy.size_bytes for copy in copies if copy.size_bytes is not None]
-    return HostToDevice(
-        name=copies[0].name,
-        tally=add_up(copy.tally for copy in copies),
-        size_bytes=sum(sizes) if len(sizes) == len(copies) else None,
-    )
-
-
-def _copy_order(copy: HostToDevice) -> tuple[int, str]:
-    return -copy.tally.total_ns, copy.name
-
-
-def _longest_first(tallies: dict[str, Tally]) -> tuple[tuple[str, Tally], ...]:
-    return tuple(sorted(tallies.items(), key=lambda item: (-item[1].total_ns, item[0])))
 
 
 def not_nested(trace: Trace, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
@@ -197,8 +155,8 @@ def _busy(timeline: Timeline) -> Intervals:
     return union(timeline.trace.begin_ns[work], timeline.trace.end_ns[work])
 
 
-def _operators(timeline: Timeline, pieces: Intervals, track: int) -> tuple[tuple[str, Tally], ...]:
-    """Operators that begin inside the fetches on their thread, without those in another one; longest first.
+def _operators(timeline: Timeline, pieces: Intervals, track: int) -> dict[str, Tally]:
+    """Operators that begin inside the fetches on their thread, without those in another one.
 
     An operator's time is what of it lies in the fetches.
     """
@@ -208,7 +166,7 @@ def _operators(timeline: Timeline, pieces: Intervals, track: int) -> tuple[tuple
     rows, ranges = not_nested(trace, inside)
     names, group = by_name(trace, rows)
     tallies = tally_by(group, _covered_ns(ranges, pieces), len(names))
-    return _longest_first(dict(zip(names, tallies, strict=True)))
+    return dict(zip(names, tallies, strict=True))
 
 
 def _is_host_to_device(name: str) -> bool:
@@ -228,18 +186,17 @@ def _copies(timeline: Timeline, steps: Intervals) -> tuple[HostToDevice, ...]:
     size = device.size_bytes[chosen]
     sizes = sum_by(group, size, len(names)).tolist()
     unknown = np.bincount(group[size < 0], minlength=len(names)).tolist()
-    copies = (
+    return tuple(
         HostToDevice(name=name, tally=one, size_bytes=None if num_unknown else total)
         for name, one, total, num_unknown in zip(names, tallies, sizes, unknown, strict=True)
         if _is_host_to_device(name)
     )
-    return tuple(sorted(copies, key=_copy_order))
 
 
-def _loading(trace: Trace, annotations: NDArray[np.int64], ranges: NDArray[np.int64]) -> tuple[Loading, ...]:
+def _loading(trace: Trace, annotations: NDArray[np.int64], ranges: NDArray[np.int64]) -> frozenset[Loading]:
     """Who makes the batches, from the names of torch's fetch ranges in the fetches on their thread."""
     rows = rows_named(trace, annotations, is_dataloader)
     place = np.searchsorted(ranges[:, 0], trace.begin_ns[rows], side="right") - 1
     inside = (place >= 0) & (trace.end_ns[rows] <= ranges[place, 1])
     names, _ = by_name(trace, rows[inside])
-    return tuple(loading for word, loading in _ITERATORS.items() if any(word in name for name in names))
+    return frozenset(loading for word, loading in _ITERATORS.items() if any(word in name for name in names))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
 from lightning_modelprof.analysis.trace.idle import CAUSES
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
-from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount, pool_kernel_launches
+from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.record import Record
 
@@ -171,7 +172,7 @@ def unaccounted(shares: DeviceShares, waits: WaitShares | None) -> float:
 
 def lost_work(counts: Iterable[KernelLaunchCount]) -> str:
     """Why windows or ranks with these launches don't show what the GPU does; ``""`` where they do."""
-    known = pool_kernel_launches(counts)
+    known = pool((KernelLaunchCount(launches=0, lost=0, kernels=0), *counts))
     if not known.tells_nothing:
         return ""
     return (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.pooling import Key, OfAll
 from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.analysis.timeline.calls import covered_time, host_communication, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import (
@@ -30,7 +31,7 @@ from lightning_modelprof.analysis.timeline.names import (
     launches_communication,
     looks_like_communication,
 )
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, distinct, rows_named, tally_by
+from lightning_modelprof.analysis.timeline.tally import Tally, distinct, rows_named, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Collective, Trace
@@ -127,7 +128,7 @@ class Distributed(Record, frozen=True, kw_only=True):
             ``None`` without one.
         in_base: inside that span, so that no part is longer than ``base_ns``, as ``whole`` can be;
             ``None`` without one.
-        collectives: longest total first.
+        collectives: in no order.
         shares: what the kept steps consist of; ``None`` without steps, where they have no length, and where
             ``is_asynchronous``, as communication itself was not recorded.
     """
@@ -356,17 +357,17 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
             did not record it.
     """
 
-    name: str
-    group: str | None
-    group_size: int | None
+    name: Key[str]
+    group: Key[str | None]
+    group_size: Key[int | None]
     time: Tally
-    size_bytes: int | None
+    size_bytes: OfAll[int]
 
 
 def find_collectives(
     timeline: Timeline, rows: NDArray[np.int64], source: Source
 ) -> tuple[CollectiveTime, ...]:
-    """Tallies of the communication events by name and group, longest total first."""
+    """Tallies of the communication events by name and group."""
     trace = timeline.trace
     description, named_as = _labels(timeline, rows, source)
     width = len(trace.names)
@@ -382,7 +383,7 @@ def find_collectives(
         call_bytes = _size_bytes(one)
         sizes[place].append(None if call_bytes is None else calls * call_bytes)
     tallies = tally_by(group_of_pair[pair_of], trace.duration_ns[rows], len(places))
-    return _sorted(
+    return tuple(
         CollectiveTime(
             name=name,
             group=group,
@@ -391,23 +392,6 @@ def find_collectives(
             size_bytes=sum_of_all(sizes[place]),
         )
         for (name, group, group_size), place in places.items()
-    )
-
-
-def pool_collectives(collectives: Iterable[CollectiveTime]) -> tuple[CollectiveTime, ...]:
-    """Those of several ranks together: calls, times and bytes of the same name and group are added up."""
-    by_key: dict[_Key, list[CollectiveTime]] = {}
-    for one in collectives:
-        by_key.setdefault((one.name, one.group, one.group_size), []).append(one)
-    return _sorted(
-        CollectiveTime(
-            name=name,
-            group=group,
-            group_size=size,
-            time=add_up(one.time for one in same),
-            size_bytes=sum_of_all(one.size_bytes for one in same),
-        )
-        for (name, group, size), same in by_key.items()
     )
 
 
@@ -459,7 +443,3 @@ def _size_bytes(one: Collective | None) -> int | None:
     dtype = one.dtype.lower()
     element_bytes = 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype)
     return None if element_bytes is None else element_bytes * one.in_elements
-
-
-def _sorted(collectives: Iterable[CollectiveTime]) -> tuple[CollectiveTime, ...]:
-    return tuple(sorted(collectives, key=lambda one: (-one.time.total_ns, one.name, one.group or "")))

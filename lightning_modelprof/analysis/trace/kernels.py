@@ -5,21 +5,20 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.pooling import Key
 from lightning_modelprof.analysis.timeline.names import uses_tensor_cores
 from lightning_modelprof.analysis.timeline.tally import (
     Groups,
     Tally,
-    add_up,
     by_name,
     distinct,
-    share,
     sum_by,
     tally_by,
 )
@@ -50,9 +49,6 @@ class TimeMean(Record, frozen=True):
         """The mean; ``None`` when there is no value, or none that held for any time."""
         return self.weighted / self.time_ns if self.time_ns else None
 
-    def __add__(self, other: TimeMean) -> TimeMean:
-        return TimeMean(self.weighted + other.weighted, self.time_ns + other.time_ns)
-
 
 class LaunchingOperators(Record, frozen=True, kw_only=True):
     """Which operators launched something, with the device time of what each launched.
@@ -73,12 +69,6 @@ class LaunchingOperators(Record, frozen=True, kw_only=True):
         """Number of different operators; ``None`` when no launch is known."""
         return len(self.time_ns) or None
 
-    def __add__(self, other: LaunchingOperators) -> LaunchingOperators:
-        names = dict.fromkeys((*self.time_ns, *other.time_ns))
-        return LaunchingOperators(
-            time_ns={name: self.time_ns.get(name, 0) + other.time_ns.get(name, 0) for name in names}
-        )
-
 
 class KernelUse(Record, frozen=True, kw_only=True):
     """What one kernel cost, over all its calls on all streams and devices.
@@ -93,7 +83,7 @@ class KernelUse(Record, frozen=True, kw_only=True):
         is_communication: whether it moves data between ranks, in any of its calls.
     """
 
-    name: str
+    name: Key[str]
     tally: Tally
     blocks_per_sm: TimeMean
     occupancy: TimeMean
@@ -106,15 +96,12 @@ class Kernels(Record, frozen=True, kw_only=True):
     """All kernels of a trace, or of several ranks together, by name.
 
     Attributes:
-        by_name: by total time, longest first.
+        by_name: in no order.
         total_ns: time of all calls of all kernels; those that overlap are added up.
     """
 
     by_name: tuple[KernelUse, ...]
     total_ns: int
-
-    def ratio(self, kernel: KernelUse) -> float | None:
-        return share(kernel.tally.total_ns, self.total_ns)
 
 
 def summarize_kernels(timeline: Timeline) -> Kernels:
@@ -129,47 +116,28 @@ def summarize_kernels(timeline: Timeline) -> Kernels:
     duration_ns = trace.duration_ns[rows]
     names_tell = tell_tensor_cores(trace)
     communicating = np.bincount(group, weights=timeline.is_communication[rows], minlength=size) > 0
-    return _sorted_kernels(
-        KernelUse(
-            name=name,
-            tally=tally,
-            blocks_per_sm=blocks,
-            occupancy=occupancy,
-            uses_tensor_cores=uses_tensor_cores(name) if names_tell else None,
-            is_communication=communicates,
-            operators=operators,
-        )
-        for name, communicates, tally, blocks, occupancy, operators in zip(
-            names,
-            communicating.tolist(),
-            tally_by(group, duration_ns, size),
-            _time_means(group, device.blocks_per_sm[chosen], duration_ns, size),
-            _time_means(group, device.occupancy[chosen], duration_ns, size),
-            launching_operators(timeline, chosen, group, size),
-            strict=True,
-        )
-    )
-
-
-def pool_kernels(ranks: Iterable[Kernels]) -> Kernels:
-    """The kernels of several ranks together: calls and times of the same name are added up."""
-    found: dict[str, list[KernelUse]] = {}
-    for rank in ranks:
-        for kernel in rank.by_name:
-            found.setdefault(kernel.name, []).append(kernel)
-    return _sorted_kernels(
-        KernelUse(
-            name=name,
-            tally=add_up(kernel.tally for kernel in kernels),
-            blocks_per_sm=sum((kernel.blocks_per_sm for kernel in kernels), TimeMean(0.0, 0)),
-            occupancy=sum((kernel.occupancy for kernel in kernels), TimeMean(0.0, 0)),
-            uses_tensor_cores=next(
-                (one.uses_tensor_cores for one in kernels if one.uses_tensor_cores is not None), None
-            ),
-            is_communication=any(kernel.is_communication for kernel in kernels),
-            operators=sum((kernel.operators for kernel in kernels), LaunchingOperators(time_ns={})),
-        )
-        for name, kernels in found.items()
+    return Kernels(
+        by_name=tuple(
+            KernelUse(
+                name=name,
+                tally=tally,
+                blocks_per_sm=blocks,
+                occupancy=occupancy,
+                uses_tensor_cores=uses_tensor_cores(name) if names_tell else None,
+                is_communication=communicates,
+                operators=operators,
+            )
+            for name, communicates, tally, blocks, occupancy, operators in zip(
+                names,
+                communicating.tolist(),
+                tally_by(group, duration_ns, size),
+                _time_means(group, device.blocks_per_sm[chosen], duration_ns, size),
+                _time_means(group, device.occupancy[chosen], duration_ns, size),
+                launching_operators(timeline, chosen, group, size),
+                strict=True,
+            )
+        ),
+        total_ns=int(duration_ns.sum()),
     )
 
 
@@ -201,11 +169,6 @@ def launching_operators(
         number, name_id = divmod(one, len(names))
         times[number][names[name_id]] = time_ns
     return [LaunchingOperators(time_ns=time) for time in times]
-
-
-def _sorted_kernels(kernels: Iterable[KernelUse]) -> Kernels:
-    by_name = tuple(sorted(kernels, key=lambda kernel: (-kernel.tally.total_ns, kernel.name)))
-    return Kernels(by_name=by_name, total_ns=sum(kernel.tally.total_ns for kernel in by_name))
 
 
 def _time_means(

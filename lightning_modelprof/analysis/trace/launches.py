@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.pooling import Key
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, by_name, distinct, share, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
@@ -83,13 +83,13 @@ class RuntimeCall(Record, frozen=True, kw_only=True):
         waits: whether it returns only when the device is done, by its name.
     """
 
-    name: str
+    name: Key[str]
     host: Tally
     waits: bool
 
 
 class RuntimeCalls(Record, frozen=True, kw_only=True):
-    """Calls of the devices' runtimes in the whole trace, longest total first."""
+    """Calls of the devices' runtimes in the whole trace, in no order."""
 
     calls: tuple[RuntimeCall, ...]
 
@@ -139,15 +139,12 @@ def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls:
         raise NotMeasured(NO_RUNTIME_CALLS)
     names, name_of = by_name(trace, rows)
     tallies = tally_by(name_of, trace.duration_ns[rows], len(names))
-    return _sorted(_runtime_call(name, host) for name, host in zip(names, tallies, strict=True))
-
-
-def pool_runtime_calls(ranks: Iterable[RuntimeCalls]) -> RuntimeCalls:
-    by_name: dict[str, list[Tally]] = {}
-    for rank in ranks:
-        for call in rank.calls:
-            by_name.setdefault(call.name, []).append(call.host)
-    return _sorted(_runtime_call(name, add_up(tallies)) for name, tallies in by_name.items())
+    return RuntimeCalls(
+        calls=tuple(
+            RuntimeCall(name=name, host=host, waits=waits_for_device(name))
+            for name, host in zip(names, tallies, strict=True)
+        )
+    )
 
 
 def waits_for_device(name: str) -> bool:
@@ -157,14 +154,6 @@ def waits_for_device(name: str) -> bool:
     from or to memory that is not pinned, or any launch when the queue is full.
     """
     return _WAITS.fullmatch(name) is not None
-
-
-def _runtime_call(name: str, host: Tally) -> RuntimeCall:
-    return RuntimeCall(name=name, host=host, waits=waits_for_device(name))
-
-
-def _sorted(calls: Iterable[RuntimeCall]) -> RuntimeCalls:
-    return RuntimeCalls(calls=tuple(sorted(calls, key=lambda call: (-call.host.total_ns, call.name))))
 
 
 def _spread(times_ns: NDArray[np.int64]) -> TimeSpread:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import chain
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.sums import of_known
+from lightning_modelprof.analysis.pooling import Key
 from lightning_modelprof.analysis.timeline.calls import (
     NestedCalls,
     innermost_at,
@@ -29,7 +27,6 @@ from lightning_modelprof.analysis.timeline.names import is_module
 from lightning_modelprof.analysis.timeline.tally import (
     Groups,
     Tally,
-    add_up,
     distinct,
     rows_named,
     sum_by,
@@ -324,7 +321,7 @@ def _name_of_nearest(
     return np.where(nearest >= 0, timeline.trace.name[nearest], -1).astype(np.int64)
 
 
-class MemoryChange(NamedTuple):
+class MemoryChange(Record, frozen=True):
     """Bytes allocated less bytes released while calls ran on their thread; negative where more was released.
 
     Attributes:
@@ -349,7 +346,7 @@ class Child(Record, frozen=True, kw_only=True):
         kernels: the device events that they launched themselves, by name.
     """
 
-    name: str
+    name: Key[str]
     calls: int
     host: Tally
     device: Tally | None
@@ -378,8 +375,8 @@ class Operator(Record, frozen=True, kw_only=True):
         kernels: the device events that it launched itself, by name.
     """
 
-    name: str
-    shape: str | None = None
+    name: Key[str]
+    shape: Key[str | None] = None
     calls: int
     host: Tally
     host_self_ns: int
@@ -398,68 +395,3 @@ class Operator(Record, frozen=True, kw_only=True):
     def flops(self) -> int | None:
         """Floating-point operations of all calls; ``None`` if some are unknown or all are an outer call's."""
         return self.counted_flops if self.num_counted and not self.num_uncounted else None
-
-
-def pool_operators(operators: Iterable[Operator]) -> list[Operator]:
-    """One for all of the same name and shape, of whatever thread and rank."""
-    parts: dict[tuple[str, str | None], list[Operator]] = {}
-    for operator in operators:
-        parts.setdefault((operator.name, operator.shape), []).append(operator)
-    return [same[0] if len(same) == 1 else _pool_same(same) for same in parts.values()]
-
-
-def _pool_same(parts: list[Operator]) -> Operator:
-    self_ns = [part.device_self_ns for part in parts if part.device_self_ns is not None]
-    return Operator(
-        name=parts[0].name,
-        shape=parts[0].shape,
-        calls=sum(part.calls for part in parts),
-        host=add_up(part.host for part in parts),
-        host_self_ns=sum(part.host_self_ns for part in parts),
-        device=of_known(add_up, (part.device for part in parts)),
-        device_self_ns=sum(self_ns) if self_ns else None,
-        counted_flops=sum(part.counted_flops for part in parts),
-        num_counted=sum(part.num_counted for part in parts),
-        num_uncounted=sum(part.num_uncounted for part in parts),
-        memory=_add_memory(part.memory for part in parts),
-        modules=_add_counts(part.modules for part in parts),
-        callers=_add_counts(part.callers for part in parts),
-        children=_pool_children(chain.from_iterable(part.children.values() for part in parts)),
-        kernels=_pool_kernels(part.kernels for part in parts),
-    )
-
-
-def _add_memory(parts: Iterable[MemoryChange | None]) -> MemoryChange | None:
-    known = [part for part in parts if part is not None]
-    return MemoryChange(*map(sum, zip(*known, strict=True))) if known else None
-
-
-def _add_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part)
-    return dict(total)
-
-
-def _pool_children(children: Iterable[Child]) -> dict[str, Child]:
-    parts: dict[str, list[Child]] = {}
-    for child in children:
-        parts.setdefault(child.name, []).append(child)
-    return {
-        name: Child(
-            name=name,
-            calls=sum(child.calls for child in same),
-            host=add_up(child.host for child in same),
-            device=of_known(add_up, (child.device for child in same)),
-            kernels=_pool_kernels(child.kernels for child in same),
-        )
-        for name, same in parts.items()
-    }
-
-
-def _pool_kernels(parts: Iterable[Mapping[str, Tally]]) -> dict[str, Tally]:
-    pooled: dict[str, list[Tally]] = {}
-    for kernels in parts:
-        for name, tally in kernels.items():
-            pooled.setdefault(name, []).append(tally)
-    return {name: add_up(tallies) for name, tallies in pooled.items()}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.sums import sum_of_all
+from lightning_modelprof.analysis.pooling import Key, OfAll
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
     different,
@@ -24,7 +24,7 @@ from lightning_modelprof.analysis.timeline.names import (
     ZERO_GRAD_PREFIX,
     is_shown_elsewhere,
 )
-from lightning_modelprof.analysis.timeline.tally import rows_named, share
+from lightning_modelprof.analysis.timeline.tally import rows_named
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch, not_nested
 from lightning_modelprof.record import Record
@@ -71,16 +71,14 @@ class EventType(Record, frozen=True, kw_only=True):
         key: one of ``HOST_TYPES`` or ``DEVICE_TYPES``.
         calls: events that begin inside the steps.
         total_ns: time inside the steps in which at least one of them ran, on any thread, stream or device.
-        ratio: ``total_ns`` as a share of the steps, so never above 1; ``None`` if they have no length.
         whole_calls, whole_ns: the same over the whole trace; ``None`` for phases of the steps.
     """
 
-    key: HostType | DeviceType
+    key: Key[HostType | DeviceType]
     calls: int
     total_ns: int
-    ratio: float | None
-    whole_calls: int | None
-    whole_ns: int | None
+    whole_calls: OfAll[int]
+    whole_ns: OfAll[int]
 
 
 class Overview(Record, frozen=True, kw_only=True):
@@ -90,8 +88,8 @@ class Overview(Record, frozen=True, kw_only=True):
         steps_ns: time of the steps on the host, to which the host's types are clipped.
         device_steps_ns: time of the stretches of steps between device-aware bounds (:class:`StepBounds`), to
             which the device's types are clipped; ``None`` without device events.
-        host: types of host events that occur, longest first. Each event is of one type.
-        device: types of device events that occur, in the order of ``DEVICE_TYPES``.
+        host: types of host events that occur, in no order. Each event is of one type.
+        device: types of device events that occur, in no order.
     """
 
     num_steps: int
@@ -114,56 +112,10 @@ def summarize_overview(timeline: Timeline) -> Overview:
         num_steps=len(steps.numbers),
         steps_ns=length(host_window),
         device_steps_ns=length(stretches) if timeline.has_device else None,
-        host=_longest_first(host),
+        host=tuple(host),
         device=tuple(_measure(timeline.trace, _device_members(timeline), stretches)),
         notes=(*steps.notes, *(bounds.notes if timeline.has_device else ())),
     )
-
-
-def pool_overviews(ranks: Sequence[Overview]) -> Overview:
-    """Several ranks together: calls and times are added up, and so is what the ratios are to.
-
-    The ratios of the device's types are to the steps of those ranks that have device events.
-    """
-    steps_ns = sum(rank.steps_ns for rank in ranks)
-    device_steps = [rank.device_steps_ns for rank in ranks if rank.device_steps_ns is not None]
-    device_steps_ns = sum(device_steps) if device_steps else None
-    host = _pool_types([rank.host for rank in ranks], HOST_TYPES, steps_ns)
-    return Overview(
-        num_steps=sum(rank.num_steps for rank in ranks),
-        steps_ns=steps_ns,
-        device_steps_ns=device_steps_ns,
-        host=_longest_first(host),
-        device=tuple(_pool_types([rank.device for rank in ranks], DEVICE_TYPES, device_steps_ns)),
-        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
-    )
-
-
-def _pool_types(
-    ranks: list[tuple[EventType, ...]], keys: Sequence[HostType | DeviceType], base_ns: int | None
-) -> list[EventType]:
-    """The types that occur on any rank, in the order of ``keys``."""
-    pooled = []
-    for key in keys:
-        same = [one for rank in ranks for one in rank if one.key == key]
-        total_ns = sum(one.total_ns for one in same)
-        if same:
-            pooled.append(
-                EventType(
-                    key=key,
-                    calls=sum(one.calls for one in same),
-                    total_ns=total_ns,
-                    ratio=share(total_ns, base_ns),
-                    whole_calls=sum_of_all(one.whole_calls for one in same),
-                    whole_ns=sum_of_all(one.whole_ns for one in same),
-                )
-            )
-    return pooled
-
-
-def _longest_first(types: list[EventType]) -> tuple[EventType, ...]:
-    order: list[HostType | DeviceType] = [*HOST_TYPES]
-    return tuple(sorted(types, key=lambda one: (-one.total_ns, order.index(one.key))))
 
 
 def _phases(timeline: Timeline, steps: Intervals) -> list[EventType]:
@@ -182,7 +134,6 @@ def _phases(timeline: Timeline, steps: Intervals) -> list[EventType]:
                     key=key,
                     calls=calls,
                     total_ns=total_ns,
-                    ratio=share(total_ns, length(steps)),
                     whole_calls=None,
                     whole_ns=None,
                 )
@@ -198,7 +149,6 @@ def _measure(
     Args:
         members: types, and rows of the events of each.
     """
-    window_ns = length(window)
     found = []
     for key, rows in members:
         if not len(rows):
@@ -213,7 +163,6 @@ def _measure(
                     key=key,
                     calls=calls,
                     total_ns=total_ns,
-                    ratio=share(total_ns, window_ns),
                     whole_calls=len(rows),
                     whole_ns=length(merged),
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -219,16 +218,6 @@ def count_kernel_launches(timeline: Timeline) -> KernelLaunchCount:
         lost=int(lost.sum()),
         kernels=int(np.count_nonzero(locate(ran_ns, steps) >= 0)),
         steps=tuple(number for number, count in zip(numbers, lost.tolist(), strict=True) if count),
-    )
-
-
-def pool_kernel_launches(ranks: Iterable[KernelLaunchCount]) -> KernelLaunchCount:
-    ranks = tuple(ranks)
-    return KernelLaunchCount(
-        launches=sum(one.launches for one in ranks),
-        lost=sum(one.lost for one in ranks),
-        kernels=sum(one.kernels for one in ranks),
-        steps=tuple(sorted({number for one in ranks for number in one.steps})),
     )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
 from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.pooling import Key
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, find_calls, nearest_around, thread_label
 from lightning_modelprof.analysis.timeline.intervals import length
 from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
 from lightning_modelprof.analysis.timeline.tally import (
     Tally,
-    add_up,
     by_name,
     distinct,
     rows_named,
@@ -37,7 +36,7 @@ class UserRange(Record, frozen=True, kw_only=True):
             up by call; ``None`` when the trace has no device events.
     """
 
-    name: str
+    name: Key[str]
     is_torch: bool
     calls: int
     host: Tally
@@ -119,23 +118,3 @@ def summarize_user_ranges(timeline: Timeline) -> UserRanges:
         steps_ns=None if timeline.steps is None else length(timeline.steps.intervals),
         device_ns=int(trace.duration_ns[trace.device.event].sum()) if timeline.has_device else None,
     )
-
-
-def pool_user_ranges(ranges: Iterable[UserRange]) -> list[UserRange]:
-    """One for all of the same name, of whatever thread and rank."""
-    parts: dict[str, list[UserRange]] = {}
-    for one in ranges:
-        parts.setdefault(one.name, []).append(one)
-    pooled = []
-    for name, same in parts.items():
-        device = [one.device for one in same if one.device is not None]
-        pooled.append(
-            UserRange(
-                name=name,
-                is_torch=same[0].is_torch,
-                calls=sum(one.calls for one in same),
-                host=add_up(one.host for one in same),
-                device=add_up(device) if device else None,
-            )
-        )
-    return pooled

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lightning_modelprof.analysis.trace.kernels import KernelUse, pool_kernels
-from lightning_modelprof.analysis.trace.operator_costs import Operator, pool_operators
+from lightning_modelprof.analysis.pooling import pool
+from lightning_modelprof.analysis.trace.kernels import KernelUse
+from lightning_modelprof.analysis.trace.operator_costs import Operator
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.bins import MAX_LAYERS, bin_note, bin_sizes, bin_starts, even_axis
@@ -104,7 +106,7 @@ _LABELS = {
 def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     """How much of the kernels' time uses tensor cores or communicates; ``None`` with fewer than two kinds."""
     time_ns = dict.fromkeys(_LABELS, 0)
-    for kernel in pool_kernels(split_ranks(by_rank, TraceFacts.kernels).found.values()).by_name:
+    for kernel in pool(split_ranks(by_rank, TraceFacts.kernels).found.values()).by_name:
         time_ns[_kind(kernel)] += kernel.tally.total_ns
     kinds = [kind for kind, ns in time_ns.items() if ns]
     if len(kinds) < 2:
@@ -144,8 +146,9 @@ def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     ranks = split_ranks(by_rank, TraceFacts.operators).found.values()
     has_device = any(rank.device_ns is not None for rank in ranks)
     threads = [thread for rank in ranks for thread in rank.threads]
-    pooled = pool_operators(operator for thread in threads for operator in thread.operators)
-    time_ns = {operator.name: _own_ns(operator, has_device=has_device) for operator in pooled}
+    time_ns: Counter[str] = Counter()
+    for operator in (operator for thread in threads for operator in thread.operators):
+        time_ns[operator.name] += _own_ns(operator, has_device=has_device)
     names = sorted((name for name, ns in time_ns.items() if ns), key=lambda name: (-time_ns[name], name))
     if len(names) < 2:
         return None

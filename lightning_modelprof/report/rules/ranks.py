@@ -352,5 +352,7 @@ def _in_steps(ranks: Iterable[Distributed | None]) -> list[_InSteps]:
 def _collectives(ranks: Sequence[Distributed]) -> list[Evidence]:
     """How many kinds of collectives there are, and the longest one's name."""
     kinds = next((one.collectives for one in ranks if one.collectives), ())
-    longest = [text("longest collective", one.name) for one in kinds[:1]]
-    return [*longest, count("kinds of collectives", len(kinds))] if kinds else []
+    if not kinds:
+        return []
+    longest = min(kinds, key=lambda one: (-one.time.total_ns, one.name))
+    return [text("longest collective", longest.name), count("kinds of collectives", len(kinds))]

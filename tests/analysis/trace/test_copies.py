@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.copies import memory_of, pool_copies, summarize_copies
+from lightning_modelprof.analysis.trace.copies import memory_of, summarize_copies
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.tables.trace.copies import COPIES
 from lightning_modelprof.trace.model import Category
@@ -179,12 +179,6 @@ def test_a_call_that_launches_several_counts_once():
     ]
 
 
-def test_pageable_note():
-    assert "pin_memory" in notes(summary(copy(PAGEABLE, 0, 5)))
-    assert "pin_memory" in notes(summary(copy("Memcpy DtoH (Device -> Pageable)", 0, 5)))
-    assert "pin_memory" not in notes(summary(copy(PINNED, 0, 5), copy(ON_DEVICE, 9, 5), copy(MEMSET, 20, 5)))
-
-
 def test_ranges_with_such_names_do_not_belong_here():
     ranges = [
         host("user_annotation", "memcpy of my batch", 0, 5),
@@ -252,7 +246,6 @@ def test_ranks_are_pooled():
         "num_operators": 2,
     }
     assert table[MEMSET]["size_bytes"] is None
-    assert pool_copies([first]) == first
 
 
 def test_absent():

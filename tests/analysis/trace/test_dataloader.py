@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.timeline.tally import Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.dataloader import pool_dataloader, summarize_dataloader
+from lightning_modelprof.analysis.trace.dataloader import summarize_dataloader
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.tables.trace.dataloader import DATALOADER
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
@@ -61,7 +62,7 @@ def test_fetches_by_call_and_by_step():
     assert found.fetches == us(3, 20, 10, 4)
     assert found.per_step == us(3, 20, 14, 0)
     assert (found.steps_ns, found.outside_operators_ns) == (300 * US, 20 * US)
-    assert (found.hidden, found.exposed, found.copies, found.operators) == (None, None, (), ())
+    assert (found.hidden, found.exposed, found.copies, found.operators) == (None, None, (), {})
 
 
 def test_a_fetch_is_clipped_to_the_steps():
@@ -75,10 +76,10 @@ def test_own_ranges_come_first_and_hold_torchs():
     events = (step(0, 0, 100), fetch(0, 30, OWN), fetch(5, 25, WORKERS), fetch(60, 90, SINGLE))
     found = summarize(*events)
     assert (found.fetches, found.has_own_ranges) == (us(1, 30, 30, 30), True)
-    assert found.loading == ("workers",)  # what fetches outside the training's own range does not count
+    assert found.loading == {"workers"}  # what fetches outside the training's own range does not count
     found = summarize(*(one for one in events if one["name"] != OWN))
     assert (found.fetches, found.has_own_ranges) == (us(2, 50, 30, 20), False)
-    assert found.loading == ("workers", "main thread")
+    assert found.loading == {"workers", "main thread"}
 
 
 def test_a_fetch_inside_a_fetch_counts_once():
@@ -95,12 +96,12 @@ def test_fetches_that_overlap_by_rounding_share_no_time():
 def test_a_range_outlives_the_python_function_that_opened_it():
     frames = (event("python_function", "__enter__", begin, begin + 2) for begin in (9, 14))
     found = summarize(step(0, 0, 100), *frames, fetch(10, 30, OWN), fetch(15, 25, WORKERS))
-    assert (found.fetches, found.loading) == (us(1, 20, 20, 20), ("workers",))
+    assert (found.fetches, found.loading) == (us(1, 20, 20, 20), {"workers"})
 
 
 @pytest.mark.parametrize(
     ("name", "loading"),
-    [(SINGLE, ("main thread",)), (WORKERS, ("workers",)), ("enumerate(DataPipe)#Mapper", ())],
+    [(SINGLE, {"main thread"}), (WORKERS, {"workers"}), ("enumerate(DataPipe)#Mapper", set())],
 )
 def test_who_loads(name, loading):
     assert summarize(step(0, 0, 100), fetch(10, 20, name)).loading == loading
@@ -140,11 +141,11 @@ def test_operators_inside():
         fetch(60, 65),
         event("cpu_op", "aten::to", 61, 64),
     )
-    assert found.operators == (
-        ("aten::stack", us(2, 12, 8, 4)),
-        ("aten::to", us(2, 5, 3, 2)),
-        ("aten::empty", us(1, 0, 0, 0)),
-    )
+    assert found.operators == {
+        "aten::stack": us(2, 12, 8, 4),
+        "aten::to": us(2, 5, 3, 2),
+        "aten::empty": us(1, 0, 0, 0),
+    }
     assert found.outside_operators_ns == (35 - 17) * US
 
 
@@ -180,7 +181,7 @@ def test_old_torch_wrote_ranges_as_operators():
         event("Operator", "aten::stack", 12, 20),
     )
     assert found.fetches == us(1, 20, 20, 20)
-    assert found.operators == (("aten::stack", us(1, 8, 8, 8)),)
+    assert found.operators == {"aten::stack": us(1, 8, 8, 8)}
 
 
 def test_absent():
@@ -256,12 +257,11 @@ def test_table_of_several_ranks():
 
 def test_pooling():
     with_device, without = one_fetch(kernel(15, 20)), one_fetch()
-    assert pool_dataloader([with_device]) == with_device
-    pooled = pool_dataloader([without, with_device])
+    pooled = pool([without, with_device])
     assert (pooled.hidden, pooled.exposed) == (None, None)  # not known for all of them
-    assert pooled.operators == (("aten::op0", us(2, 4, 2, 2)),)
+    assert pooled.operators == {"aten::op0": us(2, 4, 2, 2)}
     reverse = summarize(step(0, 0, 100), fetch(10, 20, WORKERS))
-    assert pool_dataloader([without, reverse]).loading == pool_dataloader([reverse, without]).loading
+    assert pool([without, reverse]).loading == pool([reverse, without]).loading
 
 
 # The oracle: looks at every microsecond, with nothing but loops.
@@ -317,7 +317,7 @@ def test_against_the_oracle(recording):
     if device:
         assert found.hidden == tally([len(points & busy) for points in calls])
         assert found.exposed == tally([len(points - busy) for points in calls])
-    assert sum(one.total_ns for _, one in found.operators) == in_operators * US
+    assert sum(one.total_ns for one in found.operators.values()) == in_operators * US
     assert found.outside_operators_ns == (len(fetched) - in_operators) * US
 
 
@@ -330,7 +330,7 @@ def test_against_the_oracle(recording):
 def test_resnet_equals_the_plugin(name, loading):
     found = summarize_dataloader(build_timeline(load(name)))
     truth = reference(name, "tb_plugin")
-    assert (found.fetches.calls, found.loading) == (6, (loading,))
+    assert (found.fetches.calls, found.loading) == (6, {loading})
     assert found.fetches.total_ns == found.per_step.total_ns == truth["role_range_sums"]["DataLoader"] * US
     assert found.hidden.total_ns + found.exposed.total_ns == found.fetches.total_ns
     # In its breakdown of the steps the plugin counts the loader only while no device works.
@@ -342,7 +342,7 @@ def test_resnet_equals_the_plugin(name, loading):
         truth["role_range_sums"]["Memcpy"] * US,
     )
     assert images.size_bytes == 6 * (32 * 3 * 224 * 224 * 4 + 32 * 8)
-    operators = dict(found.operators)
+    operators = found.operators
     if loading == "main thread":
         assert operators["aten::stack"].calls == 6
     else:

@@ -342,7 +342,7 @@ def test_processors():
     assert list(table) == ["CPU(Process)", "CPU(Workers)", "CPU(System)", "GPU 0"]
     assert [table[name]["utilization"] for name in list(table)[:3]] == [1.5, 0.25, 0.25]
     assert all(set(list(table[name].values())[2:]) == {None} for name in list(table)[:3])
-    assert "one core (of 8)" in notes({0: fact})
+    assert "one of 8 CPUs" in notes({0: fact})
     assert "not measured" not in notes({0: fact})
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.kernels import pool_kernels, summarize_kernels
+from lightning_modelprof.analysis.trace.kernels import summarize_kernels
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.trace.kernels import KERNELS
@@ -258,7 +258,6 @@ def test_ranks_are_pooled():
         "operator": "aten::bmm",  # 30 us against 10 us
         "num_operators": 2,
     }
-    assert pool_kernels([first]) == first
 
 
 def test_absent():

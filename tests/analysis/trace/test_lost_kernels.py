@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
-from lightning_modelprof.analysis.trace.trace_checks import count_kernel_launches, pool_kernel_launches
+from lightning_modelprof.analysis.trace.trace_checks import count_kernel_launches
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Status
 from lightning_modelprof.report.rules.engine import diagnose, diagnose_traces
@@ -152,7 +153,7 @@ def test_without_steps_the_whole_trace_counts():
 def test_ranks_together():
     """One of two ranks recorded its device."""
     whole, capture = lost(steps_with((10, 10))), lost(steps_with((10, 0), (10, 10)))
-    both = pool_kernel_launches([whole, capture])
+    both = pool([whole, capture])
     assert (*numbers(both), both.steps) == (30, 10, 20, (0,))
     facts = JobFacts(TraceFacts(make_trace(steps_with((100, recorded)))) for recorded in (30, 2))
     assert diagnose_traces(facts)[0].summary.startswith("168 of 200 kernel launches")

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.facts import WindowFacts
-from lightning_modelprof.analysis.trace.model_summary import NO_RANGES, NO_STEPS, pool_model_summaries
+from lightning_modelprof.analysis.pooling import pool
+from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
+from lightning_modelprof.analysis.trace.model_summary import NO_RANGES, NO_STEPS
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.tables.trace.model_summary import MODEL_SUMMARY, window_model_summary
 from lightning_modelprof.run.phases import PHASES, RANGE_PREFIX, TRACE_METADATA_KEY
@@ -84,7 +86,9 @@ def test_paddle_demo():
     summary, rows = rows_of(paddle_demo())
     assert list(rows) == ["profile_step", *CORE, "others", "unattributed"]
     assert [row.depth for row in summary.rows] == [0, 1, 1, 1, 1, 1, 2]
-    assert {key: (row.calls, row.host_total_ns // MS, row.host_ratio) for key, row in rows.items()} == {
+    ratios = [row[6] for row in of_window(window(), summary).rows]
+    figures = zip(rows.items(), ratios, strict=True)
+    assert {key: (row.calls, row.host_total_ns // MS, ratio) for (key, row), ratio in figures} == {
         "profile_step": (2, 200, 1.0),
         "dataloader": (2, 20, 0.1),
         "forward": (2, 40, 0.2),
@@ -103,14 +107,8 @@ def test_paddle_demo():
         "others": 8,
         "unattributed": 8,
     }
-    backward = rows["backward"]
-    assert (backward.device_avg_ns, backward.device_max_ns, backward.device_min_ns) == (
-        68e6,
-        68 * MS,
-        68 * MS,
-    )
-    assert backward.device_ratio == 136 / 208
-    assert rows["others"].host_avg_ns is None
+    assert rows["backward"].device_calls == Tally(2, 136 * MS, 68 * MS, 68 * MS)
+    assert rows["others"].host_calls is None
     assert (summary.num_steps, summary.step_numbers, summary.notes) == (2, (3, 4), ())
     assert (summary.phase_source, summary.device_outside_ns) == ("modelprof ranges", 0)
 
@@ -130,7 +128,7 @@ def test_closure_inside_the_optimizer():
         "zero_grad": 5,
         "other": 20,
     }
-    assert (rows["dataloader"].calls, rows["dataloader"].host_avg_ns) == (0, None)
+    assert rows["dataloader"].host_calls == NOTHING
     assert (rows["zero_grad"].label, rows["other"].label) == ("Zero grad", "Loop")
     assert rows["zero_grad"].depth == 2
 
@@ -139,9 +137,9 @@ def test_cpu_only_has_no_device_figures():
     summary, rows = rows_of(Recording().step(1, 0, 10).phase("forward", 2, 5))
     assert not summary.has_device
     assert summary.device_outside_ns is None
-    assert any("no GPU events" in note for note in summary.notes)
+    assert any("no GPU events" in note for note in of_window(window(), summary).notes)
     for row in rows.values():
-        assert row.device_total_ns is row.device_avg_ns is row.device_max_ns is row.device_ratio is None
+        assert row.device_total_ns is row.device_calls is None
 
 
 def test_launch_decides_and_the_rest_is_noted():
@@ -193,13 +191,7 @@ def test_calls_begin_in_a_step_and_time_is_clipped():
     made.phase("callbacks", 20, 20).phase("invented", 26, 27)
     _, rows = rows_of(made)
     assert (rows["dataloader"].calls, rows["dataloader"].host_total_ns) == (0, 2 * MS)
-    forward = rows["forward"]
-    assert (forward.calls, forward.host_avg_ns, forward.host_max_ns, forward.host_min_ns) == (
-        2,
-        5e6,
-        7 * MS,
-        3 * MS,
-    )
+    assert rows["forward"].host_calls == Tally(2, 10 * MS, 7 * MS, 3 * MS)
     assert rows["backward"].host_total_ns == 2 * MS
     assert (rows["callbacks"].calls, rows["callbacks"].host_total_ns) == (1, 0)
     assert (rows["invented"].label, rows["invented"].depth) == ("invented", 2)
@@ -241,7 +233,7 @@ def test_torch_ranges_with_a_closure():
         "unattributed": (None, 29),
     }
     assert rows["backward"].device_total_ns == 10 * MS
-    assert rows["backward"].device_avg_ns is None
+    assert rows["backward"].device_calls is None
     assert "phases come from torch's own" in summary.notes[0]
 
 
@@ -308,7 +300,7 @@ def test_against_an_oracle_on_a_grid(drawn):
         if kernels and row:
             assert row.device_total_ns == device.get(key, 0)
         if calls:
-            assert row.host_min_ns <= Fraction(row.host_avg_ns) <= row.host_max_ns
+            assert row.host_calls.min_ns <= Fraction(row.host_calls.avg_ns) <= row.host_calls.max_ns
     assert rows["profile_step"].host_total_ns == len(owner) * MS
     if kernels:
         assert rows["profile_step"].device_total_ns == sum(device.values())
@@ -335,7 +327,6 @@ def test_table():
     assert table.rows[3][7:] == (136 * MS, 68e6, 68 * MS, 68 * MS, 136 / 208)
     assert table.depths == (0, 1, 1, 1, 1, 1, 2)
     assert "partial; steps 3 to 6 were requested: training ended." in " ".join(table.notes)
-    assert "GPU time is the sum of all GPU events" in " ".join(table.notes)
 
 
 def test_table_without_device_or_summary():
@@ -409,16 +400,17 @@ def rank_1():
 
 
 def test_pooled_ranks():
-    summary = pool_model_summaries([summarize(rank_0().trace()), summarize(rank_1().trace())])
-    rows = {row.key: row for row in summary.rows}
-    assert list(rows) == ["profile_step", *CORE, "others", "zero_grad", "unattributed"]
-    assert [row.depth for row in summary.rows] == [0, 1, 1, 1, 1, 1, 2, 2]
+    ranks = {0: summarize(rank_0().trace()), 1: summarize(rank_1().trace())}
+    summary, table = pool(ranks.values()), table_of(MODEL_SUMMARY, ranks)
+    keys = ["profile_step", *CORE, "others", "zero_grad", "unattributed"]
+    assert [row[0] for row in table.rows] == [
+        {row.key: row.label for row in summary.rows}[key] for key in keys
+    ]
+    assert table.depths == (0, 1, 1, 1, 1, 1, 2, 2)
 
     def figures(key):
-        row = rows[key]
-        host = (row.host_total_ns, row.host_avg_ns, row.host_max_ns, row.host_min_ns, row.host_ratio)
-        device = (row.device_total_ns, row.device_avg_ns, row.device_max_ns, row.device_min_ns)
-        return row.calls, host, (*device, row.device_ratio)
+        row = table.rows[keys.index(key)]
+        return row[1], row[2:7], row[7:]
 
     # Three steps of 100, 100 and 50 ms that launch 8, 24 and 2 ms.
     assert figures("profile_step") == (
@@ -438,7 +430,7 @@ def test_pooled_ranks():
     # 200 - 20 - 40 - 10 of rank 0 and 50 - 5 of rank 1.
     assert figures("others") == (None, (175 * MS, None, None, None, 0.7), (0, None, None, None, 0.0))
     assert figures("zero_grad") == (1, (4 * MS, 4e6, 4 * MS, 4 * MS, 0.016), (0, 0.0, 0, 0, 0.0))
-    assert rows["unattributed"].host_total_ns == 171 * MS
+    assert figures("unattributed")[1][0] == 171 * MS
     assert (summary.num_steps, summary.step_numbers) == (3, (3, 4))
     assert (summary.has_device, summary.device_outside_ns) == (True, 3 * MS)
     assert ["1 of 2 GPU events" in note for note in summary.notes] == [True]
@@ -448,17 +440,16 @@ def test_a_rank_without_device_events_adds_no_zeros():
     """It has no device figures, so the device figures are those of the other rank."""
     on_device = summarize(rank_0().trace())
     on_host = summarize(Recording().step(3, 0, 40).phase("forward", 0, 30).trace())
-    pooled = pool_model_summaries([on_host, on_device])
+    pooled = pool([on_host, on_device])
     alone = {row.key: row for row in on_device.rows}
     for row in pooled.rows:
         assert row.device_total_ns == alone[row.key].device_total_ns
-        assert row.device_min_ns == alone[row.key].device_min_ns
-        assert row.device_avg_ns == alone[row.key].device_avg_ns
+        assert row.device_calls == alone[row.key].device_calls
     assert pooled.device_outside_ns == 0
-    told = " ".join(pooled.notes)
+    told = " ".join(table_of(MODEL_SUMMARY, {0: on_host, 1: on_device}).notes)
     assert "Some ranks have no GPU events" in told
     assert "The trace has no GPU events" not in told
-    nothing = pool_model_summaries([on_host, on_host])
+    nothing = pool([on_host, on_host])
     assert not nothing.has_device
     assert {row.device_total_ns for row in nothing.rows} == {nothing.device_outside_ns} == {None}
     assert nothing.rows[0].host_total_ns == 80 * MS
@@ -468,16 +459,10 @@ def test_pieced_together_on_one_rank_has_no_calls():
     """Forward is a range of ours on rank 0, and made of operators on rank 1."""
     pieced = Recording().step(3, 0, 50).add("aten::mm", 5, 10, cat="cpu_op")
     pieced.add("autograd::engine::evaluate_function: A", 20, 30, cat="cpu_op")
-    pooled = pool_model_summaries([summarize(rank_0().trace()), summarize(pieced.trace())])
-    (forward,) = (row for row in pooled.rows if row.key == "forward")
-    assert (forward.calls, forward.host_total_ns, forward.host_avg_ns) == (None, 65 * MS, None)
-    assert (forward.host_max_ns, forward.host_min_ns) == (None, None)
-    assert (forward.device_total_ns, forward.device_avg_ns, forward.device_max_ns) == (32 * MS, None, None)
-
-
-def test_one_rank_is_not_pooled():
-    summary = summarize(rank_0().trace())
-    assert pool_model_summaries([summary]) is summary
+    ranks = {0: summarize(rank_0().trace()), 1: summarize(pieced.trace())}
+    (forward,) = (row for row in table_of(MODEL_SUMMARY, ranks).rows if row[0] == "Forward")
+    assert forward[1:6] == (None, 65 * MS, None, None, None)
+    assert forward[7:11] == (32 * MS, None, None, None)
 
 
 def test_table_of_ranks():

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_modelprof.analysis.pooling import pool_alike
 from lightning_modelprof.analysis.timeline.intervals import length, subtract, union
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.operator_costs import flops_of, is_user_frame, pool_operators
+from lightning_modelprof.analysis.trace.operator_costs import flops_of, is_user_frame
 from lightning_modelprof.analysis.trace.operators import summarize_operators
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions, parse_sort_key
@@ -63,7 +64,7 @@ def summarize(*events, **metadata):
 
 
 def by_name(fact):
-    return {one.name: one for one in pool_operators(o for thread in fact.threads for o in thread.operators)}
+    return {one.name: one for one in pool_alike(o for thread in fact.threads for o in thread.operators)}
 
 
 def us(*times):
@@ -885,9 +886,7 @@ def test_resnet_equals_the_plugin(name, table):
         for thread in fact.threads
         for one in (thread.operators if table == "operator_table" else thread.by_shape)
     ]
-    found = {
-        (one.name, one.shape and json.loads(one.shape).__repr__()): one for one in pool_operators(operators)
-    }
+    found = {(one.name, one.shape and json.loads(one.shape).__repr__()): one for one in pool_alike(operators)}
     rows = reference(name, "tb_plugin")[table]["rows"]
     assert len(rows) == (60 if table == "operator_table" else 30)
     merged = {}

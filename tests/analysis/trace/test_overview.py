@@ -11,7 +11,6 @@ from lightning_modelprof.analysis.trace.model_summary import summarize_model
 from lightning_modelprof.analysis.trace.overview import (
     DEVICE_TYPES,
     HOST_TYPES,
-    pool_overviews,
     summarize_overview,
 )
 from lightning_modelprof.report.tables.trace.overview import OVERVIEW
@@ -83,8 +82,9 @@ def test_each_type():
         "zero_grad": (1, 4),
         "overhead": (1, 1),
     }
-    assert [one.total_ns for one in found.host] == sorted((one.total_ns for one in found.host), reverse=True)
-    assert [one.ratio for one in found.host] == [one.total_ns / (100 * US) for one in found.host]
+    rows = table_of(OVERVIEW, {0: found}).rows[1:]
+    assert [row[2] for row in rows] == sorted((one.total_ns for one in found.host), reverse=True)
+    assert [row[3] for row in rows] == [row[2] / (100 * US) for row in rows]
     assert found.device == ()
 
 
@@ -105,7 +105,7 @@ def test_device_types():
         "memset": (1, 1),
         "communication": (1, 20),
     }
-    assert [one.ratio for one in found.device] == [0.4, 0.05, 0.01, 0.2]
+    assert [row[5] for row in table_of(OVERVIEW, {0: found}).rows[-4:]] == [0.4, 0.05, 0.01, 0.2]
 
 
 def test_clipped_to_the_steps_but_whole_too():
@@ -122,7 +122,7 @@ def test_clipped_to_the_steps_but_whole_too():
     (operators,) = found.host
     assert (operators.calls, operators.total_ns) == (3, (5 + 1 + 2) * US)
     assert (operators.whole_calls, operators.whole_ns) == (5, (15 + 7 + 12 + 10) * US)
-    assert operators.ratio == 8 / 20
+    assert found.steps_ns == 20 * US
 
 
 def test_the_device_may_lag_behind_the_host():
@@ -135,7 +135,7 @@ def test_the_device_may_lag_behind_the_host():
     )
     assert (found.steps_ns, found.device_steps_ns) == (10 * US, 30 * US)
     (kernel,) = found.device
-    assert (kernel.calls, kernel.total_ns, kernel.ratio) == (1, 30 * US, 1.0)
+    assert (kernel.calls, kernel.total_ns) == (1, 30 * US)
     assert (kernel.whole_calls, kernel.whole_ns) == (2, 40 * US)
 
 
@@ -244,7 +244,7 @@ def test_time_between_windows_is_in_no_ratio():
         event("kernel", "gemm", 995, 1_015, "stream 7"),
     )
     assert found.device_steps_ns == 40 * US
-    assert [(one.key, one.total_ns, one.ratio) for one in found.device] == [("kernel", 30 * US, 0.75)]
+    assert table_of(OVERVIEW, {0: found}).rows[-1] == ("Kernel", 1, None, None, 30 * US, 0.75)
     assert found.notes == (
         "The steps are 2 separate ranges, and no ratio includes the time in between: 5 to 6, 55 to 56.",
     )
@@ -293,8 +293,7 @@ def test_optimization_is_that_of_the_model_summary(own, optimization, zero_grad)
     for one in found.host:
         if one.key in {"optimization", "zero_grad"}:
             row = rows["optimizer" if one.key == "optimization" else one.key]
-            assert (one.calls, one.total_ns, one.ratio) == (row.calls, row.host_total_ns, row.host_ratio)
-    assert any("closure" in note for note in table_of(OVERVIEW, {0: found}).notes)
+            assert (one.calls, one.total_ns) == (row.calls, row.host_total_ns)
 
 
 def test_empty_steps_are_called_empty():
@@ -362,12 +361,11 @@ def test_against_the_oracle(recording):
             if calls or covered:
                 expected[key] = (calls, covered)
         assert times(types) == expected
-        assert all(one.ratio == one.total_ns / (len(inside) * US) <= 1 for one in types)
+        assert all(one.total_ns <= len(inside) * US for one in types)
 
 
-def test_pooling_one_rank_changes_nothing():
+def test_types():
     found = overview(10, 60, (0, 25), (50, 75))
-    assert pool_overviews([found]) == found
     assert {one.key for one in found.host} <= set(HOST_TYPES)
     assert {one.key for one in found.device} <= set(DEVICE_TYPES)
 
@@ -411,5 +409,6 @@ def test_unions_of_newer_traces(name):
     assert communication == truth["n_comm_kernels"]
     kernels = sum(one.whole_calls for one in found.device if one.key in {"kernel", "communication"})
     assert kernels == truth["n_kernels"]
-    assert all(0 < one.ratio <= 1 for one in (*found.host, *found.device))
+    assert all(0 < one.total_ns <= found.steps_ns for one in found.host)
+    assert all(0 < one.total_ns <= found.device_steps_ns for one in found.device)
     assert found.steps_ns == pytest.approx(sum(s["wall_us"] for s in truth["profiler_steps"]) * US, abs=1)

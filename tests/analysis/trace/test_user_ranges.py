@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lightning_modelprof.analysis.pooling import pool_alike
 from lightning_modelprof.analysis.timeline.names import is_shown_elsewhere, is_torch_range
 from lightning_modelprof.analysis.timeline.tally import NOTHING, Tally
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.user_ranges import pool_user_ranges, summarize_user_ranges
+from lightning_modelprof.analysis.trace.user_ranges import summarize_user_ranges
 from lightning_modelprof.report.options import SORT_KEYS, TableOptions
 from lightning_modelprof.report.tables.trace.user_ranges import USER_RANGES
 from lightning_modelprof.trace.reader import read_trace
@@ -39,7 +40,7 @@ def summarize(*events):
 
 
 def by_name(fact):
-    return {one.name: one for one in pool_user_ranges(o for thread in fact.threads for o in thread.ranges)}
+    return {one.name: one for one in pool_alike(o for thread in fact.threads for o in thread.ranges)}
 
 
 def us(*times):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from lightning_modelprof.analysis.pooling import pool
+from lightning_modelprof.analysis.sums import sum_of_known
 from lightning_modelprof.analysis.timeline.tally import Tally, share
-from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, pool_dataloader
+from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, Loading
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
@@ -58,94 +61,78 @@ DATALOADER: Final = TableSpec(
 
 _MOST_OPERATORS: Final = 5
 
-_NOTE: Final = (
-    "Fetch is the time the training thread spends waiting for or making batches within the steps. Ratio is"
-    " the share of step time."
-)
-_HIDDEN_NOTE: Final = (
-    "Hidden is fetch time while a GPU was busy. Exposed is the rest, the most that faster data loading can"
-    " save."
-)
 _NO_DEVICE_NOTE: Final = "Hidden and exposed time are unknown because the trace has no GPU events."
-_LOADING_NOTES: Final = {
-    ("workers",): "Workers make the batches. More workers may shorten the wait.",
-    ("main thread",): (
+_LOADING_NOTES: Final[Mapping[frozenset[Loading], str]] = {
+    frozenset({"workers"}): "Workers make the batches. More workers may shorten the wait.",
+    frozenset({"main thread"}): (
         "The training process makes the batches itself (num_workers=0). Workers could make them in parallel."
     ),
-    ("workers", "main thread"): "Some batches are made by workers, some by the training process.",
+    frozenset({"workers", "main thread"}): (
+        "Some batches are made by workers, some by the training process."
+    ),
 }
-_OPERATOR_NOTE: Final = (
-    "Operators are those the training thread ran during fetches, excluding nested ones. The rest, outside"
-    " operators, is Python, the data set and waiting."
-)
-_COPY_NOTE: Final = "The Memcpy rows cover the CPU-to-GPU copies launched in the steps, in GPU time."
 _PAGEABLE_NOTE: Final = (
     "Copies from pageable memory block the CPU. DataLoader(pin_memory=True) makes them asynchronous."
 )
 
-_Line = tuple[int, Unit, tuple[Cell, ...]]
-"""Depth, unit and cells of a row."""
+_Line = tuple[int, Mapping[str, Cell]]
+"""Depth and cells of a row."""
 
 
 @trace_table(DATALOADER, "dataloader", TraceFacts.dataloader)
 def dataloader_table(ranks: Ranks[DataloaderTime]) -> Table:
     """Where the fetch time goes, the ranks together and the fetches also by rank."""
-    pooled = pool_dataloader(list(ranks.found.values()))
-    lines = [_time_line(0, "Fetch", pooled.fetches, pooled.steps_ns)]
-    if ranks.are_several:
-        lines += [
-            _time_line(1, f"rank {rank}", fact.fetches, fact.steps_ns) for rank, fact in ranks.found.items()
-        ]
-    lines += [*_fetch_lines(pooled), *(line for copy in pooled.copies for line in _copy_lines(copy))]
+    pooled = pool(ranks.found.values())
+    copies = sorted(pooled.copies, key=lambda copy: (-copy.tally.total_ns, copy.name))
+    lines = [
+        *_fetch_lines(pooled, ranks.found if ranks.are_several else {}),
+        *(line for copy in copies for line in _copy_lines(copy)),
+    ]
+    is_pageable = any("pageable" in copy.name.lower() for copy in copies)
     return DATALOADER.table(
-        rows=tuple(cells for _, _, cells in lines),
-        depths=tuple(depth for depth, _, _ in lines),
-        row_units=tuple(unit for _, unit, _ in lines),
-        notes=_notes(pooled),
+        [cells for _, cells in lines],
+        depths=tuple(depth for depth, _ in lines),
+        row_units=tuple(Unit.BYTES if cells["name"] == "size" else Unit.DURATION_NS for _, cells in lines),
+        notes=(
+            *((_LOADING_NOTES[pooled.loading],) if pooled.loading else ()),
+            *((_NO_DEVICE_NOTE,) if pooled.hidden is None else ()),
+            *((_PAGEABLE_NOTE,) if is_pageable else ()),
+        ),
     )
 
 
-def _time_line(depth: int, name: str, tally: Tally, steps_ns: int, *, has_calls: bool = True) -> _Line:
-    calls = tally.calls if has_calls else None
-    times = (tally.total_ns, tally.avg_ns, tally.max_ns, tally.min_ns)
-    return depth, Unit.DURATION_NS, (name, calls, *times, share(tally.total_ns, steps_ns))
-
-
-def _fetch_lines(fact: DataloaderTime) -> list[_Line]:
-    """What the fetches consist of, in three ways: by step, by what the device does, by what the host does."""
+def _fetch_lines(fact: DataloaderTime, by_rank: Mapping[int, DataloaderTime]) -> Iterator[_Line]:
+    """The fetches, and what they consist of: by rank, by step, by what device and host do meanwhile."""
     steps_ns = fact.steps_ns
-    lines = [_time_line(1, "per step", fact.per_step, steps_ns)]
+    yield 0, _timed("Fetch", fact.fetches, steps_ns)
+    for rank, one in by_rank.items():
+        yield 1, _timed(f"rank {rank}", one.fetches, one.steps_ns)
+    yield 1, _timed("per step", fact.per_step, steps_ns)
     for name, tally in (("hidden behind GPU work", fact.hidden), ("exposed", fact.exposed)):
         if tally is not None:
-            lines.append(_time_line(1, name, tally, steps_ns, has_calls=False))
-    shown, rest = fact.operators[:_MOST_OPERATORS], fact.operators[_MOST_OPERATORS:]
-    lines += [_time_line(1, f"in {name}", tally, steps_ns) for name, tally in shown]
-    for name, total_ns in (
-        ("in other operators", sum(tally.total_ns for _, tally in rest) if rest else None),
-        ("outside operators", fact.outside_operators_ns),
-    ):
+            yield 1, _timed(name, tally, steps_ns) | {"calls": None}
+    operators = sorted(fact.operators.items(), key=lambda item: (-item[1].total_ns, item[0]))
+    for name, tally in operators[:_MOST_OPERATORS]:
+        yield 1, _timed(f"in {name}", tally, steps_ns)
+    rest_ns = sum_of_known(tally.total_ns for _, tally in operators[_MOST_OPERATORS:])
+    for name, total_ns in (("in other operators", rest_ns), ("outside operators", fact.outside_operators_ns)):
         if total_ns is not None:
-            ratio = share(total_ns, steps_ns)
-            lines.append((1, Unit.DURATION_NS, (name, None, total_ns, None, None, None, ratio)))
-    return lines
+            yield 1, {"name": name, "total": total_ns, "ratio": share(total_ns, steps_ns)}
 
 
-def _copy_lines(copy: HostToDevice) -> list[_Line]:
-    tally, size = copy.tally, copy.size_bytes
-    times = (copy.name, tally.calls, tally.total_ns, tally.avg_ns, tally.max_ns, tally.min_ns, None)
-    mean_size = None if size is None else size / tally.calls
-    return [
-        (0, Unit.DURATION_NS, times),
-        (1, Unit.BYTES, ("size", None, size, mean_size, None, None, None)),
-    ]
+def _timed(name: str, tally: Tally, steps_ns: int) -> dict[str, Cell]:
+    return {
+        "name": name,
+        "calls": tally.calls,
+        "total": tally.total_ns,
+        "avg": tally.avg_ns,
+        "max": tally.max_ns,
+        "min": tally.min_ns,
+        "ratio": share(tally.total_ns, steps_ns),
+    }
 
 
-def _notes(fact: DataloaderTime) -> tuple[str, ...]:
-    return (
-        _NOTE,
-        *([_LOADING_NOTES[fact.loading]] if fact.loading else []),
-        _NO_DEVICE_NOTE if fact.hidden is None else _HIDDEN_NOTE,
-        *([_OPERATOR_NOTE] if fact.operators else []),
-        *([_COPY_NOTE] if fact.copies else []),
-        *([_PAGEABLE_NOTE] if any("pageable" in copy.name.lower() for copy in fact.copies) else []),
-    )
+def _copy_lines(copy: HostToDevice) -> Iterator[_Line]:
+    size = copy.size_bytes
+    yield 0, _timed(copy.name, copy.tally, 0)
+    yield 1, {"name": "size", "total": size, "avg": None if size is None else size / copy.tally.calls}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from lightning_modelprof.analysis.trace.device_usage import DeviceUsage, HostUsage, OneDevice
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import asdict
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
@@ -93,36 +95,16 @@ DEVICE_USAGE: Final = TableSpec(
 )
 
 
-_CPU_NOTE: Final = (
-    "CPU(Process) and CPU(Workers) are the CPU time of the training process and its children, divided by"
-    " elapsed time; 100% is one core{cores}. CPU(System) is the busy share of all cores, across all"
-    " processes."
-)
 _NO_CPU_NOTE: Final = (
     "There are no CPU figures because this trace wasn't recorded by ModelProfCallback, which adds CPU times."
 )
 _UNREAD_CPU_NOTE: Final = "A dash in a CPU row means that the system didn't report the time."
-_GPU_NOTE: Final = (
-    "GPU Utilization is the share of time in which any kernel runs; Busy also counts copies and memsets. SM"
-    " efficiency is the mean share of multiprocessors with work, counting idle time as 0."
-)
-_OCCUPANCY_NOTE: Final = (
-    "Occupancy is torch.profiler's estimate, weighted by kernel time. Occupancy 0 is the share of time in"
-    " kernels for which that estimate is 0, which lowers the mean."
-)
-_TENSOR_NOTE: Final = (
-    "Tensor Cores is the share of kernel time that uses them, among kernels we can classify; Tensor Cores"
-    " unknown is the share we can't classify. Both are dashes on GPUs without tensor cores."
-)
 _NO_ESTIMATE_NOTE: Final = (
     "A dash in SM efficiency or Occupancy means that the profiler wrote no estimate, which it only does on"
     " NVIDIA GPUs."
 )
 _UNKNOWN_SM_NOTE: Final = "Kernels without recorded blocks per SM count as 0 in SM efficiency."
 _COVERS: Final = {
-    "steps": (
-        "GPU figures cover the time from the start of the first step to the end of the last step's GPU work."
-    ),
     "operators": (
         "The trace's ProfilerStep ranges have no length, so GPU figures cover its operators and the work"
         " they launched."
@@ -140,51 +122,39 @@ def device_usage_table(ranks: Ranks[DeviceUsage]) -> Table:
     usages = list(ranks.found.values())
     rows = [row for rank, usage in ranks.found.items() for row in _rows(usage, ranks.prefix(rank))]
     # Without a device all columns but the first two would be empty.
-    num_columns = len(_COLUMNS) if any(usage.devices for usage in usages) else 2
+    has_devices = any(usage.devices for usage in usages)
     return DEVICE_USAGE.table(
-        columns=_COLUMNS[:num_columns],
-        rows=tuple(row[:num_columns] for row in rows),
+        rows,
+        columns=_COLUMNS if has_devices else _COLUMNS[:2],
         notes=(*_cpu_notes([usage.host for usage in usages]), *_device_notes(usages)),
     )
 
 
-def _rows(usage: DeviceUsage, prefix: str) -> list[tuple[Cell, ...]]:
-    host = usage.host
-    rest = (None,) * (len(_COLUMNS) - 2)
+def _rows(usage: DeviceUsage, prefix: str) -> list[Mapping[str, Cell]]:
     devices = [_device_row(device, prefix) for device in usage.devices]
-    if host is None and devices:
+    if usage.host is None and devices:
         return devices  # three rows of dashes say nothing that the note does not
+    host: Mapping[str, Cell] = {} if usage.host is None else asdict(usage.host)
     return [
-        (f"{prefix}CPU(Process)", host.process if host else None, *rest),
-        (f"{prefix}CPU(Workers)", host.workers if host else None, *rest),
-        (f"{prefix}CPU(System)", host.system if host else None, *rest),
+        {"name": f"{prefix}CPU(Process)", "utilization": host.get("process")},
+        {"name": f"{prefix}CPU(Workers)", "utilization": host.get("workers")},
+        {"name": f"{prefix}CPU(System)", "utilization": host.get("system")},
         *devices,
     ]
 
 
-def _device_row(device: OneDevice, prefix: str) -> tuple[Cell, ...]:
-    return (
-        f"{prefix}GPU" if device.number is None else f"{prefix}GPU {device.number}",
-        device.utilization,
-        device.busy,
-        device.sm_efficiency,
-        device.occupancy,
-        device.occupancy_zero,
-        device.tensor_cores,
-        device.tensor_unknown,
-        device.name,
-        device.memory_bytes,
-        device.compute_capability,
-    )
+def _device_row(device: OneDevice, prefix: str) -> Mapping[str, Cell]:
+    name = f"{prefix}GPU" if device.number is None else f"{prefix}GPU {device.number}"
+    return {**asdict(device), "name": name, "model": device.name}
 
 
 def _cpu_notes(hosts: list[HostUsage | None]) -> list[str]:
     notes = []
     known = [host for host in hosts if host is not None]
-    if known:
-        counts = {host.num_cpus for host in known}
-        num_cpus = counts.pop() if len(counts) == 1 else None
-        notes.append(_CPU_NOTE.format(cores=f" (of {num_cpus})" if num_cpus else ""))
+    counts = {host.num_cpus for host in known}
+    num_cpus = counts.pop() if len(counts) == 1 else None
+    if num_cpus:
+        notes.append(f"100% of CPU(Process) and CPU(Workers) is one of {num_cpus} CPUs.")
     if any(None in (host.process, host.workers, host.system) for host in known):
         notes.append(_UNREAD_CPU_NOTE)
     if len(known) < len(hosts):
@@ -196,14 +166,12 @@ def _device_notes(usages: list[DeviceUsage]) -> list[str]:
     devices = [device for usage in usages for device in usage.devices]
     if not devices:
         return [_NO_DEVICE_NOTE]
-    notes = [_GPU_NOTE]
-    if any(device.occupancy is not None for device in devices):
-        notes.append(_OCCUPANCY_NOTE)
-    notes.append(_TENSOR_NOTE)
+    notes = []
     if any(device.sm_efficiency is None or device.occupancy is None for device in devices):
         notes.append(_NO_ESTIMATE_NOTE)
     if any(device.sm_efficiency is not None and device.sm_unknown for device in devices):
         notes.append(_UNKNOWN_SM_NOTE)
-    notes.extend(_COVERS[covers] for covers in dict.fromkeys(usage.covers for usage in usages) if covers)
+    covered = dict.fromkeys(usage.covers for usage in usages)
+    notes.extend(_COVERS[covers] for covers in covered if covers in _COVERS)
     notes.extend(dict.fromkeys(note for usage in usages for note in usage.notes))
     return notes

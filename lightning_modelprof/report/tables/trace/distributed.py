@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from lightning_modelprof.analysis.pooling import pool_alike
 from lightning_modelprof.analysis.timeline.tally import share
-from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap, pool_collectives
+from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
@@ -57,12 +60,12 @@ DISTRIBUTED: Final = TableSpec(
     compared=CompareKey(keys=("step_mean_ns",)),
 )
 
-_PARTS: Final = (
-    ("Communication", "communication_ns"),
-    ("Computation", "computation_ns"),
-    ("Overlap", "overlap_ns"),
-    ("Exposed", "exposed_ns"),
-)
+_PARTS: Final[Mapping[str, Callable[[Overlap], int | None]]] = {
+    "Communication": lambda overlap: overlap.communication_ns,
+    "Computation": lambda overlap: overlap.computation_ns,
+    "Overlap": lambda overlap: overlap.overlap_ns,
+    "Exposed": lambda overlap: overlap.exposed_ns,
+}
 _BASES: Final = {
     "steps": "ProfileStep",
     "operators": "Span of the operators",
@@ -70,13 +73,6 @@ _BASES: Final = {
     None: "Whole trace",
 }
 
-_NOTES: Final = (
-    "Communication is time with a communication kernel (such as NCCL) running, Computation with any other"
-    " kernel (not copies), and Overlap with both. Exposed is Communication without Overlap, the most that"
-    " faster communication can save.",
-    "Times cover the whole trace and include waiting for other ranks. Ratio and Per step cover only time"
-    " within the steps.",
-)
 _HOST_NOTE: Final = (
     "For traces without communication kernels, Communication is the time in the backend's CPU ranges, such"
     " as gloo:all_reduce, on any thread."
@@ -98,36 +94,8 @@ _COLLECTIVE_COLUMNS: Final = (
         ),
     ),
     ColumnSpec("group_size", "Ranks", Unit.COUNT, help="number of ranks in the group."),
-    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True),
-    ColumnSpec(
-        "total_ns",
-        "Total",
-        Unit.DURATION_NS,
-        "Time",
-        adds_up=True,
-        help=_OF_KERNELS,
-    ),
-    ColumnSpec(
-        "avg_ns",
-        "Avg",
-        Unit.DURATION_NS,
-        "Time",
-        help=_OF_KERNELS,
-    ),
-    ColumnSpec(
-        "max_ns",
-        "Max",
-        Unit.DURATION_NS,
-        "Time",
-        help=_OF_KERNELS,
-    ),
-    ColumnSpec(
-        "min_ns",
-        "Min",
-        Unit.DURATION_NS,
-        "Time",
-        help=_OF_KERNELS,
-    ),
+    ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, of=lambda one: one.time.calls),
+    *tally_columns("", "Time", lambda one: one.time, help=_OF_KERNELS, each=_OF_KERNELS, adds_up=True),
     ColumnSpec(
         "size_bytes",
         "Size",
@@ -148,37 +116,32 @@ COLLECTIVES: Final = TableSpec(
     compared=CompareKey(keys=("total_ns",), sum_over="window", names=("name", "group")),
 )
 
-_COLLECTIVE_NOTES: Final = (
-    "Calls and times are of the kernels, or of CPU ranges if no kernel communicates. They include waiting"
-    " for other ranks; overlapping calls are added up.",
-    "Size is what the ranks put in, summed over ranks and calls. A dash means that not every call recorded"
-    " it.",
-)
-
 
 @trace_table(DISTRIBUTED, "distributed", TraceFacts.distributed)
 def distributed_table(ranks: Ranks[Distributed]) -> Table:
     """How long each rank communicated, and how much of that computation did not hide."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Mapping[str, Cell]] = []
     depths: list[int] = []
     for rank, fact in ranks.found.items():
         prefix = ranks.prefix(rank)
         if fact.base_ns is not None:
-            step_ns = None if fact.in_steps is None else fact.base_ns / fact.num_steps
-            whole = share(fact.base_ns, fact.base_ns)
-            rows.append((prefix + _BASES[fact.base], fact.base_ns, whole, step_ns))
+            rows.append(
+                {
+                    "name": prefix + _BASES[fact.base],
+                    "total_ns": fact.base_ns,
+                    "ratio": share(fact.base_ns, fact.base_ns),
+                    "step_mean_ns": None if fact.in_steps is None else fact.base_ns / fact.num_steps,
+                }
+            )
             depths.append(0)
-        for label, key in _PARTS:
-            rows.append((prefix + label, *_cells(fact, key)))
-            depths.append(0 if fact.base_ns is None else 1)
+        rows += [_part(fact, prefix + label, getter) for label, getter in _PARTS.items()]
+        depths += [0 if fact.base_ns is None else 1] * len(_PARTS)
     facts = tuple(ranks.found.values())
-    host = any(fact.source == "host" for fact in facts)
     return DISTRIBUTED.table(
-        rows=tuple(rows),
+        rows,
         depths=tuple(depths),
         notes=(
-            *_NOTES,
-            *((_HOST_NOTE,) if host else ()),
+            *((_HOST_NOTE,) if any(fact.source == "host" for fact in facts) else ()),
             *((_ASYNCHRONOUS_NOTE,) if any(fact.is_asynchronous for fact in facts) else ()),
             *((_NO_KERNELS_NOTE,) if any(fact.whole.computation_ns is None for fact in facts) else ()),
             *dict.fromkeys(note for fact in facts for note in fact.notes),
@@ -186,35 +149,18 @@ def distributed_table(ranks: Ranks[Distributed]) -> Table:
     )
 
 
+def _part(fact: Distributed, name: str, of: Callable[[Overlap], int | None]) -> Mapping[str, Cell]:
+    return {
+        "name": name,
+        "total_ns": of(fact.whole),
+        "ratio": None if fact.in_base is None else share(of(fact.in_base), fact.base_ns),
+        "step_mean_ns": None if fact.in_steps is None else share(of(fact.in_steps), fact.num_steps),
+    }
+
+
 @trace_table(COLLECTIVES, "distributed", TraceFacts.distributed)
 def collectives_table(ranks: Ranks[Distributed]) -> Table:
     """Calls, time and size of every collective in every process group, all ranks together."""
-    return COLLECTIVES.table(
-        rows=tuple(
-            (
-                one.name,
-                one.group,
-                one.group_size,
-                one.time.calls,
-                one.time.total_ns,
-                one.time.avg_ns,
-                one.time.max_ns,
-                one.time.min_ns,
-                one.size_bytes,
-            )
-            for one in pool_collectives(one for fact in ranks.found.values() for one in fact.collectives)
-        ),
-        notes=_COLLECTIVE_NOTES,
-    )
-
-
-def _cells(fact: Distributed, key: str) -> tuple[Cell, ...]:
-    """Time, ratio and time per step of one of the parts."""
-
-    def of(overlap: Overlap) -> int | None:
-        part: int | None = getattr(overlap, key)
-        return part
-
-    in_base_ns = None if fact.in_base is None else of(fact.in_base)
-    in_steps_ns = None if fact.in_steps is None else of(fact.in_steps)
-    return of(fact.whole), share(in_base_ns, fact.base_ns), share(in_steps_ns, fact.num_steps)
+    pooled = pool_alike(one for fact in ranks.found.values() for one in fact.collectives)
+    longest_first = sorted(pooled, key=lambda one: (-one.time.total_ns, one.name, one.group or ""))
+    return COLLECTIVES.table(longest_first)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse, pool_kernels
+from lightning_modelprof.analysis.pooling import pool
+from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
@@ -18,24 +20,14 @@ _WEIGHTED: Final = (
 _COLUMNS: Final = (
     ColumnSpec("name", "Name"),
     ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, is_main=True, of=lambda one: one.tally.calls),
-    ColumnSpec(
-        "device_total_ns",
-        "Total",
-        Unit.DURATION_NS,
+    *tally_columns(
+        "device_",
         "GPU",
-        adds_up=True,
+        lambda one: one.tally,
         help="sum of durations; overlaps counted in full.",
+        each="per call.",
+        adds_up=True,
         is_main=True,
-        of=lambda one: one.tally.total_ns,
-    ),
-    ColumnSpec(
-        "device_avg_ns", "Avg", Unit.DURATION_NS, "GPU", help="per call.", of=lambda one: one.tally.avg_ns
-    ),
-    ColumnSpec(
-        "device_max_ns", "Max", Unit.DURATION_NS, "GPU", help="per call.", of=lambda one: one.tally.max_ns
-    ),
-    ColumnSpec(
-        "device_min_ns", "Min", Unit.DURATION_NS, "GPU", help="per call.", of=lambda one: one.tally.min_ns
     ),
     ColumnSpec(
         "device_ratio",
@@ -76,7 +68,7 @@ _COLUMNS: Final = (
         "occupancy",
         "Occupancy (%)",
         Unit.RATIO,
-        help=_WEIGHTED,
+        help=f"{_WEIGHTED} It's torch.profiler's estimate, which is 0 for some busy kernels.",
         of=lambda one: one.occupancy.mean,
     ),
     ColumnSpec(
@@ -99,21 +91,6 @@ KERNELS: Final = TableSpec(
     compared=CompareKey(keys=("device_total_ns",), sum_over="window"),
 )
 
-
-_NOTE: Final = (
-    "Covers all kernels in the file, including those outside steps. Overlapping kernels count in full, so"
-    " Ratio is the share of the kernels' summed time."
-)
-_OPERATOR_NOTE: Final = (
-    "Operator is the one whose launches account for most of the kernel's time, and Operators is how many"
-    " different"
-    " operators launched it. Tensor Cores comes from the kernel's name; a dash means that we can't classify"
-    " it or that the GPU has none."
-)
-_OCCUPANCY_NOTE: Final = (
-    "Blocks per SM and Occupancy are means weighted by time. Occupancy is torch.profiler's"
-    " estimate, which is 0 for some busy kernels."
-)
 _NO_OCCUPANCY_NOTE: Final = (
     "Blocks per SM and Occupancy weren't recorded. The profiler only estimates them on NVIDIA GPUs."
 )
@@ -126,23 +103,13 @@ def kernels_table(ranks: Ranks[Kernels], options: TableOptions) -> Table:
     Args:
         options: ``sorted_by`` orders the rows; kernels have no CPU time, so a CPU key counts as the GPU's.
     """
-    pooled = pool_kernels(ranks.found.values())
-    return KERNELS.table(_sorted(pooled, options), notes=_notes(pooled))
 
-
-def _notes(kernels: Kernels) -> tuple[str, ...]:
-    has_occupancy = any(
-        kernel.occupancy.mean is not None or kernel.blocks_per_sm.mean is not None
-        for kernel in kernels.by_name
-    )
-    return (_NOTE, _OPERATOR_NOTE, _OCCUPANCY_NOTE if has_occupancy else _NO_OCCUPANCY_NOTE)
-
-
-def _sorted(kernels: Kernels, options: TableOptions) -> list[KernelUse]:
-    """The rows in the order that was asked for; by total time where that leaves it open."""
-
-    def key(kernel: KernelUse) -> tuple[bool, float]:
+    def order(kernel: KernelUse) -> tuple[object, ...]:
+        """By what was asked for, then by total time."""
         tally = kernel.tally
-        return row_order(options.sorted_by, calls=tally.calls, host=None, device=tally, has_device=True)
+        by_figure = row_order(options.sorted_by, calls=tally.calls, host=None, device=tally, has_device=True)
+        return by_figure, -tally.total_ns, kernel.name
 
-    return sorted(kernels.by_name, key=key)
+    kernels = sorted(pool(ranks.found.values()).by_name, key=order)
+    has_occupancy = any(one.occupancy.time_ns or one.blocks_per_sm.time_ns for one in kernels)
+    return KERNELS.table(kernels, notes=() if has_occupancy else (_NO_OCCUPANCY_NOTE,))

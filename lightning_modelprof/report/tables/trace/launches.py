@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.launches import (
     SHORT_NS,
     KernelLaunches,
     RuntimeCalls,
     TimeSpread,
-    pool_runtime_calls,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Table, Unit
@@ -152,13 +152,13 @@ def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
 @trace_table(RUNTIME_CALLS, "launch", TraceFacts.runtime_calls)
 def runtime_calls_table(ranks: Ranks[RuntimeCalls]) -> Table:
     """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
-    pooled = pool_runtime_calls(ranks.found.values())
+    pooled = pool(ranks.found.values())
     rows: list[tuple[Cell, ...]] = []
     for name, host, wait_ns in (
         ("All calls", pooled.total, pooled.waiting.total_ns),
         *(
             (_NAMES.get(call.name, call.name), call.host, call.host.total_ns if call.waits else None)
-            for call in pooled.calls
+            for call in sorted(pooled.calls, key=lambda call: (-call.host.total_ns, call.name))
         ),
     ):
         times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)

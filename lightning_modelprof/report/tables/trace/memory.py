@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.trace.memory import DeviceMemory, Memory, MemoryFlow
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import asdict
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
@@ -53,53 +55,29 @@ MEMORY: Final = TableSpec(
 )
 
 
-_NOTES: Final = (
-    "Each allocation and free counts once, for the innermost operator on its thread (otherwise the"
-    " innermost annotation), so the rows add up to the device's total. Increased is allocated minus freed,"
-    " and negative if an operator frees memory that others allocated.",
-    "aten::empty and similar allocate for others, so their caller is shown too.",
-    "Peaks, At start and At end are for the recorded window, not the process.",
-)
-_CPU_NOTE: Final = (
-    "On the CPU, the peak, At start and At end count from the window's start and can be negative if more"
-    " was freed than allocated. Nothing is reserved there."
-)
 _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices} because this version of torch didn't record them."
 
 
 @trace_table(MEMORY, "memory", TraceFacts.memory)
 def memory_table(ranks: Ranks[Memory]) -> Table:
     """Which operators allocate memory, and how much a device had allocated at most."""
-    rows: list[tuple[Cell, ...]] = []
-    depths: list[int] = []
     devices = [
-        (ranks.prefix(rank) + device.total.name, device)
+        replace(device, total=replace(device.total, name=ranks.prefix(rank) + device.total.name))
         for rank, memory in ranks.found.items()
         for device in memory.devices
     ]
-    for name, device in devices:
-        rows += [_device_row(name, device), *(_flow_row(flow.name, flow) for flow in device.operators)]
-        depths += [0, *(1 for _ in device.operators)]
+    unknown = ", ".join(device.total.name for device in devices if device.peak_allocated_bytes is None)
     return MEMORY.table(
-        rows=tuple(rows),
-        depths=tuple(depths),
-        notes=(*_NOTES, *_device_notes(devices)),
+        [row for device in devices for row in (_device(device), *map(_moved, device.operators))],
+        depths=tuple(depth for device in devices for depth in (0, *(1 for _ in device.operators))),
+        notes=(_NO_LEVEL_NOTE.format(devices=unknown),) if unknown else (),
     )
 
 
-def _flow_row(name: str, flow: MemoryFlow) -> tuple[Cell, ...]:
-    moved = (getattr(flow, column.key) for column in _COLUMNS[1:6])
-    return name, *moved, None, None, None, None
+def _moved(flow: MemoryFlow) -> dict[str, Cell]:
+    return {**asdict(flow), "increased_bytes": flow.increased_bytes}
 
 
-def _device_row(name: str, device: DeviceMemory) -> tuple[Cell, ...]:
-    return *_flow_row(name, device.total)[:6], *(getattr(device, column.key) for column in _COLUMNS[6:])
-
-
-def _device_notes(devices: list[tuple[str, DeviceMemory]]) -> tuple[str, ...]:
-    unknown = ", ".join(name for name, device in devices if device.peak_allocated_bytes is None)
-    has_cpu = any(device.total.name == "CPU" for _, device in devices)
-    return (
-        *((_CPU_NOTE,) if has_cpu else ()),
-        *((_NO_LEVEL_NOTE.format(devices=unknown),) if unknown else ()),
-    )
+def _device(device: DeviceMemory) -> dict[str, Cell]:
+    levels = ("peak_allocated_bytes", "peak_reserved_bytes", "begin_bytes", "end_bytes")
+    return {**_moved(device.total), **{key: getattr(device, key) for key in levels}}

@@ -8,16 +8,20 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import WindowFacts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary, pool_model_summaries
+from lightning_modelprof.analysis.pooling import pool
+from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.columns import tally_columns
+from lightning_modelprof.report.discovery import place_in
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
+from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.records import Window, WindowStatus
 
 _COLUMNS: Final = (
-    ColumnSpec("name", "Name"),
+    ColumnSpec("name", "Name", of=lambda row: row.label),
     ColumnSpec("calls", "Calls", Unit.COUNT, help="number of calls. Others has no calls."),
     ColumnSpec(
         "host_total_ns",
@@ -29,10 +33,12 @@ _COLUMNS: Final = (
             " to the row above exactly."
         ),
     ),
-    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
-    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
-    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU", help="per call; for ProfileStep, per step."),
-    ColumnSpec("host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="share of ProfileStep."),
+    *tally_columns("host_", "CPU", lambda row: row.host_calls, each="per call; for ProfileStep, per step.")[
+        1:
+    ],
+    ColumnSpec(
+        "host_ratio", "Ratio(%)", Unit.RATIO, "CPU", help="share of ProfileStep.", share_of="host_total_ns"
+    ),
     ColumnSpec(
         "device_total_ns",
         "Total",
@@ -43,15 +49,14 @@ _COLUMNS: Final = (
             " thread, whenever they ran. Overlapping events count in full, as in Paddle."
         ),
     ),
-    ColumnSpec("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    ColumnSpec("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    ColumnSpec("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    *tally_columns("device_", "GPU", lambda row: row.device_calls if row.calls else None)[1:],
     ColumnSpec(
         "device_ratio",
         "Ratio(%)",
         Unit.RATIO,
         "GPU",
         help="share of ProfileStep's GPU total, which isn't utilization.",
+        share_of="device_total_ns",
     ),
 )
 MODEL_SUMMARY: Final = TableSpec(
@@ -75,20 +80,21 @@ MODEL_SUMMARY: Final = TableSpec(
 )
 
 
-_CPU_NOTE: Final = (
-    "A phase's CPU time is the time in which it's the innermost phase, so the phases and Others add up to"
-    " ProfileStep. Avg, Max and Min are self times of single calls."
+_ORDER: Final = (
+    "profile_step",
+    *(phase.key for phase in PHASES if phase.is_core),
+    "others",
+    *(phase.key for phase in PHASES if not phase.is_core),
 )
-_GPU_NOTES: Final = (
-    "GPU time is the sum of all GPU events (kernels, copies, memsets) launched in the phase by any thread,"
-    " whenever they ran. Its ratio is the share of GPU time launched in the steps.",
-    "Overlapping GPU events on different streams all count in full.",
-)
+"""Keys of rows; what else there is follows, and last of all "unattributed"."""
+
+_NO_DEVICE_NOTE: Final = "The trace has no GPU events, so GPU figures are dashes."
+_SOME_DEVICES_NOTE: Final = "Some ranks have no GPU events, so GPU figures only cover the others."
 
 
 @trace_table(MODEL_SUMMARY, "model", TraceFacts.model_summary)
 def model_summary_table(ranks: Ranks[ModelSummary]) -> Table:
-    return _table(pool_model_summaries(list(ranks.found.values())))
+    return _table(*ranks.found.values())
 
 
 def window_model_summary(one: WindowFacts) -> Table:
@@ -107,19 +113,21 @@ def window_model_summary(one: WindowFacts) -> Table:
     return replace(table, id=table_id, notes=(*table.notes, *about))
 
 
-def _table(summary: ModelSummary) -> Table:
+def _table(*ranks: ModelSummary) -> Table:
+    summary = pool(ranks)
     steps = _steps_text(summary.step_numbers)
+    rows = sorted(summary.rows, key=lambda row: (row.key == "unattributed", place_in(_ORDER, row.key)))
+    whole = rows[0]
+    some = _SOME_DEVICES_NOTE if summary.has_device else _NO_DEVICE_NOTE
     return MODEL_SUMMARY.table(
+        rows,
+        wholes={"host_ratio": whole.host_total_ns, "device_ratio": whole.device_total_ns},
         title=f"{MODEL_SUMMARY.title} ({steps})",
-        rows=tuple(
-            (row.label, *(getattr(row, column.key) for column in _COLUMNS[1:])) for row in summary.rows
-        ),
-        depths=tuple(row.depth for row in summary.rows),
+        depths=tuple(row.depth for row in rows),
         notes=(
             f"Covers {steps} ({summary.num_steps} in total).",
-            _CPU_NOTE,
-            *(_GPU_NOTES if summary.has_device else ()),
             *summary.notes,
+            *(() if all(one.has_device for one in ranks) else (some,)),
         ),
     )
 

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final
 
+from lightning_modelprof.analysis.pooling import pool_alike
+from lightning_modelprof.analysis.sums import sum_of_known
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
-from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator, pool_operators
+from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.columns import tally_cells, tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 
+_HOST_TOTAL, *_HOST_EACH = tally_columns(
+    "host_",
+    "CPU",
+    lambda one: one.host,
+    help=(
+        "time including everything inside. A call within one of the same name counts in Calls and Self only,"
+        " so Avg, Max and Min are over outermost calls."
+    ),
+)
+_DEVICE_TOTAL, *_DEVICE_EACH = tally_columns(
+    "device_", "GPU", lambda one: one.device, help="GPU Self including nested operators."
+)
 _NAME: Final = ColumnSpec("name", "Name")
-_SHAPE: Final = ColumnSpec("input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True)
+_SHAPE: Final = ColumnSpec(
+    "input_shapes", "Input Shapes", help="shapes of its inputs.", is_main=True, of=lambda one: one.shape
+)
 _FIGURES: Final = (
     ColumnSpec("calls", "Calls", Unit.COUNT, adds_up=True, help="all calls.", is_main=True),
-    ColumnSpec(
-        "host_total_ns",
-        "Total",
-        Unit.DURATION_NS,
-        "CPU",
-        help=(
-            "time including everything inside. A call within one of the same name counts in Calls and Self"
-            " only, so Avg, Max and Min are over outermost calls."
-        ),
-    ),
+    _HOST_TOTAL,
     ColumnSpec(
         "host_self_ns",
         "Self",
@@ -42,15 +51,11 @@ _FIGURES: Final = (
         ),
         is_main=True,
     ),
-    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    *_HOST_EACH,
     ColumnSpec(
         "host_ratio", "Ratio(%)", Unit.RATIO, "CPU", adds_up=True, help="Self / Σ Self of all operators."
     ),
-    ColumnSpec(
-        "device_total_ns", "Total", Unit.DURATION_NS, "GPU", help="GPU Self including nested operators."
-    ),
+    _DEVICE_TOTAL,
     ColumnSpec(
         "device_self_ns",
         "Self",
@@ -63,9 +68,7 @@ _FIGURES: Final = (
         ),
         is_main=True,
     ),
-    ColumnSpec("device_avg_ns", "Avg", Unit.DURATION_NS, "GPU"),
-    ColumnSpec("device_max_ns", "Max", Unit.DURATION_NS, "GPU"),
-    ColumnSpec("device_min_ns", "Min", Unit.DURATION_NS, "GPU"),
+    *_DEVICE_EACH,
     ColumnSpec(
         "device_ratio",
         "Ratio(%)",
@@ -88,38 +91,25 @@ _FIGURES: Final = (
         is_main=True,
     ),
 )
-_MEMORY_CHANGE: Final = "allocated minus freed memory while the operator ran; Self excludes nested operators."
+
+
+def _memory(key: str, label: str, group: str, of: Callable[[MemoryChange], int]) -> ColumnSpec:
+    return ColumnSpec(
+        key,
+        label,
+        Unit.BYTES,
+        group,
+        adds_up=label == "Self",
+        help="allocated minus freed memory while the operator ran; Self excludes nested operators.",
+        of=lambda one: None if one.memory is None else of(one.memory),
+    )
+
+
 _MEMORY: Final = (
-    ColumnSpec(
-        "host_bytes",
-        "Total",
-        Unit.BYTES,
-        "CPU memory",
-        help=_MEMORY_CHANGE,
-    ),
-    ColumnSpec(
-        "host_self_bytes",
-        "Self",
-        Unit.BYTES,
-        "CPU memory",
-        adds_up=True,
-        help=_MEMORY_CHANGE,
-    ),
-    ColumnSpec(
-        "device_bytes",
-        "Total",
-        Unit.BYTES,
-        "GPU memory",
-        help=_MEMORY_CHANGE,
-    ),
-    ColumnSpec(
-        "device_self_bytes",
-        "Self",
-        Unit.BYTES,
-        "GPU memory",
-        adds_up=True,
-        help=_MEMORY_CHANGE,
-    ),
+    _memory("host_bytes", "Total", "CPU memory", lambda change: change.host),
+    _memory("host_self_bytes", "Self", "CPU memory", lambda change: change.host_self),
+    _memory("device_bytes", "Total", "GPU memory", lambda change: change.device),
+    _memory("device_self_bytes", "Self", "GPU memory", lambda change: change.device_self),
 )
 _MODULE: Final = ColumnSpec(
     "module",
@@ -128,6 +118,7 @@ _MODULE: Final = ColumnSpec(
         "the innermost module around the calls with the most CPU time, and the number of other modules (if"
         " module calls were recorded)."
     ),
+    of=lambda one: _main_module(one.modules),
 )
 _CALLER: Final = ColumnSpec(
     "called_from",
@@ -137,6 +128,7 @@ _CALLER: Final = ColumnSpec(
         " recorded)."
     ),
     is_main=True,
+    of=lambda one: max(one.callers.items(), key=lambda item: item[::-1], default=(None, 0))[0],
 )
 _COMPARED: Final = ("device_total_ns", "host_self_ns")
 OPERATORS: Final = TableSpec(
@@ -169,41 +161,16 @@ OPERATORS_BY_SHAPE: Final = TableSpec(
 )
 
 
+_Row = tuple[int, Operator | Mapping[str, Any]]
+"""Depth of a row, and what it is about."""
+
 NO_OPERATOR: Final = "(no operator)"
 """Name of the row with the device events that no operator launched."""
 
-_TIMES_NOTE: Final = (
-    "CPU Total is an operator's time including everything it calls (recursive calls count once). Self"
-    " excludes nested operators and runtime calls such as cudaLaunchKernel, and Ratio is the share of all"
-    " operators' Self."
-)
-_DEVICE_NOTE: Final = (
-    "GPU Self is the time of the GPU events (kernels, copies, memsets) an operator launched itself; Total"
-    " adds"
-    " those of the operators it calls. Ratio is Self as a share of all GPU events' time, with overlaps"
-    " counted in full."
-)
-_FLOPS_NOTE: Final = (
-    "FLOPs come from the recorded input shapes, counting a multiply-add as two, for mm, addmm, bmm,"
-    " baddbmm, convolution and convolution_backward (outermost only)."
-)
 _NO_FLOPS_NOTE: Final = "FLOPs need input shapes; set record_shapes=True."
-_MEMORY_NOTE: Final = (
-    "Memory is the bytes allocated minus freed while an operator ran on its thread, so it can be negative."
-    " Self excludes nested operators."
-)
 _NO_MEMORY_NOTE: Final = (
     "Memory wasn't recorded, so the rows keep their usual order; set profile_memory=True."
 )
-_DETAIL_NOTE: Final = (
-    "The rows below an operator are the operators it calls directly and the GPU events it launched itself,"
-    " with their share of its Total."
-)
-
-
-class _Row(NamedTuple):
-    depth: int
-    cells: tuple[Cell, ...]
 
 
 @trace_table(OPERATORS, "operator", TraceFacts.operators)
@@ -235,52 +202,40 @@ class _Writer:
         self.options = options
         self.kind = kind
         self.with_shapes = kind is OPERATORS_BY_SHAPE
-        facts = ranks.found.values()
-        self.host_self_ns = sum(fact.host_self_ns for fact in facts)
-        device_ns = [fact.device_ns for fact in facts if fact.device_ns is not None]
-        self.device_ns = sum(device_ns) if device_ns else None
-        self.has_modules = any(fact.has_modules for fact in facts)
-        self.has_callers = any(fact.has_callers for fact in facts)
-        self.asks_memory = is_of_memory(options.sorted_by)
-        self.shows_memory = self.asks_memory and any(fact.has_memory for fact in facts)
+        self.facts = tuple(ranks.found.values())
+        self.host_self_ns = sum(fact.host_self_ns for fact in self.facts)
+        self.device_ns = sum_of_known(fact.device_ns for fact in self.facts)
 
     def table(self) -> Table:
-        columns = (
-            _NAME,
-            *([_SHAPE] if self.with_shapes else []),
-            *_FIGURES,
-            *(_MEMORY if self.shows_memory else ()),
-            *([_MODULE] if self.has_modules else []),
-            *([_CALLER] if self.has_callers else []),
-        )
+        asks_memory = is_of_memory(self.options.sorted_by)
+        shows_memory = asks_memory and any(fact.has_memory for fact in self.facts)
+        hidden = {
+            *(() if shows_memory else _MEMORY),
+            *(() if any(fact.has_modules for fact in self.facts) else (_MODULE,)),
+            *(() if any(fact.has_callers for fact in self.facts) else (_CALLER,)),
+        }
+        ratios: dict[str, Callable[[Operator], Cell]] = {
+            "host_ratio": lambda one: share(one.host_self_ns, self.host_self_ns),
+            "device_ratio": lambda one: share(one.device_self_ns, self.device_ns),
+        }
+        columns = (column for column in self.kind.columns if column not in hidden)
         rows = [*self._rows(), *self._not_launched()]
         return self.kind.table(
-            columns=columns,
-            rows=tuple(row.cells for row in rows),
-            depths=tuple(row.depth for row in rows) if any(row.depth for row in rows) else (),
-            notes=self._notes(),
+            [row for _, row in rows],
+            columns=tuple(replace(one, of=ratios.get(one.key, one.of)) for one in columns),
+            depths=tuple(depth for depth, _ in rows) if any(depth for depth, _ in rows) else (),
+            notes=(
+                *(() if any(fact.has_shapes for fact in self.facts) else (_NO_FLOPS_NOTE,)),
+                *((_NO_MEMORY_NOTE,) if asks_memory and not shows_memory else ()),
+            ),
         )
-
-    def _notes(self) -> tuple[str, ...]:
-        has_shapes = any(fact.has_shapes for fact in self.ranks.found.values())
-        return (
-            _TIMES_NOTE,
-            *([_DEVICE_NOTE] if self.device_ns is not None else []),
-            _FLOPS_NOTE if has_shapes else _NO_FLOPS_NOTE,
-            *([_MEMORY_NOTE if self.shows_memory else _NO_MEMORY_NOTE] if self.asks_memory else []),
-            *([_DETAIL_NOTE] if self._shows_details else []),
-        )
-
-    @property
-    def _shows_details(self) -> bool:
-        return self.options.op_detail and not self.with_shapes
 
     def _operators(self, thread: OperatorThread) -> tuple[Operator, ...]:
         return thread.by_shape if self.with_shapes else thread.operators
 
     def _rows(self) -> Iterator[_Row]:
         if not self.options.thread_sep:
-            threads = [thread for fact in self.ranks.found.values() for thread in fact.threads]
+            threads = [thread for fact in self.facts for thread in fact.threads]
             yield from self._section_rows(chain.from_iterable(map(self._operators, threads)), 0)
             return
         sections = [
@@ -290,24 +245,13 @@ class _Writer:
         ]
         sections.sort(key=lambda section: -sum(one.host_self_ns for one in self._operators(section[1])))
         for name, thread in sections:
-            yield self._header(name, thread)
+            yield 0, self._header(name, thread)
             yield from self._section_rows(self._operators(thread), 1)
 
     def _section_rows(self, operators: Iterable[Operator], depth: int) -> Iterator[_Row]:
-        for operator in sorted(pool_operators(operators), key=self._order):
-            yield self._row(
-                depth,
-                operator.name,
-                operator.calls,
-                _host(operator.host, operator.host_self_ns, self.host_self_ns),
-                _device(operator.device, operator.device_self_ns, self.device_ns),
-                shape=operator.shape,
-                flops=operator.flops,
-                memory=operator.memory,
-                module=_main_module(operator.modules),
-                caller=max(operator.callers.items(), key=lambda item: item[::-1], default=(None, 0))[0],
-            )
-            if self._shows_details:
+        for operator in sorted(pool_alike(operators), key=self._order):
+            yield depth, operator
+            if self.options.op_detail and not self.with_shapes:
                 yield from self._details(operator, depth + 1)
 
     def _order(self, row: Operator | Child) -> tuple[object, ...]:
@@ -326,86 +270,49 @@ class _Writer:
 
     def _details(self, operator: Operator, depth: int) -> Iterator[_Row]:
         for child in sorted(operator.children.values(), key=self._order):
-            yield self._row(
-                depth,
-                child.name,
-                child.calls,
-                _parts(child.host, operator.host.total_ns),
-                _parts(child.device, None if operator.device is None else operator.device.total_ns),
+            cells = _parts("host_", child.host, operator.host) | _parts(
+                "device_", child.device, operator.device
             )
-            yield from self._kernels(child.kernels, child, depth + 1)
-        yield from self._kernels(operator.kernels, operator, depth)
+            yield depth, {"name": child.name, "calls": child.calls, **cells}
+            yield from _kernels(child, depth + 1)
+        yield from _kernels(operator, depth)
 
-    def _kernels(
-        self, kernels: Mapping[str, Tally], launcher: Operator | Child, depth: int
-    ) -> Iterator[_Row]:
-        """What an operator launched itself, the longest first."""
-        whole_ns = None if launcher.device is None else launcher.device.total_ns
-        for name, tally in sorted(kernels.items(), key=lambda item: (-item[1].total_ns, item[0])):
-            yield self._row(depth, name, tally.calls, _UNKNOWN, _parts(tally, whole_ns))
-
-    def _header(self, name: str, thread: OperatorThread) -> _Row:
+    def _header(self, name: str, thread: OperatorThread) -> Mapping[str, Cell]:
         operators = self._operators(thread)
         self_ns = sum(operator.host_self_ns for operator in operators)
-        device_self_ns = [one.device_self_ns for one in operators if one.device_self_ns is not None]
-        device_ns = sum(device_self_ns) if device_self_ns else None
-        flops = [operator.flops for operator in operators if operator.flops is not None]
-        return self._row(
-            0,
-            name,
-            sum(operator.calls for operator in operators),
-            (thread.host_ns, self_ns, None, None, None, share(self_ns, self.host_self_ns)),
-            (device_ns, device_ns, None, None, None, share(device_ns, self.device_ns)),
-            flops=sum(flops) if flops else None,
-        )
+        device_ns = sum_of_known(operator.device_self_ns for operator in operators)
+        return {
+            "name": name,
+            "calls": sum(operator.calls for operator in operators),
+            "host_total_ns": thread.host_ns,
+            "host_self_ns": self_ns,
+            "host_ratio": share(self_ns, self.host_self_ns),
+            **self._device(device_ns),
+            "flops": sum_of_known(operator.flops for operator in operators),
+        }
 
     def _not_launched(self) -> Iterator[_Row]:
-        tally = add_up(fact.not_launched for fact in self.ranks.found.values())
+        tally = add_up(fact.not_launched for fact in self.facts)
         if tally.calls:
-            ratio = share(tally.total_ns, self.device_ns)
-            device = (tally.total_ns, tally.total_ns, None, None, None, ratio)
-            yield self._row(0, NO_OPERATOR, None, _UNKNOWN, device)
+            yield 0, {"name": NO_OPERATOR, **self._device(tally.total_ns)}
 
-    def _row(
-        self,
-        depth: int,
-        name: str,
-        calls: int | None,
-        host: tuple[Cell, ...],
-        device: tuple[Cell, ...],
-        *,
-        shape: str | None = None,
-        flops: int | None = None,
-        memory: MemoryChange | None = None,
-        module: str | None = None,
-        caller: str | None = None,
-    ) -> _Row:
-        shapes = [shape] if self.with_shapes else []
-        modules = [module] if self.has_modules else []
-        callers = [caller] if self.has_callers else []
-        sizes: tuple[Cell, ...] = (memory or (None,) * len(_MEMORY)) if self.shows_memory else ()
-        return _Row(depth, (name, *shapes, calls, *host, *device, flops, *sizes, *modules, *callers))
+    def _device(self, self_ns: int | None) -> dict[str, Cell]:
+        ratio = share(self_ns, self.device_ns)
+        return {"device_total_ns": self_ns, "device_self_ns": self_ns, "device_ratio": ratio}
 
 
-_UNKNOWN: Final[tuple[Cell, ...]] = (None,) * 6
+def _kernels(launcher: Operator | Child, depth: int) -> Iterator[_Row]:
+    """What an operator launched itself, the longest first."""
+    for name, tally in sorted(launcher.kernels.items(), key=lambda item: (-item[1].total_ns, item[0])):
+        yield depth, {"name": name, "calls": tally.calls, **_parts("device_", tally, launcher.device)}
 
 
-def _host(tally: Tally, self_ns: int, whole_ns: int) -> tuple[Cell, ...]:
-    return tally.total_ns, self_ns, tally.avg_ns, tally.max_ns, tally.min_ns, share(self_ns, whole_ns)
-
-
-def _device(tally: Tally | None, self_ns: int | None, whole_ns: int | None) -> tuple[Cell, ...]:
-    if tally is None:
-        return _UNKNOWN
-    return tally.total_ns, self_ns, tally.avg_ns, tally.max_ns, tally.min_ns, share(self_ns, whole_ns)
-
-
-def _parts(tally: Tally | None, whole_ns: int | None) -> tuple[Cell, ...]:
+def _parts(prefix: str, tally: Tally | None, whole: Tally | None) -> dict[str, Cell]:
     """Cells of a row below an operator: its ratio is the share of that operator's total."""
     if tally is None:
-        return _UNKNOWN
-    ratio = share(tally.total_ns, whole_ns)
-    return tally.total_ns, None, tally.avg_ns, tally.max_ns, tally.min_ns, ratio
+        return {}
+    ratio = None if whole is None else share(tally.total_ns, whole.total_ns)
+    return {**tally_cells(prefix, tally), f"{prefix}ratio": ratio}
 
 
 def _main_module(modules: Mapping[str, int]) -> str | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from lightning_modelprof.analysis.pooling import pool
+from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.overview import (
+    DEVICE_TYPES,
+    HOST_TYPES,
     DeviceType,
     EventType,
     HostType,
     Overview,
-    pool_overviews,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Table, Unit
@@ -102,50 +105,37 @@ _LABELS: Final[dict[HostType | DeviceType, str]] = {
     "memcpy": "Memcpy",
     "memset": "Memset",
 }
-
-_NOTE: Final = (
-    "Each row is the time with at least one event of its type on any thread, stream or GPU. Types overlap"
-    " each other (operators call the runtime), so the rows don't add up to ProfileStep."
-)
-_BACKWARD_NOTE: Final = (
-    "Backward is the time in autograd nodes. Operators inside them also count in Operator."
-)
-_OPTIMIZATION_NOTE: Final = (
-    "Optimization and Zero grad match Model Summary. They cover only the steps' thread and exclude the"
-    " forward and backward of an optimizer's closure."
-)
-_GPU_NOTE: Final = (
-    "GPU columns cover the time from the first step to the end of the last step's work. Kernel is"
-    " computation; Communication is NCCL (or similar) kernels, or the backend's operators on the CPU."
-)
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 
 
 @trace_table(OVERVIEW, "overview", TraceFacts.overview)
 def overview_table(ranks: Ranks[Overview]) -> Table:
     """Which types of events fill the steps, the ranks together."""
-    pooled = pool_overviews(list(ranks.found.values()))
-    whole = 1.0 if pooled.steps_ns else None
+    pooled = pool(ranks.found.values())
+    host = sorted(pooled.host, key=lambda one: (-one.total_ns, HOST_TYPES.index(one.key)))
+    device = sorted(pooled.device, key=lambda one: DEVICE_TYPES.index(one.key))
+    steps = {"name": "ProfileStep", "calls": pooled.num_steps}
     return OVERVIEW.table(
-        rows=(
-            ("ProfileStep", pooled.num_steps, pooled.steps_ns, whole, None, None),
-            *((*_named(one), one.total_ns, one.ratio, None, None) for one in pooled.host),
-            *((*_named(one), None, None, one.total_ns, one.ratio) for one in pooled.device),
+        (
+            {**steps, **_covered("host", pooled.steps_ns, pooled.steps_ns)},
+            *({**_named(one), **_covered("host", one.total_ns, pooled.steps_ns)} for one in host),
+            *({**_named(one), **_covered("device", one.total_ns, pooled.device_steps_ns)} for one in device),
         ),
-        depths=(0, *(1 for _ in pooled.host), *(0 for _ in pooled.device)),
+        depths=(0, *(1 for _ in host), *(0 for _ in device)),
         notes=(
-            _NOTE,
-            *([_BACKWARD_NOTE] if any(one.key == "backward" for one in pooled.host) else []),
-            _GPU_NOTE if pooled.device else _NO_DEVICE_NOTE,
-            *([_OPTIMIZATION_NOTE] if any(one.key == "optimization" for one in pooled.host) else []),
+            *(() if device else (_NO_DEVICE_NOTE,)),
             *_several_note(ranks.found),
             *pooled.notes,
         ),
     )
 
 
-def _named(one: EventType) -> tuple[Cell, Cell]:
-    return _LABELS[one.key], one.calls
+def _named(one: EventType) -> dict[str, Cell]:
+    return {"name": _LABELS[one.key], "calls": one.calls}
+
+
+def _covered(side: str, time_ns: int, whole_ns: int | None) -> dict[str, Cell]:
+    return {f"{side}_total_ns": time_ns, f"{side}_ratio": share(time_ns, whole_ns)}
 
 
 def _several_note(found: Mapping[int, Overview]) -> tuple[str, ...]:
@@ -156,7 +146,4 @@ def _several_note(found: Mapping[int, Overview]) -> tuple[str, ...]:
     if lacking and len(lacking) < len(found):
         gpu = f" GPU figures exclude rank{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}, which"
         gpu += f" ha{'ve' if len(lacking) > 1 else 's'} no GPU events."
-    return (
-        f"Calls and times are summed over {len(found)} ranks. CPU ratios are relative to the sum of their"
-        f" steps, GPU ratios to the sum of their GPU time spans.{gpu}",
-    )
+    return (f"Calls and times are summed over {len(found)} ranks.{gpu}",)

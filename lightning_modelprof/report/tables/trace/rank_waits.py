@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from lightning_modelprof.analysis.lazy import NotMeasured
@@ -9,6 +10,7 @@ from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.communication_calls import CommunicationCalls
 from lightning_modelprof.analysis.trace.rank_waits import LateRank, Waits, WaitsOfRanks, compare_ranks
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.record import asdict
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
@@ -77,8 +79,9 @@ RANK_WAITS: Final = TableSpec(
         "Which rank waits for which, if traces of multiple ranks of one job are loaded. A collective that"
         " needs every rank ends at about the same time on all of them, so a shorter kernel means a later"
         " start. The shortest duration of each call is its transfer, and any additional time is waiting."
-        " Only durations are compared, so the machines' clocks don't matter. Collectives are listed below"
-        " each rank, longest wait first."
+        " Only durations are compared, so the machines' clocks don't matter. Calls are compared in steps that"
+        " all ranks recorded, in order within each step. Collectives are listed below each rank, longest wait"
+        " first."
     ),
     columns=_COLUMNS,
     views=("distributed",),
@@ -88,14 +91,6 @@ RANK_WAITS: Final = TableSpec(
 
 _ONLY_ONE: Final = "only one rank's trace is loaded"
 
-_NOTES: Final = (
-    "A collective ends at about the same time on all ranks, so the rank with the shortest call came last"
-    " and didn't wait. Transfer is that shortest time, Waited is each rank's additional time, and Ratio is"
-    " Waited as a share of Communication.",
-    "Came last counts calls in which this rank alone had the shortest time. Others waited is the mean time"
-    " the other ranks waited in those calls.",
-)
-_STEPS_NOTE: Final = "Calls are compared in steps that all ranks recorded, in order within each step."
 _NO_STEPS_NOTE: Final = (
     "Not every rank has steps, so calls are compared in order from the start of the traces. This assumes"
     " that all ranks started recording before the same call."
@@ -118,7 +113,7 @@ def rank_waits_table(
     if not ranks.are_several:
         raise NotMeasured(_ONLY_ONE)
     waits = compare_ranks(ranks.found)
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Mapping[str, Cell]] = []
     depths: list[int] = []
     groups = {group for one in waits.ranks.values() for _, group in one.by_collective}
     for rank, one in waits.ranks.items():
@@ -128,13 +123,12 @@ def rank_waits_table(
             rows.append(_row(f"{name} in {group or 'an unknown group'}" if len(groups) > 1 else name, part))
             depths.append(1)
     return RANK_WAITS.table(
-        rows=tuple(rows),
+        rows,
         depths=tuple(depths),
         notes=(
             *(_sentence(one, has_groups=len(groups) > 1) for one in waits.stragglers),
             *((_HABIT_NOTE,) if waits.stragglers else ()),
-            *_NOTES,
-            _NO_STEPS_NOTE if waits.num_steps is None else _STEPS_NOTE,
+            *((_NO_STEPS_NOTE,) if waits.num_steps is None else ()),
             *((_HOST_NOTE,) if waits.on_host else ()),
             *_left_out_notes(waits),
             *_missing_note(waits),
@@ -142,20 +136,16 @@ def rank_waits_table(
     )
 
 
-def _row(name: str, waits: Waits) -> tuple[Cell, ...]:
-    return (
-        name,
-        waits.calls,
-        waits.total_ns,
-        waits.transfer_ns,
-        waits.waited_ns,
-        waits.waited_per_step_ns,
-        share(waits.waited_ns, waits.total_ns),
-        waits.last,
-        share(waits.last, waits.calls),
-        waits.caused_ns,
-        waits.caused_per_step_ns,
-    )
+def _row(name: str, waits: Waits) -> Mapping[str, Cell]:
+    return {
+        "name": name,
+        **asdict(waits),
+        "waited_ns": waits.waited_ns,
+        "waited_step_ns": waits.waited_per_step_ns,
+        "waited_ratio": share(waits.waited_ns, waits.total_ns),
+        "last_ratio": share(waits.last, waits.calls),
+        "caused_step_ns": waits.caused_per_step_ns,
+    }
 
 
 def _sentence(one: LateRank, *, has_groups: bool) -> str:

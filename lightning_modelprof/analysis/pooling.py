@@ -1,0 +1,124 @@
+"""One record of several: of the ranks of a job, of the threads of a trace, or of the calls in it.
+
+Records are put together field by field. Numbers are added, ``bool`` says whether any is, of a text the first
+stands for all, mappings are put together by key and records in a field likewise. ``None`` isn't known and is
+skipped. What a field has instead stands on it:
+
+    name: Key[str]
+    max_ns: Largest[int]
+    size_bytes: OfAll[int]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, reduce
+from itertools import chain
+from operator import add, attrgetter
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
+
+from lightning_modelprof.analysis.sums import of_known
+from lightning_modelprof.record import Record, astuple
+
+T = TypeVar("T")
+RecordT = TypeVar("RecordT", bound=Record)
+_Values = Sequence[Any]
+"""Of one field in all records."""
+_How = Callable[[_Values], Any]
+
+
+def pool(records: Iterable[RecordT]) -> RecordT:
+    """All of them in one; there is at least one."""
+    found = tuple(records)
+    if len(found) == 1:
+        return found[0]
+    kind = type(found[0])
+    columns = zip(*map(astuple, found), strict=True)
+    return kind(**{name: how(values) for (name, how), values in zip(_fields(kind), columns, strict=True)})
+
+
+def pool_alike(records: Iterable[RecordT]) -> tuple[RecordT, ...]:
+    """One for all that have the same keys, in the order in which they come first."""
+    alike: dict[Any, list[RecordT]] = {}
+    key = None
+    for one in records:
+        key = key or _key(type(one))
+        alike.setdefault(key(one), []).append(one)
+    return tuple(map(pool, alike.values()))
+
+
+def _first(values: _Values) -> Any:
+    return values[0]
+
+
+def _largest(values: _Values) -> Any:
+    return of_known(max, values)
+
+
+def _smallest(values: _Values) -> Any:
+    return of_known(min, values)
+
+
+def _of_all(values: _Values) -> Any:
+    return None if None in values else _together(values)
+
+
+Key = Annotated[T, _first]
+"""What a record is about: those that have it alike are put together."""
+Largest = Annotated[T | None, _largest]
+Smallest = Annotated[T | None, _smallest]
+OfAll = Annotated[T | None, _of_all]
+"""Not known where it isn't known of one."""
+
+_MARKS: Final = (_first, _largest, _smallest, _of_all)
+
+
+def _together(values: _Values) -> Any:
+    known = [value for value in values if value is not None]
+    return _TOGETHER.get(type(known[0]), pool)(known) if known else None
+
+
+def _by_key(mappings: _Values) -> dict[Any, Any]:
+    found: dict[Any, list[Any]] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            found.setdefault(key, []).append(value)
+    return {key: _together(values) for key, values in found.items()}
+
+
+def _joined(parts: _Values) -> tuple[Any, ...]:
+    """Records put together, sentences once, and numbers of steps once and in order."""
+    members = tuple(chain.from_iterable(parts))
+    if not members or isinstance(members[0], Record):
+        return pool_alike(members)
+    once = dict.fromkeys(members)
+    return tuple(once) if isinstance(members[0], str) else tuple(sorted(once))
+
+
+def _added(values: _Values) -> Any:
+    return reduce(add, values)  # ``sum`` rounds in another way
+
+
+_TOGETHER: Final[Mapping[type, _How]] = {
+    bool: any,
+    int: sum,
+    float: _added,
+    str: _first,
+    tuple: _joined,
+    dict: _by_key,
+    frozenset: lambda sets: frozenset().union(*sets),
+}
+"""Type → how values of it are put together; all others are records."""
+
+
+@cache
+def _fields(kind: type[Record]) -> tuple[tuple[str, _How], ...]:
+    """Each field with how it is put together."""
+    hints = get_type_hints(kind, include_extras=True)
+    marks = ((name, getattr(hints[name], "__metadata__", ())) for name in kind.__struct_fields__)
+    return tuple((name, mark[0] if mark and mark[0] in _MARKS else _together) for name, mark in marks)
+
+
+@cache
+def _key(kind: type[Record]) -> Callable[[Record], Any]:
+    return attrgetter(*(name for name, how in _fields(kind) if how is _first))
