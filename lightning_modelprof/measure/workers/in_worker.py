@@ -30,6 +30,7 @@ from torch.utils.data import get_worker_info
 from lightning_modelprof.measure.resources.cpu import cpu_wait_ns
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
+from lightning_modelprof.measure.stand_in import StandIn
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, State
@@ -91,7 +92,7 @@ def _itself(original: Any) -> tuple[Any, ...]:
     return cast, (None, original)
 
 
-class WorkerStart:
+class WorkerStart(StandIn):
     """A ``worker_init_fn`` that begins to measure and calls the user's own.
 
     While the loop runs it's an attribute of the user's DataLoader, and to all who ask but for ``is`` and
@@ -106,7 +107,7 @@ class WorkerStart:
         is_over: whether the loop has ended, and only the user's own is called.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_pid", "is_over", "original")
+    __slots__ = ("__weakref__", "_arguments", "_pid", "is_over")
 
     def __init__(
         self,

@@ -7,7 +7,12 @@ from pathlib import PurePath
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts, WorkerShares
+from lightning_modelprof.analysis.steps.workers import (
+    CallFacts,
+    WorkersFacts,
+    WorkerShares,
+    measured_workers,
+)
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
@@ -184,11 +189,12 @@ _SHARES: Final = ("waiting", "late", "held_back")
 _NOTHING: Final = "no worker activity was seen"
 
 
-@run_table(WORKER_TRANSFORMS, WORKERS, needs=Facts.workers)
+@run_table(WORKER_TRANSFORMS, WORKERS, needs=measured_workers)
 def worker_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """What the workers' time goes to."""
-    yield _calls_table(facts.workers)
-    yield _workers_table(facts.workers)
+    loaders = facts.read(measured_workers)
+    yield _calls_table(loaders)
+    yield _workers_table(loaders)
 
 
 def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:
