@@ -12,7 +12,6 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured, fact
 from lightning_modelprof.analysis.steps.fetches import (
     HANDOVER_NS,
-    clean_fetches,
     is_of_sampler,
     is_row_by_row,
 )
@@ -22,6 +21,8 @@ from lightning_modelprof.analysis.steps.loader_queue import (
     PredictedStep,
     loader_queue,
 )
+from lightning_modelprof.run.phases import PHASE_INDEX
+from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
 
 _LEAST_SHARE: Final = 0.01
@@ -44,7 +45,7 @@ def fetch_queue(facts: Facts) -> LoaderQueue:
         raise NotMeasured("samples are rows in memory, so handing over a worker's batch would take longer")
     if is_of_sampler(facts.get(Facts.hot_lines)):
         raise NotMeasured("a fetch mostly chooses indices, which always runs in the main process")
-    all_fetches_ns, rests_ns = clean_fetches(facts.steps)
+    all_fetches_ns, rests_ns = _clean_fetches(facts.steps)
     if all_fetches_ns.sum() < _LEAST_SHARE * (all_fetches_ns.sum() + rests_ns.sum()):
         raise NotMeasured("making batches takes less than 1% of the steps")
     fetches_ns = all_fetches_ns.tolist()
@@ -61,6 +62,14 @@ def fetch_queue(facts: Facts) -> LoaderQueue:
     return queue_of(facts, LoaderWorkers(num_workers=0, batches=batches), handover_ns=HANDOVER_NS)
 
 
+def _clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each clean step whose fetch was seen, the fetch and the rest."""
+    clean = steps.clean()
+    fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
+    is_seen = fetches_ns != NOT_MEASURED
+    return fetches_ns[is_seen], (clean.duration_ns - fetches_ns)[is_seen]
+
+
 def queue_of(facts: Facts, record: LoaderWorkers, *, handover_ns: float = ASSUMED_HANDOVER_NS) -> LoaderQueue:
     """What the model predicts from the batches of a loader and the clean steps of its loop.
 
@@ -72,7 +81,7 @@ def queue_of(facts: Facts, record: LoaderWorkers, *, handover_ns: float = ASSUME
         raise NotMeasured("no step is clean")
     wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns
     cpus = None if setup is None else setup.usable_cpus
-    fetches_ns, rests_ns = clean_fetches(facts.steps)
+    fetches_ns, rests_ns = _clean_fetches(facts.steps)
     if wait_ns is None or not len(fetches_ns):
         raise NotMeasured("fetches weren't measured")
     batch_cpu = facts.get(Facts.batch_cpu)

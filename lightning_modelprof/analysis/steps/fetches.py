@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.run.stacks import StackFrame
-from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 CHEAP_SAMPLE_NS: Final = 50_000
 """A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
@@ -109,11 +104,3 @@ def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
         and loader.batch_size > 1
         and wait_ns < CHEAP_SAMPLE_NS * loader.batch_size
     )
-
-
-def clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each clean step whose fetch was seen, the fetch and the rest."""
-    clean = steps.clean()
-    fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
-    is_seen = fetches_ns != NOT_MEASURED
-    return fetches_ns[is_seen], (clean.duration_ns - fetches_ns)[is_seen]

@@ -35,6 +35,7 @@ from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, State
 from lightning_modelprof.measure.workers.calls import CallName, Calls
+from lightning_modelprof.measure.workers.merge_stacks import merge_stacks
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
     NUM_BATCHES,
@@ -43,7 +44,7 @@ from lightning_modelprof.measure.workers.ring import (
     claim_slot,
     open_memory,
 )
-from lightning_modelprof.run.stacks import StackSamples, merge_stacks
+from lightning_modelprof.run.stacks import StackSamples
 
 _SYSTEM_EVERY_NS: Final = 250_000_000
 _TEXT_EVERY_NS: Final = 1_000_000_000

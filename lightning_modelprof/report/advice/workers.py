@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.source.worker_stacks import busiest
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
 from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.fetches import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
@@ -82,6 +83,12 @@ def waited_for(facts: Facts) -> WorkersFacts | None:
     keep_up = cpu is not None and cpu.workers_keep_up
     is_ready = keep_up and (queue is None or queue.ready >= _NEARLY_ALWAYS)
     return None if is_ready else found
+
+
+def worker_lines(facts: Facts) -> HotLines | None:
+    """Where samples found the workers of the busiest loader."""
+    stacks = facts.get(worker_stacks)
+    return None if stacks is None else stacks.hot_lines
 
 
 def wait_advice(facts: Facts, wait_ns: float) -> LoaderAdvice:

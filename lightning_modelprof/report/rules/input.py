@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.source.worker_stacks import worker_stacks
 from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.fetches import CHEAP_SAMPLE_NS, is_row_by_row
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
@@ -25,6 +24,7 @@ from lightning_modelprof.report.advice.workers import (
     made_batches,
     wait_advice,
     waited_for,
+    worker_lines,
     worker_starts,
 )
 from lightning_modelprof.report.model import Evidence, Severity, Slices, Unit
@@ -75,11 +75,6 @@ def _wait(costs: StepCosts) -> _Wait:
     return _Wait(mean_ns, usual_ns, costs.least_of(usual_ns, costs.typical, "dataloader"), step_ns)
 
 
-def _samples_of_workers(facts: Facts) -> OtherSamples | None:
-    stacks = facts.get(worker_stacks)
-    return None if stacks is None else OtherSamples(stacks.hot_lines, waited_for(facts) is not None)
-
-
 # 5% and 20% are the bands of TensorFlow's profiler for input.
 @rule(
     "input_bound",
@@ -91,7 +86,7 @@ def _samples_of_workers(facts: Facts) -> OtherSamples | None:
     sampled_phases=("dataloader",),
     slices=_IDLE,
     on_traces=True,
-    samples=_samples_of_workers,
+    samples=OtherSamples(worker_lines, lambda facts: waited_for(facts) is not None),
     warning=0.05,
     critical=0.20,
     least_samples=10,
