@@ -23,7 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue, queue_of
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
+from lightning_modelprof.analysis.steps.workers import measured_workers
 
 SEEDS, PIPELINES, BATCHES, WARM, MOST_WORKERS, PREFETCH = {"quiet": 11, "busy": 12}, 8, 150, 16, 4, 2
 WITHIN = 0.15
@@ -103,10 +105,8 @@ class Pipeline:
         assert profiler.run is not None
         facts = Facts(profiler.run)
         if not self.workers:
-            return facts.fetch_queue
-        found = facts.workers[0]
-        assert found.queue is not None, found.why_no_queue
-        return found.queue
+            return facts.read(fetch_queue)
+        return queue_of(facts, facts.read(measured_workers)[0].record)
 
 
 def compare(pipeline: Pipeline, say: Callable[[str], None]) -> list[float]:

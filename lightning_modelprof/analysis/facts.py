@@ -14,7 +14,6 @@ from lightning_modelprof.analysis.source.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.source.hot_lines import FoundCalls, HotLines, hot_lines, layer_hooks
 from lightning_modelprof.analysis.source.logging_calls import LoggingCalls, logging_calls
 from lightning_modelprof.analysis.source.source_lines import SourceLine, source_lines
-from lightning_modelprof.analysis.source.worker_stacks import WorkerStacks, worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu, batch_cpu
 from lightning_modelprof.analysis.steps.batches import BatchScaling, batch_scaling
 from lightning_modelprof.analysis.steps.benchmark import (
@@ -24,8 +23,6 @@ from lightning_modelprof.analysis.steps.benchmark import (
     benchmark,
     exclusions,
 )
-from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
-from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.memory import MemoryUse, memory_use
 from lightning_modelprof.analysis.steps.phase_times import (
     OutsideTimes,
@@ -38,7 +35,6 @@ from lightning_modelprof.analysis.steps.phase_times import (
 from lightning_modelprof.analysis.steps.slowdown import Slowdown, slowdown
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts, StepCosts, slow_facts, step_costs
 from lightning_modelprof.analysis.steps.validation import ValidationSplit, validation_split
-from lightning_modelprof.analysis.steps.workers import WorkersFacts, workers_facts
 from lightning_modelprof.analysis.trace.job_facts import NOT_COMPARED, JobFacts
 from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -51,7 +47,6 @@ from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.sites import StepSites
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import BEGINS_EPOCH, MAX_RUN_AHEAD, StepTag, StepTimings
-from lightning_modelprof.run.workers import LoaderWorkers
 from lightning_modelprof.units import milliseconds
 
 T = TypeVar("T")
@@ -228,7 +223,7 @@ class Facts(JobFacts):
             self.totals, self.outside_ns, self.step_costs, record.helper_cpu_ns, record.report_wait_ns
         )
 
-    # Batches and workers
+    # Batches
 
     @fact
     def batch_cpu(self) -> BatchCpu:
@@ -238,28 +233,6 @@ class Facts(JobFacts):
             num_workers=self._num_workers,
             usable_cpus=None if setup is None else setup.usable_cpus,
             cpu_wait_share=self._cpu_wait_share,
-        )
-
-    @fact
-    def workers(self) -> tuple[WorkersFacts, ...]:
-        """Of each loader whose workers were measured."""
-        return workers_facts(
-            self.record.workers,
-            steps=self.steps,
-            costs=self.get(Facts.step_costs),
-            batch_cpu=self.get(Facts.batch_cpu),
-            setup=self.get(Facts.setup),
-        )
-
-    @fact
-    def fetch_queue(self) -> LoaderQueue:
-        """What steps would take with workers where the loop has none, by its fetches."""
-        return fetch_queue(
-            self.steps,
-            self.step_costs,
-            batch_cpu=self.batch_cpu,
-            setup=self.get(Facts.setup),
-            hot=self.get(Facts.hot_lines),
         )
 
     @fact
@@ -310,10 +283,6 @@ class Facts(JobFacts):
         return source_lines(None if cost is None else cost.sites, self.get(Facts.hot_lines))
 
     @fact
-    def worker_stacks(self) -> WorkerStacks:
-        return worker_stacks(self.record.workers)
-
-    @fact
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know beside the figures."""
         record = self.record
@@ -322,8 +291,7 @@ class Facts(JobFacts):
             *_kept_notes(len(self.steps), self.num_steps, loop_of(self.info.loop)),
             *_setup_notes(record.setup),
             *_run_ahead_notes(self.get(Facts.benchmark), self._run_ahead_ns),
-            *(() if record.stacks is None else record.stacks.notes),
-            *_worker_notes(record.workers or ()),
+            *record.sampling_notes,
         )
 
     @property
@@ -386,14 +354,6 @@ def _kept_notes(num_kept: int, num_steps: int, loop: LoopKind) -> tuple[str, ...
     return (
         f"{num_kept:,} of {num_steps:,} {loop.steps} were saved, evenly spaced. Totals, averages and"
         " extremes cover all of them; percentiles, standard errors and charts only the saved ones.",
-    )
-
-
-def _worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
-    return tuple(
-        f"Workers of the {one.kind}{f' {one.loader}' if len(loaders) > 1 else ''}: {note}"
-        for one in loaders
-        for note in (*one.notes, *(() if one.stacks is None else one.stacks.notes))
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -70,33 +71,45 @@ class LazyFacts:
     """
 
     def get(self, which: fact[T]) -> T | None:
-        """A fact, such as ``facts.get(Facts.workers)``; ``None`` if it wasn't measured."""
+        """A fact, such as ``facts.get(Facts.memory)``; ``None`` if it wasn't measured."""
         try:
-            return self._read(which)
+            return self.read(which)
         except NotMeasured:
             return None
 
     def why_not(self, which: fact[Any]) -> str:
         """The reason why a fact wasn't measured; ``""`` if it was."""
         try:
-            self._read(which)
+            self.read(which)
         except NotMeasured as why:
             return why.reason
         return ""
 
-    def _read(self, which: fact[T]) -> T:
-        """By name, as a subclass may derive it in another way; one outside of a class as it is."""
+    def read(self, which: fact[T]) -> T:
+        """A fact; one outside of a class isn't an attribute.
+
+        Raises:
+            NotMeasured: if it can't be derived.
+        """
+        # By name, as a subclass may derive it in another way.
         chosen: fact[T] = which if which.is_outside else getattr(type(self), which.name)
         return chosen.__get__(self, type(self))
 
-    def replaced(self: _FactsT, **values: Any) -> _FactsT:
+    def replaced(
+        self: _FactsT, outside: Mapping[fact[Any], Any] = MappingProxyType({}), /, **values: Any
+    ) -> _FactsT:
         """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one.
 
         All other facts are derived again, as they may rest on these.
+
+        Args:
+            outside: by fact, of those that stand in no class.
+            values: by name.
         """
         twin = object.__new__(type(self))  # not copy.copy, which asks for a pickle
         keys = {name: name for name in self.names()} | {one.name: one.key for one in OUTSIDE}
         facts = {keys[name]: value for name, value in values.items() if name in keys}
+        facts |= {one.key: value for one, value in outside.items()}
         others = {name: value for name, value in values.items() if name not in keys}
         twin.__dict__.update({**self.__dict__, **others})
         given = {**self.__dict__.get("_given", {}), **facts}

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
-from lightning_modelprof.lightning.rank_wait import StandIn, stand_in
+from lightning_modelprof.lightning.rank_wait import stand_in
+from lightning_modelprof.measure.stand_in import StandIn
 from lightning_modelprof.measure.steps.actions import Action
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.run.phases import PART_INDEX

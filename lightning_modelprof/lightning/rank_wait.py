@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
+from lightning_modelprof.measure.stand_in import StandIn
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.run.phases import PHASE_INDEX
 
@@ -18,16 +19,6 @@ RANK_WAIT: Final = PHASE_INDEX["rank_wait"]
 
 BROADCAST: Final = "_broadcast_sigterm_tensor"
 """Lightning's own method, which is private: where there is none, the wait stays in the gap that it is in."""
-
-
-class StandIn:
-    """Called in the place of a method; a copy or pickle of the object that has it has the method itself."""
-
-    def __init__(self, original: Callable[..., Any]) -> None:
-        self.original = original
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self.original,)
 
 
 class TimedBroadcast(StandIn):
@@ -76,7 +67,3 @@ def _give_back(owner: Any, name: str, ours: StandIn, *, was_its_own: bool) -> No
         setattr(owner, name, ours.original)
     else:
         delattr(owner, name)
-
-
-def _itself(original: Callable[..., Any]) -> Callable[..., Any]:
-    return original

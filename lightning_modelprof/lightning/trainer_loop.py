@@ -24,13 +24,14 @@ from lightning_modelprof.lightning.phases import (
     make_delegate,
     uninstall,
 )
-from lightning_modelprof.lightning.rank_wait import StandIn, stand_in, time_broadcast
+from lightning_modelprof.lightning.rank_wait import stand_in, time_broadcast
 from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
 from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files, convolution_biases
 from lightning_modelprof.measure.setup.statements import Statements, outside_optimizers
 from lightning_modelprof.measure.setup.training_setup import Live, Reader, loader_setup
+from lightning_modelprof.measure.stand_in import StandIn
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import own_methods, place_of

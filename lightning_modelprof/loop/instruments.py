@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -12,11 +13,13 @@ from lightning_modelprof import __version__
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.loop.inspection import Inspection
 from lightning_modelprof.loop.inspection_plan import NUM_TIMED, SHORT_LOOP, plan_inspection
+from lightning_modelprof.loop.instrument import Instrument, trace_metadata
 from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import WindowResults, make_capture, recording_ranks
+from lightning_modelprof.loop.worker_profiling import worker_profiling
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Probe, Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
@@ -24,11 +27,18 @@ from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.training_setup import read_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.measure.window.capture import Capture, nothing_made
-from lightning_modelprof.measure.workers.probes import WorkerProbes
+from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.run.records import RunInfo, Window
 from lightning_modelprof.run.setup import TrainingSetup
-from lightning_modelprof.run.stacks import StackSamples
+
+_EARLY: Final = (worker_profiling,)
+"""Make those instruments that have to be there before the loop's dataloaders."""
+
+
+def early_instruments(config: ProfileConfig, loop: Loop, cleanup: ExitStack) -> list[Instrument]:
+    """Those that are wanted, taken out by ``cleanup``."""
+    made = (make(config, loop, cleanup) for make in _EARLY)
+    return [one for one in made if one is not None]
 
 
 @dataclass
@@ -63,7 +73,7 @@ def make_instruments(
     is_first: bool,
     on_window: Callable[[Window, Path | None], None],
     why_no_window: Callable[[], str],
-    workers: WorkerProbes | None,
+    others: Sequence[Instrument],
     clock: HostClock,
     warn: Callable[[str], None],
     cleanup: ExitStack,
@@ -73,7 +83,7 @@ def make_instruments(
     Args:
         directory: claimed for files; ``None`` writes none.
         why_no_window: why another window would be too much, ``""`` while it would not.
-        workers: of its dataloaders; ``None`` where nobody looks into them.
+        others: what was made before, see :func:`early_instruments`.
     """
     setup = read_setup(loop)
     info = run_info(
@@ -114,7 +124,7 @@ def make_instruments(
         accumulate=loop.accumulate,
         why_not=why_no_window,
         epoch_step=lambda: timing.ledger.epoch_step,
-        batches=nothing_made if workers is None else workers.batches_between,
+        metadata=partial(trace_metadata, others),
         theirs=timing.phase_source.inner,
     )
     has_bar = bool(config.report.progress_bar) and loop.kind.is_fit and loop.progress_bar is not None
@@ -172,7 +182,7 @@ class MemoryProbe(Protocol):
     def look(self, step: int) -> None: ...
 
 
-class Sampling:
+class Sampling(Instrument):
     """The sampling thread of one loop. To be made on the thread that runs the loop.
 
     Args:
@@ -191,14 +201,15 @@ class Sampling:
         self.resume = self._sampler.resume
         self.pause = self._sampler.pause
 
-    def stacks(self) -> StackSamples:
+    def fields(self) -> Mapping[str, Any]:
         sampler = self._sampler
-        return self._stack.samples(
+        stacks = self._stack.samples(
             first_interval_ns=MIN_INTERVAL_NS,
             last_interval_ns=sampler.interval_ns,
             cost_ns=sampler.cost_ns,
             notes=tuple(sampler.notes),
         )
+        return {"stacks": stacks}
 
 
 def _memory_look(memory: MemoryProbe, ledger: PhaseLedger) -> Probe:

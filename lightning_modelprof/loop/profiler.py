@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -127,6 +128,9 @@ class _PlainLoop(Loop):
         self._num_steps = num_steps
         self._loader: Any = None
         self._iterator: Any = None
+        self._watched: Any = None
+        self._epochs = 0
+        self._datasets: list[Callable[[], Any]] = []  # that batches came from
         self.steps = 0
         self.wants_stop = False
 
@@ -151,6 +155,34 @@ class _PlainLoop(Loop):
 
     def loaders(self) -> Sequence[Any]:
         return () if self._loader is None else (self._loader,)
+
+    def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
+        """As of Loop: in each epoch."""
+        self._watched = watched
+        cleanup.callback(setattr, self, "_watched", None)
+
+    def tell_of(self, loader: Any) -> None:
+        """An epoch's iterator of it is about to be made."""
+        self._epochs += 1
+        if self._watched is not None:
+            self._watched.add(loader, self._epochs, self._position_of(loader))
+
+    def _position_of(self, loader: Any) -> int:
+        """Which loader of the loop it is: those of one data set are one that is made anew."""
+        data = getattr(loader, "dataset", loader)
+        for position, known in enumerate(self._datasets):
+            if known() is data:
+                return position
+        free = [position for position, known in enumerate(self._datasets) if known() is None]
+        try:
+            reference: Callable[[], Any] = weakref.ref(data)
+        except TypeError:  # a list, say
+            reference = partial(_itself, data)
+        if free:
+            self._datasets[free[0]] = reference
+            return free[0]
+        self._datasets.append(reference)
+        return len(self._datasets) - 1
 
     def make_phase_source(self, ledger: PhaseLedger) -> _PlainPhases:
         return _PlainPhases(ledger)
@@ -226,8 +258,6 @@ class LoopProfiler:
         self._session: LoopSession | None = None
         self._phase_source: _PlainPhases | None = None
         self._fetches = False  # whether batches come by fetch()
-        self._epochs = 0
-        self._datasets: list[Callable[[], Any]] = []  # that batches came from
         self._has_batch = False  # a batch that came by it and has not ended
 
     # Life
@@ -327,10 +357,8 @@ class LoopProfiler:
             return
         self._fetches = True
         loop.fetches_from(loader)
-        workers, number = None if self._session is None else self._session.workers, 0
-        if workers is not None:
-            self._epochs += 1
-            self._guard(lambda: workers.add(loader, self._epochs, self._position_of(loader)))
+        self._guard(lambda: loop.tell_of(loader))
+        number = 0
         try:
             self._guard(phase_source.epoch.__enter__)
             iterator = iter(loader)
@@ -358,23 +386,6 @@ class LoopProfiler:
                 self.step()
             if self._phase_source is phase_source:
                 self._guard(phase_source.epoch.__exit__)
-
-    def _position_of(self, loader: Any) -> int:
-        """Which loader of the loop it is: those of one data set are one that is made anew."""
-        data = getattr(loader, "dataset", loader)
-        for position, known in enumerate(self._datasets):
-            if known() is data:
-                return position
-        free = [position for position, known in enumerate(self._datasets) if known() is None]
-        try:
-            reference: Callable[[], Any] = weakref.ref(data)
-        except TypeError:  # a list, say
-            reference = partial(_itself, data)
-        if free:
-            self._datasets[free[0]] = reference
-            return free[0]
-        self._datasets.append(reference)
-        return len(self._datasets) - 1
 
     def _begin_batch(self, batch: Any, number: int) -> None:
         if self._session is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Final
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.loop.inspection_plan import steps_to_skip
-from lightning_modelprof.loop.instruments import Instruments, Sampling, make_instruments
+from lightning_modelprof.loop.instrument import Instrument, record_fields
+from lightning_modelprof.loop.instruments import Instruments, Sampling, early_instruments, make_instruments
 from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.loop.outputs import Outputs
 from lightning_modelprof.loop.step_boundaries import Announcements, SaveTimer, StepBoundaries
@@ -27,9 +28,7 @@ from lightning_modelprof.loop.step_timing import StepTiming
 from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.training_setup import finish_setup
-from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.window.other_profilers import CLAIM
-from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.report.model import Report, Status
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, side_by_side
@@ -55,7 +54,6 @@ class LoopSession:
 
     Attributes:
         thread: number of the thread in which the loop runs.
-        workers: of its dataloaders; ``None`` where nobody looks into them.
         is_armed: whether the loop has begun.
         is_finished: whether it has ended.
         is_first: whether this rank reports for all; known when the loop begins.
@@ -98,7 +96,6 @@ class LoopSession:
             self._timing.live,
         )
         self._instruments: Instruments | None = None
-        self.workers: WorkerProbes | None = None
         self._boundaries: StepBoundaries | None = None
         self._began_s = 0.0
         self._armed_ns = 0
@@ -110,12 +107,7 @@ class LoopSession:
         self._saves = SaveTimer(clock)
         self._cleanup = ExitStack()
         self._cleanup.callback(self._uninstall)
-        if config.inspect.workers:
-            workers = self.workers = WorkerProbes(
-                UserCode((type(loop.module),)).roots, sampling=config.inspect.sampling
-            )
-            self._cleanup.callback(workers.end)
-            loop.watch_loaders(workers, self._cleanup)
+        self._others = early_instruments(config, loop, self._cleanup)
         self.is_armed = self.is_finished = self._is_reported = self._is_unsaved = False
         self.is_first = loop.is_first
         self.announcements: Announcements | None = None
@@ -135,9 +127,8 @@ class LoopSession:
             check: called when the first step has ended.
         """
         loop, config, timing = self._loop, self._config, self._timing
-        if self.workers is not None:
-            with suppress(Exception):  # the loop's loaders are not known
-                self.workers.begin(loop.loaders())
+        for one in self._others:
+            one.begin()
         self._began_s, self._armed_ns = time.time(), self._clock()
         timing.skip(steps_to_skip(config, loop.num_steps))
         instruments = self._instruments = make_instruments(
@@ -148,7 +139,7 @@ class LoopSession:
             is_first=self.is_first,
             on_window=self._on_window,
             why_no_window=self._why_no_window,
-            workers=self.workers,
+            others=self._others,
             clock=self._clock,
             warn=self._warn,
             cleanup=self._cleanup,
@@ -181,8 +172,12 @@ class LoopSession:
         if self.on_trace_ready is not None:
             instruments.results.on_trace = self._call_on_trace_ready
         if config.inspect.sampling:
-            instruments.sampling = Sampling(self.ledger, loop.module, instruments.memory, self._clock)
-            instruments.sampling.resume()
+            sampling = instruments.sampling = Sampling(
+                self.ledger, loop.module, instruments.memory, self._clock
+            )
+            self._cleanup.callback(sampling.pause)
+            self._others.append(sampling)
+            sampling.resume()
 
     def note(self, sentence: str) -> None:
         """Say it in the report, once."""
@@ -303,8 +298,6 @@ class LoopSession:
                 self._cleanup.callback(instruments.capture.abandon)
             if instruments is not None and instruments.inspection is not None:
                 self._cleanup.callback(instruments.inspection.close)
-            if instruments is not None and instruments.sampling is not None:
-                self._cleanup.callback(instruments.sampling.pause)
             if self._timing.repeated is not None:
                 self._cleanup.callback(self._timing.repeated.close)
             self.ledger.ranges = self.ledger.inspection = self.ledger.repeated = None
@@ -358,8 +351,8 @@ class LoopSession:
     def _on_boundary(self) -> None:
         if self._boundaries is not None and self._instruments is not None:
             self._instruments.results.poll()
-            if self.workers is not None:
-                self.workers.poll()
+            for one in self._others:
+                one.poll()
             self._boundaries.begin_step()
 
     def meet_size(self, size: int) -> None:
@@ -412,7 +405,7 @@ class LoopSession:
             samples_note=self._samples_note(),
             notes=self._notes,
             around=self._loop.outside_times(),
-            workers=self.workers,
+            others=self._others,
         )
         if self._is_reported:
             record = replace(record, report_wait_ns=self._report_wait_ns())
@@ -457,10 +450,10 @@ def make_rank_record(
     samples_note: str,
     notes: Iterable[str],
     around: OutsideLoop | None = None,
-    workers: WorkerProbes | None = None,
+    others: Sequence[Instrument] = (),
 ) -> RankRecord:
     """The record of a loop that runs or has ended."""
-    device, inspection, sampling = timing.device, instruments.inspection, instruments.sampling
+    device, inspection = timing.device, instruments.inspection
     notes = [*notes, *instruments.results.notes]
     if device is not None:
         device.collect()
@@ -493,9 +486,8 @@ def make_rank_record(
         slow=timing.slow.record(),
         cpu=timing.ledger.cpu.record(),
         repeated=None if timing.repeated is None else timing.repeated.record(),
-        workers=None if workers is None else workers.record(),
-        stacks=None if sampling is None else sampling.stacks(),
         helper_cpu_ns=instruments.results.helper_cpu_ns,
         samples_note=samples_note,
         notes=tuple(notes),
+        **record_fields(others),
     )

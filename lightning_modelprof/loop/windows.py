@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
@@ -27,9 +27,8 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import (
     BYTES_PER_MB,
     Capture,
-    MadeBatches,
     ScheduledSteps,
-    nothing_made,
+    nothing_known,
 )
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.model import Report
@@ -70,7 +69,7 @@ def make_capture(
     accumulate: int = 1,
     why_not: Callable[[], str] = str,
     epoch_step: Callable[[], int] = int,
-    batches: Callable[[int, int], MadeBatches] = nothing_made,
+    metadata: Callable[[int, int], Mapping[str, Any]] = nothing_known,
     theirs: Any = None,
 ) -> Capture | None:
     """The windows that a configuration asks for; ``None`` if it asks for none.
@@ -99,7 +98,7 @@ def make_capture(
         scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
         why_not=why_not,
         epoch_step=epoch_step,
-        batches=batches,
+        metadata=metadata,
     )
 
 

@@ -19,7 +19,7 @@ from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import SlowSteps, StepTimings
-from lightning_modelprof.run.workers import LoaderWorkers
+from lightning_modelprof.run.workers import LoaderWorkers, worker_notes
 
 RUN_SCHEMA_VERSION: Final = 3
 """Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
@@ -198,6 +198,14 @@ class RankRecord(Record, frozen=True, kw_only=True):
     def num_steps(self) -> int:
         """Finished steps, kept or not."""
         return len(self.steps) if self.totals is None else len(self.totals)
+
+    @property
+    def sampling_notes(self) -> tuple[str, ...]:
+        """What could not be sampled in the training thread and in workers, and why."""
+        return (
+            *(() if self.stacks is None else self.stacks.notes),
+            *worker_notes(self.workers or ()),
+        )
 
 
 class RankSteps(Record, frozen=True, kw_only=True):

@@ -145,3 +145,12 @@ class LoaderWorkers(Record, frozen=True, kw_only=True):
         if not making_ns or not known or len(known) < len(self.workers):
             return None
         return min(1.0, sum(known) / making_ns)
+
+
+def worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
+    """The notes of all loaders, each with its loader."""
+    return tuple(
+        f"Workers of the {one.kind}{f' {one.loader}' if len(loaders) > 1 else ''}: {note}"
+        for one in loaders
+        for note in (*one.notes, *(() if one.stacks is None else one.stacks.notes))
+    )

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.fetch_queue import HANDOVER_NS
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
+from lightning_modelprof.analysis.steps.fetches import HANDOVER_NS
+from lightning_modelprof.analysis.steps.workers import measured_workers
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from lightning_modelprof.run.steps import StepTag
@@ -40,7 +41,8 @@ def used(fetch_ms, rest_ms, *, computing=0.0, cpus=8, rest_cpu_ms=0.0):
 def queue_of(fetch_ms, rest_ms, *, cpus=8, setup=SETUP, num_steps=40, tags=None, stacks=None, **more):
     steps = steps_of(num_steps, tags, more.pop("device_ms", None), forward=rest_ms, dataloader=fetch_ms)
     cpu = more["cpu"] if "cpu" in more else used(float(np.mean(fetch_ms)), rest_ms, cpus=cpus, **more)
-    return analysis_of(steps, setup=replace(setup, usable_cpus=cpus), cpu=cpu, stacks=stacks).fetch_queue
+    facts = analysis_of(steps, setup=replace(setup, usable_cpus=cpus), cpu=cpu, stacks=stacks)
+    return facts.read(fetch_queue)
 
 
 def steps_by_workers(queue):
@@ -157,5 +159,5 @@ def test_choosing_indices_is_not_the_workers_business():
 
 def test_workers_that_were_looked_into_stay_absent():
     facts = analysis_of(steps_of(40, forward=10, dataloader=40), cpu=used(40, 10))
-    assert facts.get(Facts.workers) is None
-    assert facts.fetch_queue.num_batches == 40
+    assert facts.get(measured_workers) is None
+    assert facts.read(fetch_queue).num_batches == 40

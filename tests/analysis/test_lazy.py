@@ -182,4 +182,6 @@ def test_facts_outside_of_a_class_may_have_the_same_name():
     first, second = named(1), named(2)
     facts = TraceFacts(load("a100_alexnet"))
     assert (facts.get(first), facts.get(second)) == (1, 2)
+    assert [facts.replaced({second: 3}).read(one) for one in (first, second)] == [1, 3]
+    assert facts.replaced({second: NotMeasured("no")}).why_not(second) == "no"
     assert facts.kernels.by_name

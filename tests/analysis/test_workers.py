@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.workers import Cause, _late
+from lightning_modelprof.analysis.steps.fetch_queue import queue_of
+from lightning_modelprof.analysis.steps.workers import Cause, _late, measured_workers
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 from tests.analysis.test_loader_queue import measured
 from tests.support.diagnosed import MS, SETUP, analysis_of, steps_of, with_loader
+from tests.support.facts import why_not
 
 SAMPLE = CallTimes(name="Images.__getitem__", kind="sample", calls=400, total_ns=0)
 
@@ -61,7 +62,7 @@ def facts_of(record, waits_ms, rest_ms, *, cpus=2, cpu=None, init_ms=0, **phases
         **phases,
     )
     setup = replace(with_loader(num_workers=record.num_workers), usable_cpus=cpus)
-    found = analysis_of(steps, workers=(record,), setup=setup, cpu=cpu).workers
+    found = analysis_of(steps, workers=(record,), setup=setup, cpu=cpu).read(measured_workers)
     assert len(found) == 1
     return found[0]
 
@@ -195,7 +196,7 @@ def test_what_others_use_of_the_cpus_is_taken_off():
     setup = replace(SETUP, usable_cpus=4, loaders=(replace(SETUP.loaders[0], num_workers=1),))
     found = analysis_of(
         steps_of(40, forward=1, dataloader=waits_ms), workers=(record,), setup=setup, cpu=use
-    ).workers[0]
+    ).read(measured_workers)[0]
     steps = {(one.workers, one.prefetch_factor): one.step_ns / MS for one in found.queue.predictions}
     assert found.queue.cpus == 2
     assert steps[2, 2] == pytest.approx(5, rel=0.01)
@@ -221,19 +222,20 @@ def test_where_others_take_all_cpus_a_share_is_left():
     for ranks, expected in ((1, 1.0), (8, 0.25)):
         setup = replace(with_loader(num_workers=1), usable_cpus=2, local_world_size=ranks)
         steps = steps_of(40, forward=1, dataloader=waits_ms)
-        [facts] = analysis_of(steps, workers=(record,), setup=setup, cpu=use).workers
+        [facts] = analysis_of(steps, workers=(record,), setup=setup, cpu=use).read(measured_workers)
         assert facts.queue.cpus == expected
 
 
 def test_runs_without_workers_say_why():
-    assert analysis_of(steps_of()).get(Facts.workers) is None
-    assert analysis_of(steps_of(), workers=()).get(Facts.workers) is None
+    assert analysis_of(steps_of()).get(measured_workers) is None
+    assert analysis_of(steps_of(), workers=()).get(measured_workers) is None
     record = LoaderWorkers(num_workers=2, prefetch_factor=2, notes=("Workers ran already.",))
-    [facts] = analysis_of(steps_of(dataloader=3, forward=1), workers=(record,)).workers
+    [facts] = analysis_of(steps_of(dataloader=3, forward=1), workers=(record,)).read(measured_workers)
     assert facts.queue is None
     assert (facts.batch, facts.sample_ns, facts.making_ns) == (None, None, 0)
-    [facts] = analysis_of(steps_of(dataloader=None, forward=1), workers=(record,)).workers
-    assert facts.why_no_queue == "fetches weren't measured"
+    facts = analysis_of(steps_of(dataloader=None, forward=1), workers=(record,))
+    assert facts.read(measured_workers)[0].queue is None
+    assert why_not(queue_of, facts, record) == "fetches weren't measured"
 
 
 def ready(*rows):

@@ -21,6 +21,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers import in_worker
 from lightning_modelprof.measure.workers.in_worker import Worker, WorkerStart
+from lightning_modelprof.measure.workers.merge_stacks import merge_stacks
 from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
@@ -30,7 +31,7 @@ from lightning_modelprof.measure.workers.ring import (
     claim_slot,
     open_memory,
 )
-from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples, merge_stacks
+from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 from tests.support import worker_pipelines as pipelines
 
 pytestmark = [

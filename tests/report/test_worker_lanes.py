@@ -268,13 +268,13 @@ def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monk
         index, begin, end = zip(*(row for row in rows if begin_ns <= row[1]), strict=True)
         columns = {"worker": (0,) * len(index), "samples": (2,) * len(index), "cpu_ns": (0,) * len(index)}
         times = {"begin_ns": begin, "fetched_ns": end, "ready_ns": end}
-        return ((0, WorkerBatches(index=index, **columns, **times)),)
+        return {"workers": ((0, WorkerBatches(index=index, **columns, **times)),)}
 
     make_capture = instruments.make_capture
     monkeypatch.setattr(
         instruments,
         "make_capture",
-        lambda *args, **kwargs: make_capture(*args, **(kwargs | {"batches": made})),
+        lambda *args, **kwargs: make_capture(*args, **(kwargs | {"metadata": made})),
     )
     callback = run_fit(
         tmp_path, module=Net(at_batch), active=4, with_stack=with_stack, trainer={"limit_train_batches": 12}

@@ -15,10 +15,10 @@ from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.loader_queue import loader_queue
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
-from lightning_modelprof.analysis.steps.workers import Cause, WaitCause
+from lightning_modelprof.analysis.steps.workers import Cause, WaitCause, measured_workers
 from lightning_modelprof.place import Place
-from lightning_modelprof.report.advice.loader import predicted_call
 from lightning_modelprof.report.advice.owners import Owner
+from lightning_modelprof.report.advice.predicted import predicted_call
 from lightning_modelprof.report.advice.workers import cause_advice, costliest, told_of
 from lightning_modelprof.report.build import build_report, diagnose
 from lightning_modelprof.report.model import Severity, Status
@@ -240,7 +240,7 @@ def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
 def test_no_samples_of_the_workers():
     for nothing in (None, StackSamples()):
         with pytest.raises(NotMeasured):
-            worker_stacks((replace(LOADER, stacks=nothing),))
+            analysis_of(steps_of(), workers=(replace(LOADER, stacks=nothing),)).read(worker_stacks)
 
 
 # The finding
@@ -409,7 +409,9 @@ def test_batches_that_nothing_makes_fast_enough_get_no_factor():
 def test_slow_steps_promise_nothing_of_a_prefetch_factor_that_was_predicted():
     analysis = played(40, workers=2)
     assert "table Number of workers" in slow_steps_advice(analysis, "dataloader")
-    assert "prefetch_factor helps" in slow_steps_advice(analysis.replaced(workers=()), "dataloader")
+    assert "prefetch_factor helps" in slow_steps_advice(
+        analysis.replaced({measured_workers: ()}), "dataloader"
+    )
     assert "prefetch_factor" not in slow_steps_advice(analysis, "checkpoint")
 
 
@@ -462,7 +464,7 @@ BEGINS = {
 
 @pytest.mark.parametrize("why", [one for one in Cause if one is not Cause.NONE], ids=lambda one: one.value)
 def test_each_cause_has_its_advice(why):
-    facts = played(40, workers=2, cpu=0.2, times={"threads": 18}).workers[0]
+    facts = played(40, workers=2, cpu=0.2, times={"threads": 18}).read(measured_workers)[0]
     facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=9.5 * MS),))
     setup = with_loader(num_workers=2).loaders[0]
     advice = cause_advice(facts, setup, 8)
@@ -479,7 +481,7 @@ def test_each_cause_has_its_advice(why):
 
 
 def test_slow_samples_are_told_by_the_batches():
-    facts = played(40, workers=2).workers[0]
+    facts = played(40, workers=2).read(measured_workers)[0]
     cause = WaitCause(why=Cause.SLOW_SAMPLES, share=0.4, saving_ns=10.0 * MS)
     facts = replace(facts, why=cause.why, causes=(cause,))
     advice = cause_advice(replace(facts, batch=replace(facts.batch, slow=0.05)), None, 8)
@@ -495,12 +497,12 @@ def test_slow_samples_are_told_by_the_batches():
         told = cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).told
         assert "in_order" not in told
     # It is said where there is room: in the full report.
-    said = finding(played(40, workers=2).replaced(workers=(facts,))).summary
+    said = finding(played(40, workers=2).replaced({measured_workers: (facts,)})).summary
     assert "DataLoader(in_order=False)" in said
 
 
 def test_a_library_that_makes_the_loader_is_told_its_own_way():
-    facts = played(40, workers=2).workers[0]
+    facts = played(40, workers=2).read(measured_workers)[0]
     owner = Owner(
         package="replay", place=Place(function="build", file="/lib/replay/x.py", line=3, package="replay")
     )
@@ -514,24 +516,24 @@ def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
     """80 samples in 1,000 ms: 700 ms of the data set's own are 8.75 ms each; 900 ms of 20 batches 45."""
     steps = steps_of(forward=5, dataloader=45)
     own = replace(LOADER, calls=(call("Images.__getitem__", "sample", 0, 80, 800, 100), *LOADER.calls[2:]))
-    [facts] = analysis_of(steps, workers=(own,)).workers
+    [facts] = analysis_of(steps, workers=(own,)).read(measured_workers)
     assert told_of(facts) == (
         " In the workers, Images.__getitem__ itself is slowest (8.75 ms per sample, 70% of worker time)."
     )
     joined = replace(LOADER, calls=(call("pad", "collate", 0, 20, 900),))
-    [facts] = analysis_of(steps, workers=(joined,)).workers
+    [facts] = analysis_of(steps, workers=(joined,)).read(measured_workers)
     assert told_of(facts) == " In the workers, pad is slowest (45 ms per batch, 90% of worker time)."
-    [facts] = analysis_of(steps, workers=(replace(LOADER, calls=()),)).workers
+    [facts] = analysis_of(steps, workers=(replace(LOADER, calls=()),)).read(measured_workers)
     assert (costliest(facts), told_of(facts)) == (None, "")
 
 
 def test_batches_that_are_ready_before_are_none_of_the_workers_business():
     """Nine of ten are there when they are fetched: what is waited for is the way from the worker."""
     ready = BatchCpu(computing=1.0, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=0.95)
-    [facts] = (run := played(40, workers=2, stacks=stacks(crop=90))).workers
+    [facts] = (run := played(40, workers=2, stacks=stacks(crop=90))).read(measured_workers)
     run = run.replaced(batch_cpu=ready)
     queue = replace(facts.queue, ready=0.95)
-    one = finding(run.replaced(workers=(replace(facts, queue=queue),)))
+    one = finding(run.replaced({measured_workers: (replace(facts, queue=queue),)}))
     assert one.action.startswith("Build each batch from fewer, larger tensors")
     assert "95% of batches were ready" in one.summary
     assert "num_workers=0" not in one.action, "a batch takes longer to make"
@@ -545,7 +547,7 @@ def test_batches_that_are_ready_before_are_none_of_the_workers_business():
 def idle(**changes):
     """Two workers whose batches of 1 ms are always ready; to hand one over takes 5 of a step's 15 ms."""
     ready = BatchCpu(computing=0.1, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=1.0)
-    [facts] = (run := played(40, workers=2, **changes)).workers
+    [facts] = (run := played(40, workers=2, **changes)).read(measured_workers)
     found = loader_queue(
         WorkerBatches(
             worker=(0,) * 60,
@@ -561,7 +563,7 @@ def idle(**changes):
         rests_ns=np.full(24, 10.0 * MS),
         waits_ns=np.full(24, 5.0 * MS),
     )
-    return run.replaced(batch_cpu=ready, workers=(replace(facts, queue=found),))
+    return run.replaced({measured_workers: (replace(facts, queue=found),)}, batch_cpu=ready)
 
 
 def test_idle_workers_that_cost_more_than_they_give_are_to_go():
@@ -573,7 +575,7 @@ def test_idle_workers_that_cost_more_than_they_give_are_to_go():
     assert evidence(one)["recommended num_workers"] == 0
     assert "Build each batch from fewer" not in one.action
     # A DataLoader without workers refuses to keep them, and to fetch ahead.
-    [facts] = idle().workers
+    [facts] = idle().read(measured_workers)
     queue = replace(facts.queue, present=replace(facts.queue.present, prefetch_factor=4))
     call = "Set num_workers=0, persistent_workers=False, prefetch_factor=None"
     assert predicted_call(queue, "DataLoader", True, None, 4.0 * MS).startswith(call)
@@ -581,7 +583,7 @@ def test_idle_workers_that_cost_more_than_they_give_are_to_go():
 
 def test_pickled_batches_are_best_made_without_workers():
     """Both fixes end the pickling; that without workers is one argument, so it comes first."""
-    [facts] = idle().workers
+    [facts] = idle().read(measured_workers)
     cause = WaitCause(why=Cause.PICKLING, share=3.08, saving_ns=9.0 * MS)
     advice = cause_advice(replace(facts, why=cause.why, causes=(cause,)), None, 8)
     assert advice.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms")
@@ -595,25 +597,25 @@ def test_the_same_fault_costs_its_wait_however_many_workers_are_advised(workers)
     run = played(400, workers=workers) if workers else inline(400)
     one = finding(run)
     wait_ns = evidence(one)["data wait per step"]
-    handover_ns = run.workers[0].queue.handover_ns if workers else 0
+    handover_ns = run.read(measured_workers)[0].queue.handover_ns if workers else 0
     assert one.saving_ns_per_step == pytest.approx(wait_ns - handover_ns, rel=0.01)
 
 
 def test_start_up_is_another_findings_business():
     """Clean steps do not wait for it; they wait for the next cause."""
-    [facts] = (run := played(40, workers=2)).workers
+    [facts] = (run := played(40, workers=2)).read(measured_workers)
     start = WaitCause(why=Cause.START_UP, share=0.6, saving_ns=70.0 * MS)
     facts = replace(facts, why=Cause.START_UP, causes=(start, *facts.causes))
-    one = finding(run.replaced(workers=(facts,)))
+    one = finding(run.replaced({measured_workers: (facts,)}))
     assert one.action.startswith("Set num_workers=4, persistent_workers=True")
     assert "Worker startup costs more (see worker_startup)." in one.summary
     assert one.saving_ns_per_step == 10 * MS
-    alone = finding(run.replaced(workers=(replace(facts, causes=(start,)),)))
+    alone = finding(run.replaced({measured_workers: (replace(facts, causes=(start,)),)}))
     assert alone.saving_ns_per_step == 10 * MS, "never more than a clean step waits"
 
 
 def test_without_records_the_law_of_before_holds():
-    one = finding(played(40, workers=2).replaced(workers=NotMeasured("not measured")))
+    one = finding(played(40, workers=2).replaced({measured_workers: NotMeasured("not measured")}))
     assert "In the workers" not in one.summary
     assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently num_workers=2).")
     assert "predicted" not in one.action
@@ -764,12 +766,12 @@ def test_nothing_is_to_be_kept_of_data_in_memory():
     own = replace(tensors, function="TensorDataset.__getitem__", is_library=False)
     assert kept(inline(batch_size=4, dataset=own)).status is Status.FOUND
     run = played(40, workers=2)
-    [facts] = run.workers
+    [facts] = run.read(measured_workers)
     for changes, said in (
         ({"sample_ns": 10_000.0}, "rows in memory"),
         ({"collate": 0.6}, "collating samples"),
     ):
-        one = kept(run.replaced(workers=(replace(facts, **changes),)))
+        one = kept(run.replaced({measured_workers: (replace(facts, **changes),)}))
         assert one.status is Status.CLEAN
         assert said in one.summary
     assert "have their batches ready" in kept(idle()).summary
@@ -902,16 +904,19 @@ def test_the_start_of_workers_claims_no_first_batch(batch_ms, saved_ms):
 
 def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
     """Loader 1 takes 40 ms with two workers; the other one 30 ms, so that steps stay at 15 ms."""
-    [busy], [other] = (run := played(40, workers=2)).workers, played(30, workers=2).workers
+    [busy], [other] = (
+        (run := played(40, workers=2)).read(measured_workers),
+        played(30, workers=2).read(measured_workers),
+    )
     busy = replace(busy, record=replace(busy.record, loader=1))
-    one = finding(run.replaced(workers=(other, busy)))
+    one = finding(run.replaced({measured_workers: (other, busy)}))
     assert " In the workers of DataLoader 1, Crop is slowest (9 ms per sample" in one.summary
     assert one.action.endswith("20 → 15 ms per step.")
     assert "Other DataLoaders limit the saving." in one.summary
     assert one.saving_ns_per_step == pytest.approx(5 * MS, rel=0.01)
     # The same loader, made anew with other settings, is no other loader.
     again = replace(other, record=replace(other.record, loader=1))
-    one = finding(run.replaced(workers=(again, busy)))
+    one = finding(run.replaced({measured_workers: (again, busy)}))
     assert " In the workers, Crop is slowest" in one.summary
     assert "Other DataLoaders" not in one.summary
 
@@ -919,6 +924,6 @@ def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
 @pytest.mark.parametrize("why", [Cause.TOO_FEW_WORKERS, Cause.START_UP])
 def test_a_loader_of_loaders_has_no_num_workers(why):
     """CombinedLoader takes loaders: those are to have more workers."""
-    facts = played(40, workers=2, cpu=0.2).workers[0]
+    facts = played(40, workers=2, cpu=0.2).read(measured_workers)[0]
     facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=7.0 * MS),))
     assert cause_advice(facts, LoaderSetup(kind="CombinedLoader"), 8).action.startswith(BEGINS[why])

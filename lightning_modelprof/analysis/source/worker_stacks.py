@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured, fact
 from lightning_modelprof.analysis.source.call_tree import CallTree, call_tree
 from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
 from lightning_modelprof.record import Record
@@ -28,9 +29,10 @@ def _each_ns(loader: LoaderWorkers) -> float:
     return sum(one.fetch_ns + one.collate_ns for one in loader.workers) / max(loader.num_workers, 1)
 
 
-def worker_stacks(loaders: Sequence[LoaderWorkers] | None) -> WorkerStacks:
+@fact
+def worker_stacks(facts: Facts) -> WorkerStacks:
     """The samples of the busiest loader's workers, or why there are none."""
-    loader = busiest(loaders or ())
+    loader = busiest(facts.record.workers or ())
     if loader is None or loader.stacks is None:
         raise NotMeasured("the workers weren't sampled")
     try:

@@ -2,177 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured, fact
+from lightning_modelprof.analysis.steps.fetches import (
+    HANDOVER_NS,
+    is_of_sampler,
+    is_row_by_row,
+)
 from lightning_modelprof.analysis.steps.loader_queue import (
     ASSUMED_HANDOVER_NS,
     LoaderQueue,
     PredictedStep,
     loader_queue,
 )
-from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.run.phases import PHASE_INDEX
-from lightning_modelprof.run.setup import LoaderSetup, TrainingSetup
-from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
-
-CHEAP_SAMPLE_NS: Final = 50_000
-"""A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
-
-Source: measured with 20,000 rows of 32 numbers in batches of 64 on one CPU: 6.7 us a sample row by row and
-1.9 us by slices of whole batches; with a worker the training thread took 16 us a sample to get its batches.
-"""
-
-HANDOVER_NS: Final = 500_000
-"""What the training thread takes to get a batch from a worker, where none was seen yet.
-
-Source: less than was measured on a virtual machine with two CPUs, 1.3 ms of CPU time for a batch of one
-tensor, 1.8 for two and 4.6 for eight. No other machine was tried.
-"""
-
-
-_NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
-"""Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
-
-_SHUFFLES: Final = "random"
-"""Python's own module, which draws an index at a time."""
-
-_MOSTLY: Final = 0.5
 
 _LEAST_SHARE: Final = 0.01
 """Of the steps: where batches take less, no number of workers gains anything that a prediction is worth."""
 
 
-def sampler_share(hot: HotLines | None) -> float:
-    """Share of the training thread's time in Dataloader that goes to choosing indices."""
-    return 0.0 if hot is None else hot.share_in("dataloader", *_NEXT_INDICES)
-
-
-def is_of_sampler(hot: HotLines | None) -> bool:
-    return sampler_share(hot) >= _MOSTLY
-
-
-class SamplerCode(NamedTuple):
-    """What takes the time of choosing indices.
-
-    Attributes:
-        function: of the user's or of a library that takes most of it; ``""`` where torch's own samplers do.
-        shuffles: whether most of it goes to Python's ``random``.
-    """
-
-    function: str
-    shuffles: bool
-
-
-def sampler_code(hot: HotLines | None) -> SamplerCode:
-    """Whose code chooses the indices, from samples of the training thread in Dataloader."""
-    if hot is None:
-        return SamplerCode("", shuffles=False)
-    every = hot.found_by(_next_indices, ("dataloader",))
-    own = hot.found_by(lambda path: _below(path, own=True), ("dataloader",))
-    if not every.share or own.share < _MOSTLY * every.share:
-        return SamplerCode("", shuffles=False)
-    line = own.lines[0] if own.lines else None
-    shuffling = hot.found_by(lambda path: _below(path, own=False), ("dataloader",))
-    return SamplerCode(
-        own.functions[0] if line is None else (line.inner or line).function,
-        shuffles=shuffling.share >= _MOSTLY * every.share,
-    )
-
-
-def _next_indices(path: Sequence[StackFrame]) -> int | None:
-    """Where on a stack the DataLoader asks for indices."""
-    module, function = _NEXT_INDICES
-    for number, one in enumerate(path):
-        if one.python_module == module and one.function.rpartition(".")[2] == function:
-            return number
-    return None
-
-
-def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
-    """Where below that the first frame is of the user's or of a library, or else of Python's ``random``."""
-    begin = _next_indices(path)
-    if begin is None:
-        return None
-    return next(
-        (
-            number
-            for number, one in enumerate(path[begin:], begin)
-            if (one.is_users or one.package if own else one.python_module == _SHUFFLES)
-        ),
-        None,
-    )
-
-
-def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
-    """Whether what a batch takes is indexing and joining rows that are in memory, and no work on samples."""
-    return (
-        loader.num_workers == 0
-        and loader.dataset is not None
-        and loader.dataset.function.endswith(".__getitem__")
-        and loader.batch_size is not None
-        and loader.batch_size > 1
-        and wait_ns < CHEAP_SAMPLE_NS * loader.batch_size
-    )
-
-
-def fetch_queue(
-    steps: StepTimings,
-    costs: StepCosts,
-    *,
-    batch_cpu: BatchCpu,
-    setup: TrainingSetup | None,
-    hot: HotLines | None,
-) -> LoaderQueue:
+@fact
+def fetch_queue(facts: Facts) -> LoaderQueue:
     """What steps would take with workers, where the training process makes its batches itself.
 
     The fetch of a step is then the making of its batch, and the sampled fetches tell how much of it computes.
     """
+    costs, computing, setup = facts.step_costs, facts.batch_cpu.computing, facts.get(Facts.setup)
     loaders = () if setup is None else setup.loaders
     if len(loaders) != 1 or loaders[0].num_workers != 0:
         raise NotMeasured("there isn't exactly one torch DataLoader with num_workers=0")
-    if batch_cpu.computing is None:
+    if computing is None:
         raise NotMeasured("no fetch's CPU time was read")
     if is_row_by_row(loaders[0], costs.usual_wait_ns() or 0.0):
         raise NotMeasured("samples are rows in memory, so handing over a worker's batch would take longer")
-    if is_of_sampler(hot):
+    if is_of_sampler(facts.get(Facts.hot_lines)):
         raise NotMeasured("a fetch mostly chooses indices, which always runs in the main process")
-    all_fetches_ns, rests_ns = clean_fetches(steps)
+    all_fetches_ns, rests_ns = _clean_fetches(facts.steps)
     if all_fetches_ns.sum() < _LEAST_SHARE * (all_fetches_ns.sum() + rests_ns.sum()):
         raise NotMeasured("making batches takes less than 1% of the steps")
     fetches_ns = all_fetches_ns.tolist()
     ends_ns = np.cumsum(fetches_ns).tolist()
-    return queue_of_steps(
-        LoaderWorkers(
-            num_workers=0,
-            batches=WorkerBatches(
-                worker=(0,) * len(fetches_ns),
-                index=tuple(range(1, len(fetches_ns) + 1)),  # none is the first of an epoch
-                begin_ns=tuple(end - one for end, one in zip(ends_ns, fetches_ns, strict=True)),
-                fetched_ns=tuple(ends_ns),
-                ready_ns=tuple(ends_ns),
-                cpu_ns=tuple(round(batch_cpu.computing * one) for one in fetches_ns),
-                samples=(0,) * len(fetches_ns),
-            ),
-        ),
-        steps,
-        costs,
-        batch_cpu=batch_cpu,
-        setup=setup,
-        handover_ns=HANDOVER_NS,
+    batches = WorkerBatches(
+        worker=(0,) * len(fetches_ns),
+        index=tuple(range(1, len(fetches_ns) + 1)),  # none is the first of an epoch
+        begin_ns=tuple(end - one for end, one in zip(ends_ns, fetches_ns, strict=True)),
+        fetched_ns=tuple(ends_ns),
+        ready_ns=tuple(ends_ns),
+        cpu_ns=tuple(round(computing * one) for one in fetches_ns),
+        samples=(0,) * len(fetches_ns),
     )
+    return queue_of(facts, LoaderWorkers(num_workers=0, batches=batches), handover_ns=HANDOVER_NS)
 
 
-def clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of each clean step whose fetch was seen, the fetch and the rest."""
     clean = steps.clean()
     fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
@@ -180,25 +70,21 @@ def clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int
     return fetches_ns[is_seen], (clean.duration_ns - fetches_ns)[is_seen]
 
 
-def queue_of_steps(
-    record: LoaderWorkers,
-    steps: StepTimings,
-    costs: StepCosts,
-    *,
-    batch_cpu: BatchCpu | None,
-    setup: TrainingSetup | None,
-    handover_ns: float = ASSUMED_HANDOVER_NS,
-) -> LoaderQueue:
+def queue_of(facts: Facts, record: LoaderWorkers, *, handover_ns: float = ASSUMED_HANDOVER_NS) -> LoaderQueue:
     """What the model predicts from the batches of a loader and the clean steps of its loop.
 
     Args:
         handover_ns: of a batch, where no hand-over can be told from the steps.
     """
+    costs, setup = facts.get(Facts.step_costs), facts.get(Facts.setup)
+    if costs is None:
+        raise NotMeasured("no step is clean")
     wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns
     cpus = None if setup is None else setup.usable_cpus
-    fetches_ns, rests_ns = clean_fetches(steps)
+    fetches_ns, rests_ns = _clean_fetches(facts.steps)
     if wait_ns is None or not len(fetches_ns):
         raise NotMeasured("fetches weren't measured")
+    batch_cpu = facts.get(Facts.batch_cpu)
     free = None if batch_cpu is None else batch_cpu.free_cpus
     if free is not None and cpus is not None and setup is not None:
         # Whoever computes beside others gets a share, however much these would take.

@@ -183,70 +183,115 @@ def loader_queue(
             unknown.
         assumed_handover_ns: where no hand-over was seen.
     """
-    is_steady = _steady(batches, num_workers)
-    service_ns = np.asarray(batches.ready_ns, np.int64) - np.asarray(batches.begin_ns, np.int64)
-    service_ns, cpu_ns = service_ns[is_steady], np.asarray(batches.cpu_ns, np.int64)[is_steady]
-    if len(service_ns) < FEWEST_BATCHES:
-        raise NotMeasured(f"only {len(service_ns)} batches were timed (at least {FEWEST_BATCHES})")
+    factor = prefetch_factor or 2
+    service = _service(batches, num_workers, factor, cpu_wait)
     if not len(rests_ns):
         raise NotMeasured("no step is clean")
-    if service_ns.min() < 0 or min(rests_ns) < 0:
+    if service.times_ns.min() < 0 or min(rests_ns) < 0:
         raise NotMeasured("a clock was set back")
-    factor = prefetch_factor or 2
-    turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(service_ns))) if num_workers else 0.0
-    service_ns = service_ns + round(turn_ns)
-    mean_ns, rest_ns, wait_ns = (float(np.mean(one)) for one in (service_ns, rests_ns, waits_ns))
-    cpu_ns_per_batch = min(mean_ns, max(0.0, float(cpu_ns.mean())))
-    waited_ns = min((cpu_wait or 0.0) * mean_ns, mean_ns - cpu_ns_per_batch)
-    alone = 1.0 - waited_ns / max(1.0, mean_ns)  # service time with a CPU of its own, by measured
-    computing = cpu_ns_per_batch / max(1.0, alone * mean_ns)
+    rest_ns, wait_ns = float(np.mean(rests_ns)), float(np.mean(waits_ns))
     if cpus is not None:
-        used = (cpu_ns_per_batch + rest_cpu_ns) / max(1.0, rest_ns + wait_ns)
-        is_short = num_workers > 0 and computing >= _MOSTLY and waited_ns > _SHORT_OF_CPUS * mean_ns
-        cpus = max(1.0, used) if is_short else max(cpus, used)
-    least_ns = (cpu_ns_per_batch + rest_cpu_ns) / cpus if cpus else 0.0
+        used = (service.cpu_ns + rest_cpu_ns) / max(1.0, rest_ns + wait_ns)
+        cpus = max(1.0, used) if num_workers > 0 and service.is_short_of_cpus else max(cpus, used)
     most = max(1, num_workers, num_cpus or round(cpus or 1))
-    if cpus is None or computing < _MOSTLY:
+    if cpus is None or service.computing < _MOSTLY:
         most = max(most, WAITING_WORKERS)
-    draws = _Draws.of(service_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
-    present = [(num_workers, factor)]
-    ready = _ready(present[0], draws, is_ordered) if num_workers else 0.0
-    handover_ns = _handover_ns(waits_ns, ready, assumed_handover_ns)
-    factors = sorted({factor, *PREFETCH_FACTORS})
-    numbers = [one for one in _numbers(most, num_workers) if one]
-    found = _predict(
-        [(0, factor), *((workers, each) for workers in numbers for each in factors)],
-        draws,
-        alone,
-        handover_ns,
-        is_ordered,
-        exposed=1.0 if num_workers else min(1.0, wait_ns / max(1.0, mean_ns)),
-        least_ns=least_ns,
+    draws = _Draws.of(service.times_ns, np.asarray(rests_ns), most, max(factor, *PREFETCH_FACTORS))
+    ready = _ready((num_workers, factor), draws, is_ordered) if num_workers else 0.0
+    model = _Model(
+        draws=draws,
+        alone=service.alone,
+        exposed=1.0 if num_workers else min(1.0, wait_ns / max(1.0, service.mean_ns)),
+        handover_ns=_handover_ns(waits_ns, ready, assumed_handover_ns),
+        least_ns=(service.cpu_ns + rest_cpu_ns) / cpus if cpus else 0.0,
     )
+    found = model.predict(_settings(most, num_workers, factor), is_ordered=is_ordered)
+    present = next(one for one in found if (one.workers, one.prefetch_factor) == (num_workers, factor))
     best = min(found, key=lambda one: (one.step_ns, one.workers, one.prefetch_factor))
-    enough = [one for one in found if one.step_ns <= (1 + WITHIN) * best.step_ns]
-    own = next(one for one in found if (one.workers, one.prefetch_factor) == present[0])
-    unordered_ns = None
+    order_cost_ns = None
     if is_ordered and num_workers:
-        unordered_ns = _predict(present, draws, alone, handover_ns, False, least_ns=least_ns)[0].step_ns
+        [unordered] = model.predict([(num_workers, factor)], is_ordered=False)
+        order_cost_ns = max(0.0, present.step_ns - unordered.step_ns)
     return LoaderQueue(
-        num_batches=len(service_ns),
-        service_ns=mean_ns,
-        turn_ns=turn_ns,
+        num_batches=len(service.times_ns),
+        service_ns=service.mean_ns,
+        turn_ns=service.turn_ns,
         step_ns=rest_ns + wait_ns,
         rest_ns=rest_ns,
-        handover_ns=handover_ns,
+        handover_ns=model.handover_ns,
         ready=ready,
-        computing=computing,
+        computing=service.computing,
         cpus=cpus,
         predictions=tuple(found),
-        present=own,
+        present=present,
         best=best,
-        advised=min(
-            enough, key=lambda one: (one.workers, one.prefetch_factor != factor, one.prefetch_factor)
-        ),
-        order_cost_ns=None if unordered_ns is None else max(0.0, own.step_ns - unordered_ns),
+        advised=_advised(found, best, factor),
+        order_cost_ns=order_cost_ns,
     )
+
+
+class _Service(Record, frozen=True, kw_only=True):
+    """What a worker takes for a batch.
+
+    Attributes:
+        times_ns: of each batch, with ``turn_ns``.
+        turn_ns: what lies between two batches when the next index is there already.
+        cpu_ns: of the mean time, what it computes.
+        waited_ns: of the mean time, for how long it is ready to run and has no CPU.
+    """
+
+    times_ns: _Ints
+    turn_ns: float
+    cpu_ns: float
+    waited_ns: float
+
+    @property
+    def mean_ns(self) -> float:
+        return float(np.mean(self.times_ns))
+
+    @property
+    def alone(self) -> float:
+        """The time with a CPU of its own, by the measured one."""
+        return 1.0 - self.waited_ns / max(1.0, self.mean_ns)
+
+    @property
+    def computing(self) -> float:
+        return self.cpu_ns / max(1.0, self.alone * self.mean_ns)
+
+    @property
+    def is_short_of_cpus(self) -> bool:
+        return self.computing >= _MOSTLY and self.waited_ns > _SHORT_OF_CPUS * self.mean_ns
+
+
+def _service(batches: WorkerBatches, num_workers: int, factor: int, cpu_wait: float | None) -> _Service:
+    is_steady = _steady(batches, num_workers)
+    times_ns = np.asarray(batches.ready_ns, np.int64) - np.asarray(batches.begin_ns, np.int64)
+    times_ns, cpu_ns = times_ns[is_steady], np.asarray(batches.cpu_ns, np.int64)[is_steady]
+    if len(times_ns) < FEWEST_BATCHES:
+        raise NotMeasured(f"only {len(times_ns)} batches were timed (at least {FEWEST_BATCHES})")
+    turn_ns = _turn_ns(batches, num_workers * factor, float(np.median(times_ns))) if num_workers else 0.0
+    times_ns = times_ns + round(turn_ns)
+    mean_ns = float(np.mean(times_ns))
+    mean_cpu_ns = min(mean_ns, max(0.0, float(cpu_ns.mean())))
+    return _Service(
+        times_ns=times_ns,
+        turn_ns=turn_ns,
+        cpu_ns=mean_cpu_ns,
+        waited_ns=min((cpu_wait or 0.0) * mean_ns, mean_ns - mean_cpu_ns),
+    )
+
+
+def _settings(most: int, present: int, factor: int) -> list[tuple[int, int]]:
+    """Numbers of workers and prefetch factors that are tried; without workers the factor means nothing."""
+    factors = sorted({factor, *PREFETCH_FACTORS})
+    numbers = [one for one in _numbers(most, present) if one]
+    return [(0, factor), *((workers, each) for workers in numbers for each in factors)]
+
+
+def _advised(found: list[PredictedStep], best: PredictedStep, factor: int) -> PredictedStep:
+    """The fewest workers that are about as fast as the best, with the present factor if that will do."""
+    enough = [one for one in found if one.step_ns <= (1 + WITHIN) * best.step_ns]
+    return min(enough, key=lambda one: (one.workers, one.prefetch_factor != factor, one.prefetch_factor))
 
 
 def _steady(batches: WorkerBatches, num_workers: int) -> NDArray[np.bool_]:
@@ -337,44 +382,46 @@ def _handover_ns(waits_ns: _Floats, ready: float, assumed_ns: float) -> float:
     return float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else assumed_ns
 
 
-def _predict(
-    settings: list[tuple[int, int]],
-    draws: _Draws,
-    factor: float,
-    handover_ns: float,
-    is_ordered: bool,
-    *,
-    exposed: float = 1.0,
-    least_ns: float = 0.0,
-) -> list[PredictedStep]:
-    """The mean step with each pair of a number of workers and a prefetch factor.
+class _Model(Record, frozen=True, kw_only=True):
+    """What the loader is played with.
 
-    A batch takes ``factor`` of the drawn time. Without workers, so much of that is ``exposed`` as a device
-    does not hide with its work. With workers no step is shorter than ``least_ns``.
+    Attributes:
+        alone: of the drawn service time, what a batch takes.
+        exposed: of that, without workers, what a device does not hide with its work.
+        least_ns: no step with workers is shorter.
     """
-    workers = np.array([one for one, _ in settings])
-    got_ns = simulate_loader(
-        draws.service_ns,
-        draws.rest_ns,
-        settings,
-        handover_ns=round(handover_ns),
-        is_ordered=is_ordered,
-        factors=factor * np.where(workers > 0, 1.0, exposed),
-    )
-    # Whole rounds of the workers: of equal batches each round's come at once.
-    last = len(got_ns) - 1
-    rounds = np.minimum(np.maximum(workers, 1), last - draws.warm)
-    counted = (last - draws.warm) // rounds * rounds
-    steps: _Floats = (got_ns[-1] - got_ns[last - counted, np.arange(len(settings))]) / counted[:, None]
-    steps = np.maximum(steps, np.where(workers > 0, max(least_ns, 1e-3), 1e-3)[:, None])
-    ends = np.quantile(steps, (0.025, 0.975), axis=1)
-    return [
-        PredictedStep(
-            workers=setting[0],
-            prefetch_factor=setting[1],
-            step_ns=float(steps[place].mean()),
-            low_ns=float(ends[0, place]),
-            high_ns=float(ends[1, place]),
+
+    draws: _Draws
+    alone: float
+    exposed: float
+    handover_ns: float
+    least_ns: float
+
+    def predict(self, settings: list[tuple[int, int]], *, is_ordered: bool) -> list[PredictedStep]:
+        """The mean step with each pair of a number of workers and a prefetch factor."""
+        draws, workers = self.draws, np.array([one for one, _ in settings])
+        got_ns = simulate_loader(
+            draws.service_ns,
+            draws.rest_ns,
+            settings,
+            handover_ns=round(self.handover_ns),
+            is_ordered=is_ordered,
+            factors=self.alone * np.where(workers > 0, 1.0, self.exposed),
         )
-        for place, setting in enumerate(settings)
-    ]
+        # Whole rounds of the workers: of equal batches each round's come at once.
+        last = len(got_ns) - 1
+        rounds = np.minimum(np.maximum(workers, 1), last - draws.warm)
+        counted = (last - draws.warm) // rounds * rounds
+        steps: _Floats = (got_ns[-1] - got_ns[last - counted, np.arange(len(settings))]) / counted[:, None]
+        steps = np.maximum(steps, np.where(workers > 0, max(self.least_ns, 1e-3), 1e-3)[:, None])
+        ends = np.quantile(steps, (0.025, 0.975), axis=1)
+        return [
+            PredictedStep(
+                workers=setting[0],
+                prefetch_factor=setting[1],
+                step_ns=float(steps[place].mean()),
+                low_ns=float(ends[0, place]),
+                high_ns=float(ends[1, place]),
+            )
+            for place, setting in enumerate(settings)
+        ]

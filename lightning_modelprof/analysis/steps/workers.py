@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 import numpy as np
 
-from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
-from lightning_modelprof.analysis.steps.fetch_queue import queue_of_steps
+from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured, fact
+from lightning_modelprof.analysis.steps.fetch_queue import queue_of
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.sums import sum_of_all
 from lightning_modelprof.record import Record
-from lightning_modelprof.run.setup import TrainingSetup
-from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 
 SLOW: Final = 3
@@ -150,8 +147,7 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
         wait_ns: of a usual step, the wait for its batch; ``None`` where fetches were not seen.
         start_up_ns: by step, what epochs after the first wait for workers to start and fill their queues.
         step_ns: a usual step.
-        queue: what the model predicts; ``None`` where it can't.
-        why_no_queue: the reason then; ``""`` otherwise.
+        queue: what the model predicts; ``None`` where it can't, and :func:`queue_of` says why.
         why: the cause to name.
         causes: all that explain something, the largest saving first.
     """
@@ -171,7 +167,6 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     start_up_ns: float
     step_ns: float
     queue: LoaderQueue | None
-    why_no_queue: str
     why: Cause
     causes: tuple[WaitCause, ...]
 
@@ -187,56 +182,31 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
         return next((one for one in self.causes if one.why is self.why), None)
 
 
-def workers_facts(
-    records: Sequence[LoaderWorkers] | None,
-    *,
-    steps: StepTimings,
-    costs: StepCosts | None,
-    batch_cpu: BatchCpu | None,
-    setup: TrainingSetup | None,
-) -> tuple[WorkersFacts, ...]:
+@fact
+def measured_workers(facts: Facts) -> tuple[WorkersFacts, ...]:
     """What follows from the records of a loop's loaders.
 
     Where several loaders feed one step, the wait is that for all of them, and each queue is played as if the
     others were never waited for.
-
-    Args:
-        records: of each loader; ``None`` where nobody looked into the workers.
     """
+    records = facts.record.workers
     if records is None:
         raise NotMeasured("not measured (workers=False, or an older version saved this run)")
     if not records:
         raise NotMeasured("the loop has no DataLoader whose workers can be measured")
-    return tuple(_facts(record, steps, costs, batch_cpu, setup) for record in records)
+    return tuple(_of_loader(facts, record) for record in records)
 
 
-def _facts(
-    record: LoaderWorkers,
-    steps: StepTimings,
-    costs: StepCosts | None,
-    batch_cpu: BatchCpu | None,
-    setup: TrainingSetup | None,
-) -> WorkersFacts:
+def _of_loader(facts: Facts, record: LoaderWorkers) -> WorkersFacts:
     times = record.workers
     fetch_ns, collate_ns = sum(one.fetch_ns for one in times), sum(one.collate_ns for one in times)
     making_ns, samples = fetch_ns + collate_ns, sum(one.samples for one in times)
     batches = sum(one.batches for one in times)
     waited_ns, cpu_ns = sum(one.wait_ns for one in times), sum(one.cpu_ns for one in times)
     other_ns = sum_of_all(one.other_cpu_ns for one in times)
-    cpus = None if setup is None else setup.usable_cpus
-    wait_ns, start_up_ns, step_ns = None, 0.0, 0.0
-    queue: LoaderQueue | None = None
-    why_no_queue = "no step is clean"
-    if costs is not None:
-        wait_ns, step_ns = costs.typical.exposed_wait_ns, costs.step_ns
-        start_up_ns = _start_up_ns(costs)
-        try:
-            queue = queue_of_steps(record, steps, costs, batch_cpu=batch_cpu, setup=setup)
-            why_no_queue = ""
-        except NotMeasured as why:
-            why_no_queue = why.reason
+    costs, setup = facts.get(Facts.step_costs), facts.get(Facts.setup)
     late, held = _late(record.batches, record.num_workers * (record.prefetch_factor or 2))
-    facts = WorkersFacts(
+    found = WorkersFacts(
         record=record,
         making_ns=making_ns,
         calls=tuple(
@@ -258,16 +228,22 @@ def _facts(
         computing=min(1.0, _ratio(cpu_ns, making_ns)),
         other_cpu=None if other_ns is None else _ratio(other_ns, making_ns),
         cpu_wait=record.cpu_wait,
-        wait_ns=wait_ns,
-        start_up_ns=start_up_ns,
-        step_ns=step_ns,
-        queue=queue,
-        why_no_queue=why_no_queue,
+        wait_ns=None if costs is None else costs.typical.exposed_wait_ns,
+        start_up_ns=0.0 if costs is None else _start_up_ns(costs),
+        step_ns=0.0 if costs is None else costs.step_ns,
+        queue=_queue(facts, record),
         why=Cause.NONE,
         causes=(),
     )
-    causes = _causes(facts, cpus)
-    return replace(facts, causes=causes, why=_why(facts, causes))
+    causes = _causes(found, None if setup is None else setup.usable_cpus)
+    return replace(found, causes=causes, why=_why(found, causes))
+
+
+def _queue(facts: Facts, record: LoaderWorkers) -> LoaderQueue | None:
+    try:
+        return queue_of(facts, record)
+    except NotMeasured:
+        return None
 
 
 def _ratio(part: float, whole: float) -> float:

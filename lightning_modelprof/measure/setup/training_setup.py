@@ -24,9 +24,9 @@ from lightning_modelprof.measure.setup.model_setup import (
     compile_setup,
     convolution_biases,
 )
+from lightning_modelprof.measure.stand_in import original_of
 from lightning_modelprof.measure.stored import derives, is_a, is_trained, named_modules, parameters_of
 from lightning_modelprof.measure.user_code import place_of
-from lightning_modelprof.measure.workers.in_worker import WorkerStart
 from lightning_modelprof.run.setup import (
     DeviceSetup,
     LayerShape,
@@ -184,9 +184,7 @@ def loader_setup(loader: Any) -> LoaderSetup:
         None,
     )
     context = loader.multiprocessing_context
-    init: Any = loader.worker_init_fn
-    if isinstance(init, WorkerStart):  # ours
-        init = init.original
+    init: Any = original_of(loader.worker_init_fn)
     return LoaderSetup(
         kind=type(loader).__name__,
         num_workers=loader.num_workers,

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
@@ -33,20 +32,15 @@ from lightning_modelprof.run.archive import encode_record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
-from lightning_modelprof.run.workers import WorkerBatches
 from lightning_modelprof.threads import has_ended, start_thread
 from lightning_modelprof.units import digits
 
 BYTES_PER_MB: Final = 1_000_000
 
 
-MadeBatches = tuple[tuple[int, WorkerBatches], ...]
-"""Position of a loader, and what its workers made."""
-
-
-def nothing_made(_begin_ns: int, _end_ns: int) -> MadeBatches:
-    """What workers made in this time, where nobody looks into them."""
-    return ()
+def nothing_known(_begin_ns: int, _end_ns: int) -> Mapping[str, Any]:
+    """What a trace is to say of this time, where nobody else measures."""
+    return {}
 
 
 class Capture:
@@ -61,8 +55,8 @@ class Capture:
         scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
         why_not: asked before each window but the first; the reason to leave it out, ``""`` if there is none.
         epoch_step: gives the number of the step that the running epoch began with.
-        batches: as WorkerProbes.batches_between; called in a thread of its own, while the training thread
-            waits.
+        metadata: what else a trace is to say of a stretch of time, by key; called in a thread of its own,
+            while the training thread waits.
 
     Attributes:
         ranges: set while a window records; the ledger writes phases into it.
@@ -83,12 +77,12 @@ class Capture:
         scheduled: ScheduledSteps | None = None,
         why_not: Callable[[], str] = str,
         epoch_step: Callable[[], int] = int,
-        batches: Callable[[int, int], MadeBatches] = nothing_made,
+        metadata: Callable[[int, int], Mapping[str, Any]] = nothing_known,
     ) -> None:
         self._schedule = schedule
         self._why_not = why_not
         self._epoch_step = epoch_step
-        self._batches = batches
+        self._metadata = metadata
         self._options = options
         self._export_path = export_path
         self._on_close = on_close
@@ -417,7 +411,7 @@ class Capture:
         return path
 
     def _noted(self) -> dict[str, Any]:
-        """CPU times since the window started, ``None`` if they could not be read; what workers made since.
+        """CPU times since the window started, ``None`` if they could not be read; what others know of it.
 
         Read by a thread of its own: with stacks, torch would record each of the many Python calls, but only
         in threads that there were when it started.
@@ -431,11 +425,8 @@ class Capture:
             stop = read_cpu()
             if start is not None and stop is not None:
                 noted["cpu"] = cpu_use_between(start, stop)
-            try:
-                if not is_late and since_ns is not None and (made := self._batches(since_ns, self._clock())):
-                    noted["workers"] = made
-            except Exception as error:
-                noted["workers"] = f"the workers' batches couldn't be read: {describe_error(error)}"
+            if not is_late and since_ns is not None:
+                noted.update(self._metadata(since_ns, self._clock()))
 
         with contextlib.suppress(RuntimeError):  # the system has no more threads
             is_late = not has_ended(start_thread(read, "modelprof-cpu"))

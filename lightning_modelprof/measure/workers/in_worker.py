@@ -30,10 +30,12 @@ from torch.utils.data import get_worker_info
 from lightning_modelprof.measure.resources.cpu import cpu_wait_ns
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
+from lightning_modelprof.measure.stand_in import StandIn
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, State
 from lightning_modelprof.measure.workers.calls import CallName, Calls
+from lightning_modelprof.measure.workers.merge_stacks import merge_stacks
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
     NUM_BATCHES,
@@ -42,7 +44,7 @@ from lightning_modelprof.measure.workers.ring import (
     claim_slot,
     open_memory,
 )
-from lightning_modelprof.run.stacks import StackSamples, merge_stacks
+from lightning_modelprof.run.stacks import StackSamples
 
 _SYSTEM_EVERY_NS: Final = 250_000_000
 _TEXT_EVERY_NS: Final = 1_000_000_000
@@ -91,7 +93,7 @@ def _itself(original: Any) -> tuple[Any, ...]:
     return cast, (None, original)
 
 
-class WorkerStart:
+class WorkerStart(StandIn):
     """A ``worker_init_fn`` that begins to measure and calls the user's own.
 
     While the loop runs it's an attribute of the user's DataLoader, and to all who ask but for ``is`` and
@@ -106,7 +108,7 @@ class WorkerStart:
         is_over: whether the loop has ended, and only the user's own is called.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_pid", "is_over", "original")
+    __slots__ = ("__weakref__", "_arguments", "_pid", "is_over")
 
     def __init__(
         self,

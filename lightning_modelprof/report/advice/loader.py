@@ -8,14 +8,13 @@ from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
-from lightning_modelprof.analysis.steps.fetch_queue import (
+from lightning_modelprof.analysis.steps.fetches import (
     HANDOVER_NS,
     is_of_sampler,
     is_row_by_row,
     sampler_code,
     sampler_share,
 )
-from lightning_modelprof.analysis.steps.loader_queue import WITHIN, LoaderQueue
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence, SavingIs
@@ -30,14 +29,9 @@ _SLICED: Final = 0.3
 """What of such a wait slices of whole batches take. Source: the measurement of ``CHEAP_SAMPLE_NS``."""
 
 _WORTH_IT: Final = 0.25
-_MOST_OF_IT: Final = 0.9
-_MOSTLY_COMPUTES: Final = 0.5
-"""Of the time of a batch."""
-
+MOST_OF_IT: Final = 0.9
 CPU_BOUND: Final = "CPU-bound share of batch time"
 
-_UNSEEN: Final = " num_workers is 0, so the predicted step time is extrapolated from fetch times."
-_DEFAULT_PREFETCH: Final = 2
 _CHEAPER: Final = "Pre-decode or pre-transform the data, or do less work per sample."
 
 
@@ -65,18 +59,12 @@ class Fix(NamedTuple):
 def best_first(fixes: Sequence[Fix]) -> list[Fix]:
     """The one that saves most first; of those that save about as much the first one."""
     most_ns = max(one.saving_ns for one in fixes)
-    first = next(one for one in fixes if one.saving_ns >= _MOST_OF_IT * most_ns)
+    first = next(one for one in fixes if one.saving_ns >= MOST_OF_IT * most_ns)
     return sorted(fixes, key=lambda one: (one is not first, -one.saving_ns))
 
 
 def arguments_of(fixes: Sequence[Fix]) -> Mapping[str, Any]:
     return next((one.arguments for one in best_first(fixes) if one.arguments), {})
-
-
-def bound_of(fixes: Sequence[Fix], queue: LoaderQueue | None) -> SavingIs:
-    """What the saving of the best fix is. Idle workers that go give their CPU time back on top of it."""
-    is_fewer = queue is not None and queue.advised.workers < queue.present.workers
-    return "at least" if is_fewer and best_first(fixes)[0].arguments else "up to"
 
 
 def in_words(fixes: Sequence[Fix]) -> str:
@@ -102,6 +90,7 @@ class LoaderAdvice(NamedTuple):
         is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
         told: the reason, for the full report; sentences that start with a space, or ``""``.
         arguments: of the DataLoader in the action; empty where there is none.
+        loaders: whose code makes the batches that are waited for, the first one's.
     """
 
     action: str
@@ -112,6 +101,7 @@ class LoaderAdvice(NamedTuple):
     told: str = ""
     arguments: Mapping[str, Any] = {}
     saving_is: SavingIs = "up to"
+    loaders: Sequence[LoaderSetup] = ()
 
 
 def loader_advice(
@@ -121,12 +111,11 @@ def loader_advice(
     wall_ns: float,
     cpu: BatchCpu | None = None,
     *,
-    queue: LoaderQueue | None = None,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for; arguments as of :func:`workers_advice`."""
     if not loaders or not is_row_by_row(loaders[0], wait_ns):
-        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, queue=queue, owner=owner)
+        return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
     loader = loaders[0]
     size = loader.batch_size or 1
     sample_ns = wait_ns / size
@@ -183,7 +172,6 @@ def workers_advice(
     wall_ns: float,
     cpu: BatchCpu | None = None,
     *,
-    queue: LoaderQueue | None = None,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
     """What to change about a loader that is waited for, and the numbers behind it.
@@ -193,7 +181,6 @@ def workers_advice(
 
     Workers are advised where they gain at least a quarter of the wait, by the time that one worker takes for
     a batch, by the CPUs that are free where batches compute, and by what a batch costs to be handed over.
-    Where the model of the queue predicts steps from fetches, it says whether workers help, and how many.
 
     Args:
         loaders: of the loop; the first one is spoken of.
@@ -201,22 +188,65 @@ def workers_advice(
         wait_ns: for one batch.
         wall_ns: from one batch to the next, with the wait.
         cpu: what batches and steps take of the CPUs; ``None`` if unknown.
-        queue: what steps would take with another number of workers; ``None`` without a prediction.
         owner: the library that makes the loader; ``None`` if the user does.
     """
-    cheaper = f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
     loader = loaders[0] if loaders else None
     if loader is None or loader.num_workers is None:
-        kind = "the data loader" if loader is None else loader.kind
-        return LoaderAdvice(
-            f"Make {kind} faster, or load batches in the"
-            f" background.{'' if owner is None else owner.cheaper_batches}",
-            [],
-            wait_ns,
-        )
-    workers = loader.num_workers
+        return _other_loader_advice(loader, wait_ns, owner)
     if cpu is not None and cpu.workers_keep_up:
-        return _handover_advice(loader, wait_ns, cpu, queue, owner)
+        return handover_advice(loader, wait_ns, cpu)
+    workers = loader.num_workers
+    advised, step_ns = _enough_workers(workers, cpus, wait_ns, wall_ns, cpu)
+    gain_ns = wall_ns - step_ns if advised > workers else 0.0
+    evidence = loader_evidence(loader, cpus, wait_ns, wall_ns, cpu)
+    if gain_ns < _WORTH_IT * wait_ns:
+        is_short = is_handed_over_no_faster(workers, wait_ns)
+        return cheaper_advice(workers, wait_ns, wall_ns, cpu, evidence, is_short=is_short, owner=owner)
+    arguments = _arguments(loader, advised)
+    now = f"{'num_workers=' * (len(arguments) > 1)}{workers}"
+    action = f"{written_call(loader.kind, arguments, owner)} (currently {now})."
+    if gain_ns < MOST_OF_IT * wait_ns:
+        more = f" Saves at most {milliseconds(gain_ns)} per step."
+        fixes = [Fix(action + more, gain_ns, arguments), cheaper_fix(wait_ns, owner)]
+    else:
+        fixes = [Fix(action, gain_ns, arguments)]
+    evidence[1:1] = [
+        count("recommended num_workers", advised),
+        duration("best step time with these workers", step_ns),
+    ]
+    return LoaderAdvice(
+        in_words(fixes),
+        evidence,
+        wait_ns,
+        advised,
+        told=_whose_cpu(cpu),
+        arguments=arguments_of(fixes),
+    )
+
+
+def _other_loader_advice(loader: LoaderSetup | None, wait_ns: float, owner: Owner | None) -> LoaderAdvice:
+    """What to change about a loader that isn't torch's."""
+    kind = "the data loader" if loader is None else loader.kind
+    return LoaderAdvice(
+        f"Make {kind} faster, or load batches in the"
+        f" background.{'' if owner is None else owner.cheaper_batches}",
+        [],
+        wait_ns,
+    )
+
+
+def _cheaper(owner: Owner | None) -> str:
+    return f"{_CHEAPER}{'' if owner is None else owner.cheaper_batches}"
+
+
+def cheaper_fix(wait_ns: float, owner: Owner | None) -> Fix:
+    return fix_up_to(_cheaper(owner), wait_ns)
+
+
+def _enough_workers(
+    workers: int, cpus: int | None, wait_ns: float, wall_ns: float, cpu: BatchCpu | None
+) -> tuple[int, float]:
+    """Workers that hide the making of batches if the CPUs allow, and the step with so many."""
     rest_ns = max(wall_ns - wait_ns, 1.0)
     batch_ns = wait_ns if workers == 0 else workers * wall_ns
     least_ns = None if cpu is None else cpu.least_step_ns(rest_ns)
@@ -225,138 +255,73 @@ def workers_advice(
     if least_ns is None and cpus is not None:
         # One CPU stays for the training process.
         advised = min(advised, max(cpus - 1, 1))
-    step_ns = max(floor_ns, batch_ns / advised) + (HANDOVER_NS if workers == 0 else 0.0)
-    gain_ns = wall_ns - step_ns if advised > workers else 0.0
-    if queue is not None:
-        gain_ns = saved_by_workers(queue, wait_ns)
+    return advised, max(floor_ns, batch_ns / advised) + (HANDOVER_NS if workers == 0 else 0.0)
+
+
+def loader_evidence(
+    loader: LoaderSetup, cpus: int | None, wait_ns: float, wall_ns: float, cpu: BatchCpu | None
+) -> list[Evidence]:
+    """What is known of a loader and its CPUs, the number of workers first."""
+    workers = loader.num_workers or 0
     evidence = [
         count("num_workers", workers),
-        duration("max batch time per worker", batch_ns),
+        duration("max batch time per worker", wait_ns if workers == 0 else workers * wall_ns),
         *_cpu_evidence(cpu),
-        duration("rest of the step", rest_ns),
+        duration("rest of the step", max(wall_ns - wait_ns, 1.0)),
     ]
     if cpus is not None:
         evidence.append(count("usable CPUs", cpus))
     if loader.start_method is not None:
         evidence.append(text("start method", loader.start_method))
-    if gain_ns <= 0 if queue is not None else gain_ns < _WORTH_IT * wait_ns:
-        is_short = workers == 0 and wait_ns * (1 - _WORTH_IT) <= HANDOVER_NS
-        if queue is not None:
-            is_short = is_short or wait_ns - HANDOVER_NS <= WITHIN * wall_ns
-        why = _why_no_worker(workers, cpu, wall_ns, is_short=is_short)
-        return LoaderAdvice(cheaper, evidence, wait_ns, is_minor=is_short, told=why)
-    fixes = []
-    if queue is not None:
-        arguments = predicted_arguments(queue, bool(loader.persistent_workers))
-        action = predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns)
-        number, told = queue.advised.workers, _UNSEEN
-        evidence[1:1] = predicted_evidence(queue)
-    else:
-        arguments = _arguments(loader, advised)
-        now = f"{'num_workers=' * (len(arguments) > 1)}{workers}"
-        action = f"{written_call(loader.kind, arguments, owner)} (currently {now})."
-        if gain_ns < _MOST_OF_IT * wait_ns:
-            action += f" Saves at most {milliseconds(gain_ns)} per step."
-        number, told = advised, _whose_cpu(cpu)
-        evidence[1:1] = [
-            count("recommended num_workers", advised),
-            duration("best step time with these workers", step_ns),
-        ]
-    fixes.append(Fix(action, gain_ns, arguments))
-    if gain_ns < _MOST_OF_IT * wait_ns:
-        fixes.append(fix_up_to(cheaper, wait_ns))
-    return LoaderAdvice(
-        in_words(fixes),
-        evidence,
-        wait_ns,
-        number,
-        told=told,
-        arguments=arguments_of(fixes),
-        saving_is=bound_of(fixes, queue),
-    )
+    return evidence
 
 
-def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
-    """What a step gains by the advised number of workers; 0 where no other number helps."""
-    return min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
+def is_handed_over_no_faster(workers: int, wait_ns: float) -> bool:
+    """Whether a batch that the training process makes takes hardly longer than a worker's to hand over."""
+    return workers == 0 and wait_ns * (1 - _WORTH_IT) <= HANDOVER_NS
 
 
-def predicted_arguments(queue: LoaderQueue, is_persistent: bool) -> dict[str, Any]:
-    present, advised = queue.present, queue.advised
-    arguments: dict[str, Any] = {"num_workers": advised.workers}
-    if advised.workers and advised.prefetch_factor != present.prefetch_factor:
-        arguments["prefetch_factor"] = advised.prefetch_factor
-    if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
-        arguments["persistent_workers"] = bool(advised.workers)
-    if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
-        arguments["prefetch_factor"] = None
-    return arguments
-
-
-def predicted_call(
-    queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None, wait_ns: float
-) -> str:
-    """What to write for the number of workers that is advised, what it is now, and what to expect."""
-    present, advised = queue.present, queue.advised
-    arguments = predicted_arguments(queue, is_persistent)
-    now = f"{'num_workers=' * (len(arguments) > 1)}{present.workers}"
-    if advised.workers and advised.prefetch_factor != present.prefetch_factor and present.workers:
-        now = f"num_workers={present.workers}, prefetch_factor={present.prefetch_factor}"
-    before_ns = queue.step_ns
-    after_ns = before_ns - saved_by_workers(queue, wait_ns)
-    most = max(one.workers for one in queue.predictions)
-    is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
-    # The CPU time that idle workers take from the training comes on top.
-    is_least = advised.workers < present.workers
-    # How workers that compute slow each other and the training down isn't modelled.
-    is_bound = queue.computing >= _MOSTLY_COMPUTES and not is_least
-    limit = "; the gain is smaller if workers compete with training for CPU" if is_bound else ""
-    expect = "At best," if is_bound else "Expect about"
-    return (
-        f"{written_call(kind, arguments, owner)} (currently {now}). {expect}"
-        f" {digits(before_ns / 1e6)} → {digits(after_ns / 1e6)} ms per step"
-        f"{' or less' * is_least}{limit}."
-        + (f" More than {most} workers may help further." if is_last and queue.needed_factor else "")
-    )
-
-
-def predicted_evidence(queue: LoaderQueue) -> list[Evidence]:
-    advised = queue.advised
-    return [
-        count("recommended num_workers", advised.workers),
-        duration("predicted step time", advised.step_ns),
-        duration("lower bound of predicted step time", advised.low_ns),
-        duration("upper bound of predicted step time", advised.high_ns),
-        count("recommended prefetch_factor", advised.prefetch_factor if advised.workers else None),
-    ]
-
-
-def _handover_advice(
-    loader: LoaderSetup, wait_ns: float, cpu: BatchCpu, queue: LoaderQueue | None, owner: Owner | None
+def cheaper_advice(
+    workers: int,
+    wait_ns: float,
+    wall_ns: float,
+    cpu: BatchCpu | None,
+    evidence: list[Evidence],
+    *,
+    is_short: bool,
+    owner: Owner | None,
 ) -> LoaderAdvice:
-    """Batches are there before they are fetched: what is waited for is the way from the worker."""
-    evidence = [count("num_workers", loader.num_workers), ratio("batches ready when fetched", cpu.ready)]
-    told = (
-        f" {percent(cpu.ready or 0.0)} of batches were ready when fetched, so the wait is the handover from"
-        " the worker."
-    )
-    if queue is not None and not queue.advised.workers and queue.helps:
-        return LoaderAdvice(
-            predicted_call(queue, loader.kind, bool(loader.persistent_workers), owner, wait_ns),
-            [*evidence, *predicted_evidence(queue)],
-            saved_by_workers(queue, wait_ns),
-            0,
-            told=f"{told} Loading a batch takes only {milliseconds(queue.service_ns)}.",
-            arguments=predicted_arguments(queue, bool(loader.persistent_workers)),
-            saving_is="at least",
-        )
+    """Cheaper batches, where no other number of workers gains enough."""
+    why = _why_no_worker(workers, cpu, wall_ns, is_short=is_short)
+    return LoaderAdvice(_cheaper(owner), evidence, wait_ns, is_minor=is_short, told=why)
+
+
+def handover_advice(
+    loader: LoaderSetup, wait_ns: float, cpu: BatchCpu, *, may_try_none: bool = True
+) -> LoaderAdvice:
+    """Batches are there before they are fetched: what is waited for is the way from the worker.
+
+    Args:
+        may_try_none: whether it's unknown what a step takes without workers.
+    """
     unseen = f" Alternatively, try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
     return LoaderAdvice(
-        f"Build each batch from fewer, larger tensors, or fewer bytes.{unseen if queue is None else ''}",
-        evidence,
+        f"Build each batch from fewer, larger tensors, or fewer bytes.{unseen if may_try_none else ''}",
+        handover_evidence(loader, cpu),
         max(wait_ns - HANDOVER_NS, 0.0),
         is_minor=True,
-        told=f"{told} More workers wouldn't help.",
+        told=f"{were_ready(cpu)} More workers wouldn't help.",
+    )
+
+
+def handover_evidence(loader: LoaderSetup, cpu: BatchCpu) -> list[Evidence]:
+    return [count("num_workers", loader.num_workers), ratio("batches ready when fetched", cpu.ready)]
+
+
+def were_ready(cpu: BatchCpu) -> str:
+    return (
+        f" {percent(cpu.ready or 0.0)} of batches were ready when fetched, so the wait is the handover from"
+        " the worker."
     )
 
 

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.source.worker_stacks import busiest
-from lightning_modelprof.analysis.steps.fetch_queue import is_of_sampler
+from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
+from lightning_modelprof.analysis.steps.fetches import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
-from lightning_modelprof.analysis.steps.workers import SLOW, CallFacts, Cause, WaitCause, WorkersFacts
+from lightning_modelprof.analysis.steps.workers import (
+    SLOW,
+    CallFacts,
+    Cause,
+    WaitCause,
+    WorkersFacts,
+    measured_workers,
+)
 from lightning_modelprof.report.advice.loader import (
     CPU_BOUND,
+    MOST_OF_IT,
     Fix,
     LoaderAdvice,
     arguments_of,
-    bound_of,
     fix_up_to,
     in_words,
+    sampler_advice,
+)
+from lightning_modelprof.report.advice.owners import Owner, owner_of_loader, written_call
+from lightning_modelprof.report.advice.predicted import (
+    bound_of,
+    fetch_advice,
     predicted_arguments,
     predicted_call,
     predicted_evidence,
     saved_by_workers,
 )
-from lightning_modelprof.report.advice.owners import Owner, written_call
 from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.rule import count, duration, ratio, text
 from lightning_modelprof.run.setup import LoaderSetup
@@ -42,7 +56,6 @@ _WHY: Final = {
 }
 _OF_ALL_BATCHES: Final = (Cause.TOO_FEW_WORKERS, Cause.WAITS, Cause.COMPUTES)
 """Causes that are the fault of no single part of a batch: cheaper batches end the wait."""
-_MOST_OF_IT: Final = 0.9
 _NEARLY_ALWAYS: Final = 0.9
 _WORTH_SAYING: Final = 0.05
 """Of a step, that another number of workers gains beside another cause; of a batch, that it has no CPU."""
@@ -63,13 +76,100 @@ def waited_for(facts: Facts) -> WorkersFacts | None:
     That is the sampler in the training process, or the way of a batch that is ready: both as the training
     thread has seen it and by the model of the queue, as a few long waits are for slow batches.
     """
-    found = busiest_workers(facts.get(Facts.workers))
+    found = busiest_workers(facts.get(measured_workers))
     if found is None or is_of_sampler(facts.get(Facts.hot_lines)):
         return None
     cpu, queue = facts.get(Facts.batch_cpu), found.queue
     keep_up = cpu is not None and cpu.workers_keep_up
     is_ready = keep_up and (queue is None or queue.ready >= _NEARLY_ALWAYS)
     return None if is_ready else found
+
+
+def worker_lines(facts: Facts) -> HotLines | None:
+    """Where samples found the workers of the busiest loader."""
+    stacks = facts.get(worker_stacks)
+    return None if stacks is None else stacks.hot_lines
+
+
+def wait_advice(facts: Facts, wait_ns: float) -> LoaderAdvice:
+    """What to change about the loaders of a loop that waits for its batches."""
+    seen, setup, cpu = facts.get(measured_workers) or (), facts.get(Facts.setup), facts.get(Facts.batch_cpu)
+    loaders = () if setup is None else setup.loaders
+    workers = waited_for(facts)
+    if workers is not None:
+        return _busy_advice(facts, workers, _from(loaders, workers), wait_ns)
+    is_ready = cpu is not None and cpu.workers_keep_up
+    idle = busiest_workers(seen) if is_ready else None
+    advice = sampler_advice(facts.get(Facts.hot_lines), wait_ns)
+    if advice is None:
+        queue = facts.get(fetch_queue) if idle is None else idle.queue
+        advice = fetch_advice(facts, loaders if idle is None else _from(loaders, idle), wait_ns, queue)
+    return advice._replace(loaders=() if is_ready else loaders)
+
+
+def _from(loaders: Sequence[LoaderSetup], workers: WorkersFacts) -> Sequence[LoaderSetup]:
+    """The loaders from that of these workers on; all where it isn't known."""
+    return loaders[workers.record.loader :] or loaders
+
+
+def _busy_advice(
+    facts: Facts, workers: WorkersFacts, loaders: Sequence[LoaderSetup], wait_ns: float
+) -> LoaderAdvice:
+    """What to change about workers that the loop waits for."""
+    seen, setup, cpu = facts.get(measured_workers) or (), facts.get(Facts.setup), facts.get(Facts.batch_cpu)
+    loader = next(iter(loaders), None)
+    advice = cause_advice(
+        workers,
+        loader,
+        None if setup is None else setup.usable_cpus,
+        owner_of_loader(setup, loader),
+        others_ns=longest_of_others(seen, workers),
+    )
+    advice = advice or fetch_advice(facts, loaders, wait_ns, facts.get(fetch_queue))
+    ready = [] if cpu is None or cpu.ready is None else [ratio("batches ready when fetched", cpu.ready)]
+    return advice._replace(
+        told=f"{told_of(workers, len({one.record.loader for one in seen}))}{advice.told}",
+        evidence=[*ready, *advice.evidence],
+        loaders=loaders,
+    )
+
+
+class MadeBatches(NamedTuple):
+    """What the busiest workers took for their batches.
+
+    Attributes:
+        making_ns, cpu_ns: of one batch in one worker.
+        sample_ns: wall time of the fetch, by sample; ``None`` without samples.
+        collate: share of the time that batches took in the collate function.
+    """
+
+    making_ns: float
+    cpu_ns: float
+    sample_ns: float | None
+    collate: float
+
+
+def made_batches(facts: Facts) -> MadeBatches | None:
+    """What batches took in the workers; ``None`` where none was seen to be made."""
+    workers = busiest_workers(facts.get(measured_workers))
+    if workers is None:
+        return None
+    batches = max(sum(one.times.batches for one in workers.workers), 1)
+    return MadeBatches(
+        making_ns=workers.making_ns / batches,
+        cpu_ns=sum(one.times.cpu_ns for one in workers.workers) / batches,
+        sample_ns=workers.sample_ns,
+        collate=workers.collate,
+    )
+
+
+def worker_starts(facts: Facts) -> list[Evidence]:
+    """How long a worker takes from its start until its first sample, on average, where that was measured."""
+    loaders = facts.get(measured_workers) or ()
+    known = [one.times for loader in loaders for one in loader.workers if one.times.start_ns is not None]
+    number = sum(one.starts for one in known)
+    total_ns = sum((one.start_ns or 0) * one.starts for one in known)
+    return [duration("worker startup until its first sample", total_ns / number)] if number else []
 
 
 def longest_of_others(seen: Sequence[WorkersFacts], facts: WorkersFacts) -> float:
@@ -150,7 +250,7 @@ def cause_advice(
         # However cheap, a batch that a worker has made is handed over.
         handover_ns = queue.handover_ns if queue is not None and facts.record.num_workers else 0.0
         cheaper_ns = max(0.0, wait_ns - handover_ns)
-        if not fixes or gain_ns < _MOST_OF_IT * cheaper_ns:
+        if not fixes or gain_ns < MOST_OF_IT * cheaper_ns:
             fixes.append(fix_up_to(_cheaper(facts), cheaper_ns))
     else:
         own_ns, is_first = min(cause.saving_ns, wait_ns), True
@@ -311,3 +411,20 @@ def _evidence(
     if queue is not None and queue.advised != queue.present:
         told += predicted_evidence(queue)
     return told
+
+
+def own_workers_advice(facts: Facts) -> str:
+    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
+    costs, setup, loaders = facts.get(Facts.step_costs), facts.get(Facts.setup), facts.get(measured_workers)
+    cpus = None if setup is None else setup.usable_cpus
+    if costs is None or loaders is None or not cpus:
+        return ""
+    times = [one.times for loader in loaders for one in loader.workers]
+    loop_ns = max(1.0, costs.loop.wall_ns * costs.loop.num_steps)
+    used = sum(one.cpu_ns + (one.other_cpu_ns or 0) for one in times) / loop_ns
+    if used < cpus / 2:
+        return ""
+    return (
+        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of {cpus}"
+        " CPUs."
+    )

@@ -36,41 +36,17 @@ _LOCALS: Final = "<locals>."
 def call_flame(facts: Facts) -> FlameGraph:
     """Where the thread that runs the loop spent its time, by phase and function."""
     tree, hot = facts.call_tree, facts.get(Facts.hot_lines)
-    notes = _notes("the training thread", tree, None if hot is None else hot.samples)
+    notes = sampling_notes("the training thread", tree, None if hot is None else hot.samples)
     return FlameGraph(
         id="call_stacks",
         title="Training thread (flame graph)",
         unit=Unit.DURATION_NS,
-        frames=_boxes(tree),
+        frames=boxes_of(tree),
         notes=notes,
     )
 
 
-@flame(
-    "worker_stacks",
-    title="Workers (flame graph)",
-    help="Functions in the DataLoader workers by caller, all workers of a loader together. Width is"
-    " sampled time, as in *Training thread (flame graph)*. With multiple loaders, it shows the one"
-    " with the busiest workers.",
-    views=("workers",),
-)
-def worker_flame(facts: Facts) -> FlameGraph:
-    """Where the workers of the busiest loader spent their time, by function."""
-    stacks = facts.worker_stacks
-    notes = _notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
-    workers = facts.get(Facts.workers)
-    if workers is not None and len(workers) > 1:
-        notes = (f"Loader {stacks.loader}, the one with the busiest workers.", *notes)
-    return FlameGraph(
-        id="worker_stacks",
-        title="Workers (flame graph)",
-        unit=Unit.DURATION_NS,
-        frames=_boxes(stacks.call_tree),
-        notes=notes,
-    )
-
-
-def _boxes(tree: CallTree) -> tuple[FlameFrame, ...]:
+def boxes_of(tree: CallTree) -> tuple[FlameFrame, ...]:
     frames: list[FlameFrame] = []
     _add(frames, tree.phases, None, begin=0, depth=0, least=_least(tree))
     return tuple(frames)
@@ -155,7 +131,7 @@ def _place(node: CallNode) -> str:
     return f"{node.file}:{node.line}" if node.is_users and node.file else _detail(node)
 
 
-def _notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[str, ...]:
+def sampling_notes(whose: str, tree: CallTree, samples: StackSamples | None) -> tuple[str, ...]:
     notes = [
         (
             f"{tree.samples:,} samples of {whose}, each weighted by the time since the previous sample."

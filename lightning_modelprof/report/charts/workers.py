@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.source.worker_stacks import worker_stacks
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.loader_queue import PredictedStep
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
+from lightning_modelprof.analysis.steps.workers import measured_workers
 from lightning_modelprof.report.advice.workers import busiest_workers
-from lightning_modelprof.report.charts.chart import chart
-from lightning_modelprof.report.model import Chart, Series, Unit
+from lightning_modelprof.report.charts.chart import chart, flame
+from lightning_modelprof.report.charts.flames import boxes_of, sampling_notes
+from lightning_modelprof.report.model import Chart, FlameGraph, Series, Unit
 
 
 @chart(
@@ -22,8 +26,8 @@ from lightning_modelprof.report.model import Chart, Series, Unit
 )
 def workers_prediction(facts: Facts) -> Chart | None:
     """The predicted step by number of workers, with how it ran; ``None`` without a prediction."""
-    loaders = facts.get(Facts.workers)
-    known = [facts.fetch_queue] if loaders is None else [one.queue for one in loaders]
+    loaders = facts.get(measured_workers)
+    known = [facts.read(fetch_queue)] if loaders is None else [one.queue for one in loaders]
     queues = [one for one in known if one is not None]
     if not queues:
         return None
@@ -88,7 +92,7 @@ def _named(one: PredictedStep) -> str:
 )
 def workers_over_time(facts: Facts) -> Chart | None:
     """Whether workers are busy, and whether batches wait for an earlier one; ``None`` without batches."""
-    loader = busiest_workers(facts.workers)
+    loader = busiest_workers(facts.read(measured_workers))
     curve = None if loader is None else worker_curve(loader.record)
     if loader is None or curve is None:
         return None
@@ -111,26 +115,25 @@ def workers_over_time(facts: Facts) -> Chart | None:
     )
 
 
-@chart(
-    "queue_depth",
-    title="Batches ready at fetch",
-    help="How many batches were ready when training fetched one. Every thirteenth clean step is sampled,"
-    " and at least seven samples are needed. At 0, training waits; if the queue is always full, you"
-    " have more workers than you need. With multiple loaders, it shows the one with the fewest ready"
-    " batches. On macOS it only shows whether any batch was ready.",
+@flame(
+    "worker_stacks",
+    title="Workers (flame graph)",
+    help="Functions in the DataLoader workers by caller, all workers of a loader together. Width is"
+    " sampled time, as in *Training thread (flame graph)*. With multiple loaders, it shows the one"
+    " with the busiest workers.",
     views=("workers",),
 )
-def queue_depth(facts: Facts) -> Chart | None:
-    """How many batches were made when the loop fetched one; ``None`` where too few fetches were looked at."""
-    depths = facts.batch_cpu.depths
-    if not depths:
-        return None
-    return Chart(
-        id="queue_depth",
-        title="Batches ready at fetch",
-        kind="stacked",
-        x_label="ready batches",
-        x=tuple(map(float, range(len(depths)))),
-        unit=Unit.RATIO,
-        series=(Series(key="fetches", label="Share of fetches", values=depths),),
+def worker_flame(facts: Facts) -> FlameGraph:
+    """Where the workers of the busiest loader spent their time, by function."""
+    stacks = facts.read(worker_stacks)
+    notes = sampling_notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
+    workers = facts.get(measured_workers)
+    if workers is not None and len(workers) > 1:
+        notes = (f"Loader {stacks.loader}, the one with the busiest workers.", *notes)
+    return FlameGraph(
+        id="worker_stacks",
+        title="Workers (flame graph)",
+        unit=Unit.DURATION_NS,
+        frames=boxes_of(stacks.call_tree),
+        notes=notes,
     )

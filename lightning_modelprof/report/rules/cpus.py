@@ -11,6 +11,7 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import loader_advice
+from lightning_modelprof.report.advice.workers import own_workers_advice
 from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.rule import (
@@ -24,7 +25,7 @@ from lightning_modelprof.report.rules.rule import (
     rule,
 )
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
-from lightning_modelprof.units import digits, milliseconds, percent
+from lightning_modelprof.units import milliseconds, percent
 
 _MODEL: Final = ("forward", "backward")
 
@@ -182,26 +183,9 @@ def busy_cpus(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         return
     yield Found(
         what=f"{waited} {INFLATED}",
-        do=_own_workers(facts) or "Re-run on an idle machine, or reserve CPUs for this job.",
+        do=own_workers_advice(facts) or "Re-run on an idle machine, or reserve CPUs for this job.",
         severity=Severity.WARNING if share >= limits.warning else Severity.INFO,
         evidence=evidence,
-    )
-
-
-def _own_workers(facts: Facts) -> str:
-    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
-    costs, setup, loaders = facts.get(Facts.step_costs), facts.get(Facts.setup), facts.get(Facts.workers)
-    cpus = None if setup is None else setup.usable_cpus
-    if costs is None or loaders is None or not cpus:
-        return ""
-    times = [one.times for loader in loaders for one in loader.workers]
-    loop_ns = max(1.0, costs.loop.wall_ns * costs.loop.num_steps)
-    used = sum(one.cpu_ns + (one.other_cpu_ns or 0) for one in times) / loop_ns
-    if used < cpus / 2:
-        return ""
-    return (
-        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of {cpus}"
-        " CPUs."
     )
 
 

@@ -8,30 +8,24 @@ from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.fetch_queue import CHEAP_SAMPLE_NS, is_row_by_row
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
+from lightning_modelprof.analysis.steps.fetches import CHEAP_SAMPLE_NS, is_row_by_row
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
-from lightning_modelprof.analysis.steps.workers import WorkersFacts
 from lightning_modelprof.analysis.trace.device_shares import unaccounted
 from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt
-from lightning_modelprof.report.advice.loader import (
-    FEWER_ITEMS,
-    LoaderAdvice,
-    loader_advice,
-    places_of_batches,
-    sampler_advice,
-)
+from lightning_modelprof.report.advice.loader import FEWER_ITEMS, places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
+from lightning_modelprof.report.advice.predicted import fetch_advice
 from lightning_modelprof.report.advice.workers import (
-    busiest_workers,
-    cause_advice,
-    longest_of_others,
-    told_of,
+    made_batches,
+    wait_advice,
     waited_for,
+    worker_lines,
+    worker_starts,
 )
 from lightning_modelprof.report.model import Evidence, Severity, Slices, Unit
 from lightning_modelprof.report.one_step import COST, per_step
@@ -40,11 +34,11 @@ from lightning_modelprof.report.rules.rule import (
     NOT_A_FIT,
     Found,
     Limits,
+    OtherSamples,
     Passed,
     count,
     duration,
     lines_that_call,
-    ratio,
     rule,
     text,
 )
@@ -81,12 +75,6 @@ def _wait(costs: StepCosts) -> _Wait:
     return _Wait(mean_ns, usual_ns, costs.least_of(usual_ns, costs.typical, "dataloader"), step_ns)
 
 
-def _samples_of_workers(facts: Facts) -> HotLines | None:
-    """Of those that make the batches that the training thread waits for."""
-    stacks = facts.get(Facts.worker_stacks)
-    return None if stacks is None or waited_for(facts) is None else stacks.hot_lines
-
-
 # 5% and 20% are the bands of TensorFlow's profiler for input.
 @rule(
     "input_bound",
@@ -98,7 +86,7 @@ def _samples_of_workers(facts: Facts) -> HotLines | None:
     sampled_phases=("dataloader",),
     slices=_IDLE,
     on_traces=True,
-    samples=_samples_of_workers,
+    samples=OtherSamples(worker_lines, lambda facts: waited_for(facts) is not None),
     warning=0.05,
     critical=0.20,
     least_samples=10,
@@ -119,29 +107,17 @@ def _of_run(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     if not wait.is_found(limits):
         yield Passed(what=_waits(wait.mean_ns), evidence=evidence)
         return
-    setup, cpu, seen = facts.get(Facts.setup), facts.get(Facts.batch_cpu), facts.get(Facts.workers) or ()
-    workers = waited_for(facts)
-    is_ready = workers is None and cpu is not None and cpu.workers_keep_up
-    idle = busiest_workers(seen) if is_ready else None
-    loaders, busiest = () if setup is None else setup.loaders, workers or idle
-    loaders = loaders[0 if busiest is None else busiest.record.loader :] or loaders
-    sampler = sampler_advice(facts.get(Facts.hot_lines), wait.mean_ns)
-    advice = sampler or _advice(facts, loaders, wait.mean_ns, workers, idle)
-    severity, told = limits.severity(wait.share), ""
+    advice, severity = wait_advice(facts, wait.mean_ns), limits.severity(wait.share)
     if advice.is_minor:
         severity = Severity.INFO if severity is Severity.WARNING else Severity.WARNING
-    if workers is not None:
-        told = told_of(workers, len({one.record.loader for one in seen}))
-        if cpu is not None and cpu.ready is not None:
-            evidence.append(ratio("batches ready when fetched", cpu.ready))
     yield Found(
-        what=f"Training waits {per_step(wait.mean_ns, step_ns)} for data.{told}{advice.told}",
+        what=f"Training waits {per_step(wait.mean_ns, step_ns)} for data.{advice.told}",
         do=advice.action,
         saves_ns=advice.saving_ns,
         saving_is=advice.saving_is,
         verdict_ns=wait.mean_ns,  # the loop is bound by all of it, whatever there is to gain
         severity=severity,
-        at=() if is_ready else _places(setup, loaders),
+        at=_places(facts.get(Facts.setup), advice.loaders),
         evidence=[*evidence, *advice.evidence],
         wants=advice.arguments,
     )
@@ -149,31 +125,6 @@ def _of_run(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 def _waits(wait_ns: float) -> str:
     return f"Training waits {milliseconds(wait_ns)} per step for data."
-
-
-def _advice(
-    facts: Facts,
-    loaders: Sequence[LoaderSetup],
-    wait_ns: float,
-    workers: WorkersFacts | None = None,
-    idle: WorkersFacts | None = None,
-) -> LoaderAdvice:
-    """What to change about the first loader.
-
-    Args:
-        workers: that it waits for, if any.
-        idle: workers that have their batches ready: what's predicted for another number of them.
-    """
-    setup, loader = facts.get(Facts.setup), next(iter(loaders), None)
-    cpus, owner = None if setup is None else setup.usable_cpus, owner_of_loader(setup, loader)
-    if workers is not None:
-        seen = facts.get(Facts.workers) or ()
-        others_ns = longest_of_others(seen, workers)
-        if (advice := cause_advice(workers, loader, cpus, owner, others_ns=others_ns)) is not None:
-            return advice
-    queue = facts.get(Facts.fetch_queue) if idle is None else idle.queue
-    cpu = facts.get(Facts.batch_cpu)
-    return loader_advice(loaders, cpus, wait_ns, facts.step_ns, cpu, queue=queue, owner=owner)
 
 
 def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[Place]:
@@ -249,7 +200,7 @@ def synchronous_loader(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
             title="No further main-process loading delay",
         )
         return
-    advice = _advice(facts, (loader,), wait.mean_ns)
+    advice = fetch_advice(facts, (loader,), wait.mean_ns, facts.get(fetch_queue))
     if advice.num_workers is None:
         yield Passed(what="num_workers is 0, but workers would save little.")
         return
@@ -300,7 +251,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
         duration("restart time per step", each_ns * per_step_of),
         count("restarts", bounds.num_all),
         *([duration("extra compute of its first step", slowed_ns)] if slowed_ns else ()),
-        *_starts(facts),
+        *worker_starts(facts),
         duration("first batch of an epoch (not counted)", first_ns),
     ]
     passed = f"Starting an epoch takes {milliseconds(each_ns)}."
@@ -331,30 +282,20 @@ def _slowed_ns(facts: Facts, num_workers: int, start_ns: float) -> float:
     Only on the CPU, if the training thread had to wait for one; as much as the start takes at most, as the
     user's code may do something else in that step.
     """
-    costs, workers = facts.step_costs, busiest_workers(facts.get(Facts.workers))
+    costs, made = facts.step_costs, made_batches(facts)
     if not facts.is_on_cpu or costs.cpu_wait_share is None or costs.had_its_cpu:
         return 0.0
-    times = [] if workers is None else [one.times for one in workers.workers]
-    batch_ns = sum(one.cpu_ns for one in times) / max(sum(one.batches for one in times), 1)
+    batch_ns = 0.0 if made is None else made.cpu_ns
     filling_ns = num_workers * _PREFETCHED * batch_ns / (facts.setup.usable_cpus or 1)
     return max(0.0, min(costs.boundaries.extra_compute_ns / costs.boundaries.count - filling_ns, start_ns))
 
 
 def _batch_ns(facts: Facts) -> float:
     """What one worker takes for a batch; its CPU time where workers weren't looked into, 0 if unknown."""
-    workers, cpu = busiest_workers(facts.get(Facts.workers)), facts.get(Facts.batch_cpu)
-    if workers is not None:
-        return workers.making_ns / max(sum(one.times.batches for one in workers.workers), 1)
+    made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
+    if made is not None:
+        return made.making_ns
     return 0.0 if cpu is None else cpu.batch_ns or 0.0
-
-
-def _starts(facts: Facts) -> list[Evidence]:
-    """How long a worker takes from its start until its first sample, on average, where that was measured."""
-    loaders = facts.get(Facts.workers) or ()
-    known = [one.times for loader in loaders for one in loader.workers if one.times.start_ns is not None]
-    number = sum(one.starts for one in known)
-    total_ns = sum((one.start_ns or 0) * one.starts for one in known)
-    return [duration("worker startup until its first sample", total_ns / number)] if number else []
 
 
 _INTO_WORKERS: Final = "Move work from {names} into the DataLoader's workers."
@@ -452,16 +393,15 @@ def repeated_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 def _nothing_to_keep(facts: Facts, loader: LoaderSetup, wait_ns: float) -> str:
     """Why making the samples once would save nothing, as a sentence; ``""`` where it would."""
-    cpu, workers = facts.get(Facts.batch_cpu), busiest_workers(facts.get(Facts.workers))
-    sample_ns = None if workers is None else workers.sample_ns
-    dataset = loader.dataset
+    cpu, made, dataset = facts.get(Facts.batch_cpu), made_batches(facts), loader.dataset
+    sample_ns = None if made is None else made.sample_ns
     is_tensors = dataset is not None and dataset.is_library and dataset.function.startswith(_TENSORS)
     is_cheap = sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS
     if is_row_by_row(loader, wait_ns) or is_cheap or is_tensors:
         return "Samples are rows in memory, so caching them saves nothing."
     if loader.num_workers and cpu is not None and cpu.workers_keep_up:
         return "Workers have their batches ready before they're fetched."
-    share = 0.0 if workers is None else workers.collate
+    share = 0.0 if made is None else made.collate
     place, hot = loader.collate, facts.get(Facts.hot_lines)
     if not loader.num_workers and place is not None and place.file and place.line and hot is not None:
         share = hot.share_of("dataloader", place.file, place.line)

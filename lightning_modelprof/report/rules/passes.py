@@ -16,7 +16,7 @@ from lightning_modelprof.report.advice.owners import with_owners
 from lightning_modelprof.report.model import Finding, Severity, Status
 from lightning_modelprof.report.one_step import of_run, of_step
 from lightning_modelprof.report.order import by_time
-from lightning_modelprof.report.rules.rule import FAILED, HOST_WAIT, Rule, unfound
+from lightning_modelprof.report.rules.rule import FAILED, HOST_WAIT, MADE, Rule, unfound
 from lightning_modelprof.report.verdict import account
 from lightning_modelprof.run.stacks import SampledStack
 from lightning_modelprof.units import milliseconds
@@ -61,7 +61,8 @@ def _at_its_lines(rule: Rule, finding: Finding, facts: Facts) -> Finding:
         return finding
     setup = facts.get(Facts.setup)
     libraries = () if setup is None else [one.package for one in setup.libraries]
-    samples = None if rule.samples is None else rule.samples(facts)
+    others = rule.samples
+    samples = None if others is None or not others.are_waited_for(facts) else others.hot_lines(facts)
     placed = at_exact_lines(
         finding,
         facts.get(Facts.hot_lines) if samples is None else samples,
@@ -89,8 +90,8 @@ def _idioms(said: Said, facts: JobFacts) -> Said:
     """The action names what the line does, where it is a known slow idiom."""
     if not isinstance(facts, Facts):
         return said
-    workers = facts.get(Facts.worker_stacks)
-    sampled = (facts.get(Facts.hot_lines), None if workers is None else workers.hot_lines)
+    others = [rule.samples.hot_lines(facts) for rule in MADE if rule.samples is not None]
+    sampled = (facts.get(Facts.hot_lines), *others)
 
     def changed(rule: Rule, one: Finding) -> Finding:
         if rule.points_at in (PointsAt.CHANGE, PointsAt.NO_TIME):

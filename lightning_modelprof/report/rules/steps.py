@@ -12,6 +12,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.slowdown import Slowdown
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
+from lightning_modelprof.analysis.steps.workers import measured_workers
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt, location_at
 from lightning_modelprof.report.model import Severity
@@ -108,8 +109,7 @@ def slow_steps(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _advice(facts: Facts, cause: str) -> str:
-    workers = facts.get(Facts.workers) or ()
-    if cause == "dataloader" and any(one.queue is not None for one in workers):
+    if cause == "dataloader" and any(one.queue is not None for one in facts.get(measured_workers) or ()):
         return (
             "Check what slow batches read. The table Number of workers shows whether prefetch_factor helps."
         )

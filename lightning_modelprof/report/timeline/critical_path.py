@@ -14,6 +14,7 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, StepReplay, why_no_path
 from lightning_modelprof.report.dashboard_entry import DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.idle_slices import with_texts
+from lightning_modelprof.report.timeline.layer import layer
 
 LANE: Final = "critical path"
 """Label and group of the lane."""
@@ -39,7 +40,10 @@ _NO_OPERATOR: Final[Mapping[Cause, str]] = {
 """Names of slices that are in no operator, range or kernel; of other causes, the cause."""
 
 
-def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np.int64]) -> DrawnTimeline:
+@layer(is_on_top=True)
+def with_critical_path(
+    drawn: DrawnTimeline, shared: Timeline, order: NDArray[np.int64]
+) -> tuple[DrawnTimeline, NDArray[np.int64]]:
     """The same timeline with the lane on top, where the trace has a critical path.
 
     What follows each other and has one cause and one name is one slice, on the host that of the outermost
@@ -50,7 +54,7 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
         order: row of each slice in the trace, other numbers for what is no event, shape (k,).
     """
     if why_no_path(shared):
-        return drawn
+        return drawn, order
     trace = shared.trace
     replay = StepReplay(shared)
     path, pieces = replay.path(), replay.pieces
@@ -83,7 +87,7 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
     new_details, detail = with_texts(drawn.details, drawn.detail[:0], details, cause)
     target = places[row[firsts]]
     begin_ns = path.begin_ns[firsts]
-    return replace(
+    with_path = replace(
         drawn,
         lanes=(Lane(label=LANE, group=LANE, is_device=False), *drawn.lanes),
         names=new_names,
@@ -100,6 +104,7 @@ def with_critical_path(drawn: DrawnTimeline, shared: Timeline, order: NDArray[np
             np.where(target >= 0, target + count, -1), np.where(drawn.launch >= 0, drawn.launch + count, -1)
         ),
     )
+    return with_path, np.append(np.full(count, -1), order)
 
 
 def _outermost_operator(shared: Timeline) -> NDArray[np.int64]:

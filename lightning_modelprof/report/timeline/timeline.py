@@ -15,13 +15,16 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline, build_timel
 from lightning_modelprof.analysis.trace.memory import Memory
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.dashboard_entry import Counter, DrawnTimeline, Lane
+from lightning_modelprof.report.discovery import found_beside
 from lightning_modelprof.report.model import Unit
-from lightning_modelprof.report.timeline.critical_path import with_critical_path
 from lightning_modelprof.report.timeline.details import find_details, find_kinds
 from lightning_modelprof.report.timeline.idle_slices import find_idle_slices, with_texts
 from lightning_modelprof.report.timeline.lanes import HOST_GROUP, device_label, find_depths, find_lanes
-from lightning_modelprof.report.timeline.worker_lanes import with_workers
+from lightning_modelprof.report.timeline.layer import MADE
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
+
+LAYERS: Final = found_beside(__name__, MADE, lambda one: (one.is_on_top, one.draw.__module__))
+"""In the order in which they are drawn: those of every file beside this one."""
 
 
 def timeline_of(
@@ -77,8 +80,9 @@ def timeline_of(
         counters=counters,
         notes=(*step_notes, *counter_notes),
     )
-    drawn, order = with_workers(drawn, shared, order)
-    return with_critical_path(drawn, shared, order)
+    for layer in LAYERS:
+        drawn, order = layer.draw(drawn, shared, order)
+    return drawn
 
 
 def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from lightning_modelprof.analysis.trace.worker_batches import MadeBatches, find_
 from lightning_modelprof.report.dashboard_entry import DrawnTimeline, Lane
 from lightning_modelprof.report.timeline.idle_slices import with_texts
 from lightning_modelprof.report.timeline.lanes import find_depths
+from lightning_modelprof.report.timeline.layer import layer
 from lightning_modelprof.units import format_duration
 
 GROUP: Final = "DataLoader workers"
@@ -23,6 +24,7 @@ BATCH: Final = "batch"
 _PARTS: Final = ("samples", "collate")
 
 
+@layer()
 def with_workers(
     drawn: DrawnTimeline, shared: Timeline, order: NDArray[np.int64]
 ) -> tuple[DrawnTimeline, NDArray[np.int64]]:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue, queue_of
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
-from lightning_modelprof.analysis.steps.workers import WorkersFacts
+from lightning_modelprof.analysis.steps.workers import WorkersFacts, measured_workers
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
@@ -52,9 +54,9 @@ NUM_WORKERS: Final = TableSpec(
 @run_table(NUM_WORKERS)
 def num_workers_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """How many workers are enough: a table for each loader of the run that has a prediction."""
-    step, loaders = loop_of(facts.info.loop).step, facts.get(Facts.workers)
+    step, loaders = loop_of(facts.info.loop).step, facts.get(measured_workers)
     if loaders is None:
-        queue = facts.get(Facts.fetch_queue)
+        queue = facts.get(fetch_queue)
         if queue is not None:
             yield _table(queue, step)
         return
@@ -63,10 +65,12 @@ def num_workers_tables(facts: Facts, options: TableOptions) -> Iterator[Table]: 
     for number, one in enumerate(loaders):
         name = f"{NUM_WORKERS.id}_{number}" if number else NUM_WORKERS.id
         title = NUM_WORKERS.title + (_suffix(one, is_remade=is_remade) if len(loaders) > 1 else "")
-        if one.queue is None:
-            yield NUM_WORKERS.table(id=name, title=title, absent_reason=one.why_no_queue)
+        try:
+            queue = one.queue or queue_of(facts, one.record)
+        except NotMeasured as why:
+            yield NUM_WORKERS.table(id=name, title=title, absent_reason=why.reason)
         else:
-            yield _table(one.queue, step, name, title)
+            yield _table(queue, step, name, title)
 
 
 def _suffix(one: WorkersFacts, *, is_remade: bool) -> str:

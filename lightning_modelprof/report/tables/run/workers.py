@@ -8,7 +8,11 @@ from pathlib import PurePath
 from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.workers import CallFacts, WorkersFacts
+from lightning_modelprof.analysis.steps.workers import (
+    CallFacts,
+    WorkersFacts,
+    measured_workers,
+)
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Table, Unit
@@ -220,11 +224,12 @@ WORKERS: Final = TableSpec(
 _NOTHING: Final = "no worker activity was seen"
 
 
-@run_table(WORKER_TRANSFORMS, WORKERS, needs=Facts.workers)
+@run_table(WORKER_TRANSFORMS, WORKERS, needs=measured_workers)
 def worker_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     """What the workers' time goes to."""
-    yield _calls_table(facts.workers)
-    yield _workers_table(facts.workers)
+    loaders = facts.read(measured_workers)
+    yield _calls_table(loaders)
+    yield _workers_table(loaders)
 
 
 def _numbered(loaders: Sequence[WorkersFacts]) -> list[tuple[str | None, WorkersFacts]]:
