@@ -92,8 +92,7 @@ def test_three_steps():
     loading = next(one for one in facts.critical_path.what_ifs if one.name == "data loading")
     assert rows["Data loading"]["none_ns"] == loading.none_ns / 3
     assert table.notes == (
-        "CPU waits for the GPU and the findings leave out the first step of a series. Without it, the mean"
-        " step is 100 µs.",
+        "Without the first step of a series, as in CPU waits for the GPU, the mean step is 100 µs.",
     )
 
 

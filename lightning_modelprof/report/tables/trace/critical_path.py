@@ -376,8 +376,8 @@ def _missing_notes(account: StepAccount) -> tuple[str, ...]:
         notes.append(f"No After waits and CPU late: {account.why_not_waits}.")
     if account.counted_step_ns is not None:
         notes.append(
-            "CPU waits for the GPU and the findings leave out the first step of a series. Without it, the"
-            f" mean step is {format_duration(account.counted_step_ns)}."
+            "Without the first step of a series, as in CPU waits for the GPU, the mean step is"
+            f" {format_duration(account.counted_step_ns)}."
         )
     return tuple(notes)
 
