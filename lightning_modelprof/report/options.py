@@ -25,11 +25,11 @@ View = Literal[
     "memory_manipulation",
     "userdefined",
     "memory",
+    "critical_path",
     "step_breakdown",
     "idle",
     "launch",
     "dataloader",
-    "critical_path",
 ]
 SortKey = Literal[
     "cpu_total",

@@ -9,7 +9,6 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.device_shares import gpu_idle
-from lightning_modelprof.analysis.trace.host_waits import HostWaits
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -157,7 +156,7 @@ def _device(wall_ns: float, facts: JobFacts, found: Sequence[Finding]) -> tuple[
     add("communication", "communication", communication)
     add("idle_input", "waiting for data", idle.by_cause["data loading"], _place_of(found, _INPUT))
     host = idle.by_cause["host"]
-    for label, share, location in _idle_by_waits(facts.get(JobFacts.waits), wall_ns, found):
+    for label, share, location in _idle_by_waits(idle.after_waits, wall_ns, found):
         add("idle_sync", label, min(host, share), location)
         host -= min(host, share)
     add("idle_host", "waiting for the CPU", host)
@@ -169,12 +168,9 @@ def _device(wall_ns: float, facts: JobFacts, found: Sequence[Finding]) -> tuple[
 
 
 def _idle_by_waits(
-    waits: HostWaits | None, wall_ns: float, found: Sequence[Finding]
+    left: float, wall_ns: float, found: Sequence[Finding]
 ) -> list[tuple[str, float, Place | None]]:
-    """The idle time that waits of the host cause, that of each finding about them apart."""
-    if waits is None or not waits.steps_ns:
-        return []
-    left = waits.saves_ns / waits.steps_ns
+    """The share of idle time that waits of the host cause, that of each finding about them apart."""
     result: list[tuple[str, float, Place | None]] = []
     for one in found:
         if one.kind in _OF_WAITS:

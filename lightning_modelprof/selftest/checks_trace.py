@@ -107,8 +107,7 @@ def compare_trace(path: Path, name: str) -> Iterator[Compared]:
     yield Compared(f"{name}: busy time", idle["Busy"]["total_ns"], covered(work), 1e-5, _NS)
     both = idle["Busy"]["total_ns"] + idle["Idle"]["total_ns"]
     yield Compared(f"{name}: busy and idle time", both, span, 1e-5, _NS)
-    causes = sum(idle[key]["total_ns"] for key in ("Dataloader", "CPU", "Kernel gap", "Other") if key in idle)
-    causes += sum(one["total_ns"] for key, one in idle.items() if key not in _KNOWN_IDLE)
+    causes = sum(one["total_ns"] for key, one in idle.items() if key not in ("Busy", "Idle"))
     yield Compared(f"{name}: causes of idle time", causes, idle["Idle"]["total_ns"], 1e-5, _NS)
     if bounds:
         low, high = bounds[0][0], bounds[-1][1]
@@ -116,8 +115,6 @@ def compare_trace(path: Path, name: str) -> Iterator[Compared]:
         shares = [one["busy"] for one in rows(report, "device_usage") if one["name"].startswith("GPU")]
         yield Compared(f"{name}: GPU busy", shares[0] if shares else None, busy_share, 1e-5, Unit.RATIO)
 
-
-_KNOWN_IDLE: Final = {"Busy", "Idle", "Waiting for CPU", "Dataloader", "CPU", "Kernel gap", "Other"}
 
 _WAITS: Final = re.compile(r"Synchronize|^(cuda|hip)Memcpy(2D)?$|^(cu|cuda|hip)(Malloc|Free)|HostAlloc")
 """Calls of the runtime that wait for the device, or may."""

@@ -205,7 +205,7 @@ def test_levels_of_a_rule_are_its_limits():
         ("column", "user_ranges", "device_avg_ns", "per call"),
         ("column", "model_summary_3", "host_ratio", "share of ProfileStep."),
         ("column", "kernels_changes", "ratio", "difference relative to before."),
-        ("row", "idle", "rank 0 GPU 0 Waiting for CPU", "nothing was queued"),
+        ("row", "idle", "rank 0 GPU 0 CPU", "nothing was queued"),
         ("row", "perf_summary", "ips (steps/s)", "steps (batches in evaluation loops) and samples"),
         ("row", "flops", "Recompute", "forward work done again"),
         ("row", "model_summary", "Gradient clipping", "configure_gradient_clipping"),

@@ -33,9 +33,36 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TRACES = ROOT / "tests" / "data" / "traces"
 
-RENAMED: dict[str, str] = {}
+CAUSES_OF_WHAT_IF = {
+    "Data loading": "Data loading",
+    "All CPU work (without launches and copies)": "CPU",
+    "All launch calls": "Launch",
+    "All copies and memsets": "Copy",
+    "All compute kernels": "Kernel",
+    "All communication": "Communication",
+}
+RENAMED: dict[str, str] = {
+    # What if has operators and kernels; Critical path has the same of each cause.
+    **{
+        f"/tables/what_if/rows/{old}/": f"/tables/critical_path/rows/{new}/"
+        for old, new in CAUSES_OF_WHAT_IF.items()
+    },
+    # One name for a cause in all tables.
+    "/tables/idle/rows/Dataloader/": "/tables/idle/rows/Data loading/",
+}
 """Old prefix of places → new prefix."""
-DROPPED: dict[str, str] = {}
+_OTHER_STEPS = "GPU idle in critical_path has it, over all steps and for the rank with the longest ones"
+DROPPED: dict[str, str] = {
+    **{
+        f"/tables/what_if/rows/{old}/path_ns": "step_ns in critical_path, of launches without their latency"
+        for old in CAUSES_OF_WHAT_IF
+    },
+    "/tables/idle/rows/Waiting for CPU/": "Data loading and CPU together",
+    **{
+        f"/tables/host_waits/rows/{name}/": _OTHER_STEPS
+        for name in ("Idle", "Idle without the first step", "Dataloader", "Communication", "Other")
+    },
+}
 """Prefix of places that were removed on purpose → the reason."""
 TEXT = (
     *("summary", "action", "title", "notes", "label", "note", "absent_reason", "settings", "errors"),

@@ -79,8 +79,6 @@ def wait(saving, operators=ITEM, phase="forward", kind="device_to_host", wait_ms
 def trace(*waits, launch=0.0, late=None, **known):
     """Facts of a trace with one step of 100 ms."""
     facts = HostWaits(
-        covered_ns=100 * MS,
-        covered_idle_ns=100 * MS,
         num_steps=1,
         steps_ns=100 * MS,
         idle_ns=100 * MS,

@@ -202,8 +202,6 @@ def test_a_busy_device_goes_before_what_the_host_waits_for():
 def waits_of(*waits, late=0.0, launch=None, wait_of=None):
     """Steps of 100 ms; each wait is (phase, share saved), and the host waits twice as long."""
     return HostWaits(
-        covered_ns=100 * MS,
-        covered_idle_ns=100 * MS,
         num_steps=1,
         steps_ns=100 * MS,
         idle_ns=100 * MS,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
 from lightning_modelprof.analysis.timeline.calls import host_communication, nearest_around
-from lightning_modelprof.analysis.timeline.intervals import locate
+from lightning_modelprof.analysis.timeline.intervals import Intervals, locate
 from lightning_modelprof.analysis.timeline.names import is_place
 from lightning_modelprof.analysis.timeline.tally import distinct, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
@@ -292,6 +292,14 @@ def why_no_path(timeline: Timeline) -> str:
     if timeline.span is None:
         return _NO_STEPS
     return _NO_LAUNCHES if (timeline.launch.begin_ns < 0).all() else ""
+
+
+def replayed_time(timeline: Timeline) -> Intervals:
+    """When the steps are that a critical path looks at."""
+    bounds = timeline.bounds
+    assert bounds is not None
+    runs = np.array(list(_runs(timeline, MOST_EVENTS)), np.int64).reshape(-1, 2)
+    return np.stack((bounds.intervals[runs[:, 0], 0], bounds.intervals[runs[:, 1], 1]), axis=1)
 
 
 def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:

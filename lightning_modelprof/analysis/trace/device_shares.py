@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.trace.host_waits import MODEL_PHASES, HostWaits
-from lightning_modelprof.analysis.trace.idle import CAUSES
+from lightning_modelprof.analysis.trace.idle import CAUSES, CoveredIdle
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_checks import KernelLaunchCount
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
@@ -82,7 +82,7 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares:
 
 
 def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | None) -> float:
-    """The step time of traces alone: the mean step that the Host Wait Summary counts, else of all.
+    """The step time of traces alone: the mean step that host waits are counted in, else of all.
 
     Args:
         traces: of one job.
@@ -102,10 +102,12 @@ class GpuIdle(Record, frozen=True, kw_only=True):
         busy: Busy of the Device Summary.
         by_cause: cause of idle time (``CAUSES`` of ``analysis/trace/idle.py``) → its share; they and ``busy``
             sum to 1.
+        after_waits: share of the cause "host" that would be saved if no call waited for the device.
     """
 
     busy: float
     by_cause: Mapping[str, float]
+    after_waits: float
 
     @property
     def idle(self) -> float:
@@ -114,12 +116,12 @@ class GpuIdle(Record, frozen=True, kw_only=True):
 
 def gpu_idle(traces: Iterable[TraceFacts]) -> GpuIdle | None:
     """Of all devices of all traces; ``None`` without any, or where the recorded time is empty."""
-    known = [
-        device.covered
-        for facts in traces
-        if (idle := facts.get(TraceFacts.idle)) is not None
-        for device in idle.devices
-    ]
+    known: list[CoveredIdle] = []
+    saves_ns = 0
+    for facts in traces:
+        idle, waits = facts.get(TraceFacts.idle), facts.get(TraceFacts.host_waits)
+        known += [] if idle is None else [device.covered for device in idle.devices]
+        saves_ns += 0 if waits is None else sum(waits.saves_by_step_ns)
     total_ns = sum(one.total_ns for one in known)
     if not total_ns:
         return None
@@ -127,6 +129,7 @@ def gpu_idle(traces: Iterable[TraceFacts]) -> GpuIdle | None:
     return GpuIdle(
         busy=sum(one.busy_ns for one in known) / total_ns,
         by_cause={cause: ns / total_ns for cause, ns in zip(CAUSES, by_cause_ns, strict=True)},
+        after_waits=saves_ns / total_ns,
     )
 
 

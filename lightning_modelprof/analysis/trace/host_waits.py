@@ -42,7 +42,7 @@ from lightning_modelprof.analysis.timeline.steps import StepBounds
 from lightning_modelprof.analysis.timeline.tally import rows_named, sum_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.copies import memory_of
-from lightning_modelprof.analysis.trace.idle import after_last_event, find_fetches, find_gaps, time_in_calls
+from lightning_modelprof.analysis.trace.idle import IdleTime, after_last_event, find_fetches, find_idle
 from lightning_modelprof.analysis.trace.launches import waits_for_device
 from lightning_modelprof.analysis.trace.operator_costs import callers_of, is_project_frame
 from lightning_modelprof.record import Record
@@ -114,8 +114,6 @@ class HostWaits(Record, frozen=True, kw_only=True):
     ``communication_ns``, ``saves_ns`` and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
 
     Attributes:
-        covered_ns: all recorded steps; see :mod:`~lightning_modelprof.analysis.timeline.calls`.
-        covered_idle_ns: time in them in which the device is idle.
         num_steps: the steps that count: those that follow directly on a recorded step, since what the
             host did before any other is not known; where there is none such, all.
         idle_ns: time in them without any event of the device.
@@ -130,10 +128,9 @@ class HostWaits(Record, frozen=True, kw_only=True):
         late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first; empty where
             these are not most of it.
         communication_ns: the idle time in which the launching thread communicated, nothing being queued.
+        saves_by_step_ns: what would be saved in each step that has a length, those that don't count too.
     """
 
-    covered_ns: int
-    covered_idle_ns: int
     num_steps: int
     steps_ns: int
     idle_ns: int
@@ -145,6 +142,7 @@ class HostWaits(Record, frozen=True, kw_only=True):
     waits: tuple[HostWait, ...]
     late_work: tuple[LateWork, ...] = ()
     communication_ns: int = 0
+    saves_by_step_ns: tuple[int, ...] = ()
 
     @property
     def saves_ns(self) -> int:
@@ -212,9 +210,9 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     step_of_wait = locate(trace.begin_ns[waits.row], host_steps)
     is_counted_step = is_among(bounds.intervals[:, 0], counted[:, 0]) & _has_length(bounds.intervals)
     in_counted = is_counted_step[step_of_wait]
-    covered = bounds.stretches
-    device, busy = _busiest_device(timeline, covered)
-    before_end, at_end = _idle_pieces(timeline, bounds, device), _pieces_at_end(timeline, bounds, device)
+    device, busy = _busiest_device(timeline, bounds.stretches)
+    idle = find_idle(timeline, device, find_fetches(timeline))
+    before_end, at_end = _idle_pieces(timeline, bounds, idle), _pieces_at_end(timeline, bounds, idle)
     pieces = before_end.followed_by(at_end)
     ended = len((pieces if len(bounds.intervals) > 1 else before_end).step)
     wait, piece, time_ns = stakes_of_waits(
@@ -225,6 +223,8 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
         gap_ns=pieces.late_ns[:ended],
         gap_step=pieces.step[:ended],
     )
+    filled = bounds.intervals[_has_length(bounds.intervals)]
+    step_of_piece = locate(pieces.intervals[:, 0], filled)
     in_counted_piece = _counts(pieces, counted)[piece]
     saves_ns = sum_by(wait[in_counted_piece], time_ns[in_counted_piece], len(places))
     left_ns = pieces.late_ns - sum_by(piece, time_ns, len(pieces.step))
@@ -235,8 +235,6 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
     is_long_most = long_ns > MOSTLY * launch_ns[counts].sum()
     kernels = trace.category == Category.KERNEL
     return HostWaits(
-        covered_ns=length(covered),
-        covered_idle_ns=length(subtract(covered, busy)),
         num_steps=len(counted),
         steps_ns=length(counted),
         idle_ns=length(subtract(counted, busy)),
@@ -253,6 +251,7 @@ def _summarize(timeline: Timeline, steps: Steps, bounds: StepBounds, counted: In
             saves_ns,
         ),
         late_work=_late_work(timeline, pieces, np.flatnonzero(is_long), long_ns) if is_long_most else (),
+        saves_by_step_ns=tuple(sum_by(step_of_piece[piece], time_ns, len(filled)).tolist()),
     )
 
 
@@ -376,8 +375,6 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
     for wait in (wait for rank in ranks for wait in rank.waits):
         found.setdefault(wait.place, []).append(wait)
     return HostWaits(
-        covered_ns=sum(rank.covered_ns for rank in ranks),
-        covered_idle_ns=sum(rank.covered_idle_ns for rank in ranks),
         num_steps=sum(rank.num_steps for rank in ranks),
         steps_ns=sum(rank.steps_ns for rank in ranks),
         idle_ns=sum(rank.idle_ns for rank in ranks),
@@ -397,6 +394,7 @@ def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
             for place, same in found.items()
         ),
         late_work=_pool_work(work for rank in ranks for work in rank.late_work),
+        saves_by_step_ns=tuple(ns for rank in ranks for ns in rank.saves_by_step_ns),
     )
 
 
@@ -447,48 +445,48 @@ def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Interv
     return busiest, busy_time(timeline, busiest)
 
 
-def _idle_pieces(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:
+def _idle_pieces(timeline: Timeline, bounds: StepBounds, idle: IdleTime) -> _IdlePieces:
     """The pieces in steps of those gaps of a device for which nothing was queued."""
-    gaps = find_gaps(timeline, device)
+    gaps = idle.gaps
     late = gaps.is_host_wait
-    return _cut_at_steps(timeline, bounds, gaps.intervals[late], gaps.launch_ns[late], gaps.launcher[late])
+    ends_ns, launcher = gaps.launch_ns[late], gaps.launcher[late]
+    return _cut_at_steps(timeline, bounds, idle, gaps.intervals[late], ends_ns=ends_ns, launcher=launcher)
 
 
-def _pieces_at_end(timeline: Timeline, bounds: StepBounds, device: int) -> _IdlePieces:
+def _pieces_at_end(timeline: Timeline, bounds: StepBounds, idle: IdleTime) -> _IdlePieces:
     """The same after the device's last event, as if the next work were launched at their end.
 
     So it is after each earlier step. Of one step alone nobody knows if work follows, which could have begun
     earlier: there no wait made this time.
     """
-    after, launcher = after_last_event(timeline, device)
+    after, launcher = after_last_event(timeline, idle.device)
     after = after[: len(after) if launcher >= 0 else 0]
-    return _cut_at_steps(timeline, bounds, after, after[:, 1], np.full(len(after), launcher))
+    launchers = np.full(len(after), launcher)
+    return _cut_at_steps(timeline, bounds, idle, after, ends_ns=after[:, 1], launcher=launchers)
 
 
 def _cut_at_steps(
     timeline: Timeline,
     bounds: StepBounds,
-    idle: Intervals,
+    idle: IdleTime,
+    late: Intervals,
+    *,
     ends_ns: NDArray[np.int64],
     launcher: NDArray[np.int64],
 ) -> _IdlePieces:
     filled = np.flatnonzero(_has_length(bounds.intervals))
     steps = bounds.intervals[filled]
-    pieces = intersect(idle, steps)
-    gap = locate(pieces[:, 0], idle)
-    track = timeline.trace.track[launcher[gap]]
-    fetches = find_fetches(timeline)
-    fetch_ns = time_in_calls(timeline, pieces, track, fetches)
-    talk_ns = time_in_calls(timeline, pieces, track, host_communication(timeline), without=fetches)
+    pieces = intersect(late, steps)
+    gap = locate(pieces[:, 0], late)
     step = np.array(bounds.numbers, np.int64)[filled[locate(pieces[:, 0], steps)]]
     order = np.argsort(ends_ns[gap], kind="stable")
     return _IdlePieces(
         intervals=pieces[order],
         step=step[order],
         launch_ns=ends_ns[gap][order],
-        fetch_ns=fetch_ns[order],
-        communication_ns=talk_ns[order],
-        track=track[order],
+        fetch_ns=idle.time_of("data loading", pieces)[order],
+        communication_ns=idle.time_of("communication", pieces)[order],
+        track=timeline.trace.track[launcher[gap]][order],
     )
 
 

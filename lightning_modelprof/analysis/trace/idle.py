@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
-from lightning_modelprof.analysis.timeline.calls import busy_ns, busy_time, covered_time, host_communication
+from lightning_modelprof.analysis.timeline.calls import (
+    busy_ns,
+    busy_time,
+    covered_time,
+    host_communication,
+)
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,
     different,
     intersect,
     length,
     locate,
+    numbered,
     subtract,
     union,
 )
-from lightning_modelprof.analysis.timeline.tally import Tally, add_up, rows_named, sum_by, tally, tally_by
+from lightning_modelprof.analysis.timeline.tally import Tally, rows_named, sum_by, tally, tally_by
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.analysis.trace.dataloader import is_fetch
 from lightning_modelprof.record import Record
@@ -29,9 +35,9 @@ KERNEL_GAP_NS: Final = 30_000
 Source: HolisticTraceAnalysis, ``breakdown_analysis.py``, ``consecutive_kernel_delay`` (30, in microseconds).
 """
 
-_HOST_WAIT, _KERNEL_GAP, _OTHER = range(3)
+IdleCause = Literal["data loading", "host", "kernel gap", "other stream", "communication", "unknown"]
 
-CAUSES: Final = ("data loading", "host", "kernel gap", "other stream", "communication", "unknown")
+CAUSES: Final[tuple[IdleCause, ...]] = get_args(IdleCause)
 """Why a device is idle in a piece of its idle time; see :class:`IdleTime`."""
 
 _DATA_LOADING, _HOST, _GAP, _OTHER_STREAM, _COMMUNICATION, _UNKNOWN = range(len(CAUSES))
@@ -39,10 +45,10 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 class CoveredIdle(Record, frozen=True, kw_only=True):
-    """The same in the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`), in nanoseconds.
+    """The same in some steps, or in all of the covered time, in nanoseconds.
 
-    What is idle of it is *GPU idle* wherever a report says so. ``busy_ns`` and all of ``by_cause_ns`` sum to
-    ``total_ns``.
+    What is idle of the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`) is *GPU idle*
+    wherever a report says so. ``busy_ns`` and all of ``by_cause_ns`` sum to ``total_ns``.
 
     Attributes:
         busy_ns: time in it in which at least one event of the device runs.
@@ -54,74 +60,44 @@ class CoveredIdle(Record, frozen=True, kw_only=True):
     by_cause_ns: tuple[int, ...]
 
     @property
-    def dataloader_ns(self) -> int:
-        """Waits for the host while it waited for its batch."""
-        return self.by_cause_ns[_DATA_LOADING]
-
-    @property
-    def host_wait_ns(self) -> int:
-        return self.dataloader_ns + self.by_cause_ns[_HOST]
-
-    @property
-    def kernel_gap_ns(self) -> int:
-        """Short gaps before work that was queued in time."""
-        return self.by_cause_ns[_GAP]
-
-    @property
     def idle_ns(self) -> int:
         return self.total_ns - self.busy_ns
-
-    @property
-    def host_ns(self) -> int:
-        return self.host_wait_ns - self.dataloader_ns
-
-    @property
-    def other_ns(self) -> int:
-        return self.idle_ns - self.host_wait_ns - self.kernel_gap_ns
 
 
 class DeviceIdle(Record, frozen=True, kw_only=True):
     """Why one device was idle between its first event of the trace and the end of its last one.
 
-    A gap is a time without any event of the device on any stream. It has one cause, told from the event
-    that ends it; of several the one that was launched first. ``busy_ns`` and the totals of ``host_wait``,
-    ``kernel_gap`` and ``other`` sum to ``span_ns``.
+    A gap is a time without any event of the device on any stream; :class:`IdleTime` says what causes it.
+    ``busy_ns`` and the totals of ``by_cause`` sum to ``span_ns``.
 
     Attributes:
         device: number of the device, -1 if the file does not say.
         span_ns: from the begin of the first event (kernel, copy, set) to the end of the last.
         busy_ns: time in which at least one of them runs.
-        host_wait: gaps whose event was launched after the gap began: nothing was queued.
-            What of them the launching thread spent in communication on the host is in ``other``.
-        dataloader: the parts of ``host_wait`` in which the launching thread waited for its next batch;
-            a call is a gap with such a part.
-        host: the rest of ``host_wait``.
-        kernel_gap: gaps shorter than 30 microseconds whose event had been launched before.
-        other: all other gaps: work was queued and yet waited, or its launch is not known.
-        num_unknown: gaps in ``other`` because the launch is not known.
+        idle: all gaps.
+        by_cause: gaps with a part of each of ``CAUSES``, and the time of these parts.
+        num_unknown: gaps whose cause is not known because the launch is not.
         covered: in the covered time, such as the kept steps.
     """
 
     device: int
     span_ns: int
     busy_ns: int
-    host_wait: Tally
-    dataloader: Tally
-    host: Tally
-    kernel_gap: Tally
-    other: Tally
+    idle: Tally
+    by_cause: tuple[Tally, ...]
     num_unknown: int
     covered: CoveredIdle
-
-    @property
-    def idle(self) -> Tally:
-        return add_up((self.host_wait, self.kernel_gap, self.other))
 
 
 class Idle(Record, frozen=True, kw_only=True):
     """Why the devices of one rank were idle, by number of the device; times in nanoseconds."""
 
     devices: tuple[DeviceIdle, ...]
+
+    @property
+    def busiest(self) -> DeviceIdle:
+        """The device that works longest in the covered time."""
+        return max(self.devices, key=lambda device: device.covered.busy_ns)
 
 
 def summarize_idle(timeline: Timeline) -> Idle:
@@ -179,51 +155,32 @@ def find_fetches(timeline: Timeline) -> NDArray[np.int64]:
 
 def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> DeviceIdle:
     """The gaps of one device; ``fetches`` are the rows of the waits for batches."""
-    found = find_gaps(timeline, device)
-    gaps, late, launch_ns = found.intervals, found.is_host_wait, found.launch_ns
-    gap_ns = gaps[:, 1] - gaps[:, 0]
-    cause = np.full(len(gaps), _OTHER)
-    is_queued = (launch_ns >= 0) & (launch_ns <= gaps[:, 0])
-    cause[is_queued & (gap_ns < KERNEL_GAP_NS)] = _KERNEL_GAP
-    cause[late] = _HOST_WAIT
-    threads = timeline.trace.track[found.launcher[late]]
-    fetch_ns = time_in_calls(timeline, gaps[late], threads, fetches)
-    talk_ns = time_in_calls(timeline, gaps[late], threads, host_communication(timeline), without=fetches)
-    rest_ns = gap_ns[late] - fetch_ns - talk_ns
-    parts_ns = gap_ns.copy()
-    parts_ns[late] -= talk_ns
-    has_part = ~late | (parts_ns > 0)
-    talks_ns = talk_ns[talk_ns > 0]
-    host_wait, kernel_gap, other = tally_by(
-        np.concatenate((cause[has_part], np.full(len(talks_ns), _OTHER))),
-        np.concatenate((parts_ns[has_part], talks_ns)),
-        3,
-    )
+    idle = find_idle(timeline, device, fetches)
+    gaps = idle.gaps
+    gap_ns = gaps.intervals[:, 1] - gaps.intervals[:, 0]
+    is_in_gap = idle.gap >= 0
+    part, whole = numbered(idle.gap[is_in_gap] * len(CAUSES) + idle.cause[is_in_gap])
+    parts_ns = sum_by(whole, (idle.intervals[:, 1] - idle.intervals[:, 0])[is_in_gap], len(part))
+    covered = covered_time(timeline)
     return DeviceIdle(
         device=device,
-        span_ns=found.span_ns,
-        busy_ns=found.span_ns - int(gap_ns.sum()),
-        host_wait=host_wait,
-        dataloader=tally(fetch_ns[fetch_ns > 0]),
-        host=tally(rest_ns[rest_ns > 0]),
-        kernel_gap=kernel_gap,
-        other=other,
-        num_unknown=int((launch_ns < 0).sum()),
-        covered=_in_covered_time(timeline, device, fetches),
+        span_ns=gaps.span_ns,
+        busy_ns=gaps.span_ns - int(gap_ns.sum()),
+        idle=tally(gap_ns),
+        by_cause=tuple(tally_by(part % len(CAUSES), parts_ns, len(CAUSES))),
+        num_unknown=int((gaps.launch_ns < 0).sum()),
+        covered=idle_in(timeline, idle, idle.intervals[:0] if covered is None else covered.intervals),
     )
 
 
-def _in_covered_time(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> CoveredIdle:
-    covered = covered_time(timeline)
-    idle = find_idle(timeline, device, fetches)
-    intervals = idle.intervals[:0] if covered is None else covered.intervals
+def idle_in(timeline: Timeline, idle: IdleTime, intervals: Intervals) -> CoveredIdle:
+    """How long a device is busy and idle in a part of the covered time."""
     pieces = intersect(idle.intervals, intervals)
     cause = idle.cause[locate(pieces[:, 0], idle.intervals)]
-    by_cause = sum_by(cause, pieces[:, 1] - pieces[:, 0], len(CAUSES)).tolist()
     return CoveredIdle(
         total_ns=length(intervals),
-        busy_ns=busy_ns(timeline, device, intervals),
-        by_cause_ns=tuple(by_cause),
+        busy_ns=busy_ns(timeline, idle.device, intervals),
+        by_cause_ns=tuple(sum_by(cause, pieces[:, 1] - pieces[:, 0], len(CAUSES)).tolist()),
     )
 
 
@@ -244,15 +201,28 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
     After the last event of the device all that was launched is done, so the host is late there, too.
 
     Attributes:
+        device: number of the device.
+        gaps: what lies between its first event and its last one.
         intervals: an interval set of k rows.
         cause: of each, a place in ``CAUSES``, shape (k,).
         launcher: row of what launched the work that ended it, or at the end the last work; -1 where it is
             not known, shape (k,).
+        gap: the one of ``gaps`` that each is in, -1 before the first event and after the last, shape (k,).
     """
 
+    device: int
+    gaps: Gaps
     intervals: Intervals
     cause: NDArray[np.int64]
     launcher: NDArray[np.int64]
+    gap: NDArray[np.int64]
+
+    def time_of(self, cause: IdleCause, intervals: Intervals) -> NDArray[np.int64]:
+        """How long the device is idle for this cause in each of k intervals, shape (k,)."""
+        shared = intersect(intervals, self.intervals[self.cause == CAUSES.index(cause)])
+        time_ns = np.zeros(len(intervals), np.int64)
+        np.add.at(time_ns, locate(shared[:, 0], intervals), shared[:, 1] - shared[:, 0])
+        return time_ns
 
 
 def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> IdleTime:
@@ -266,18 +236,26 @@ def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> Id
     before, after, first, last = _around_events(timeline, device)
     launch_ns, launcher = _launch_of(timeline, np.full(len(before), first))
     last_launch_ns, last_launcher = _launch_of(timeline, np.full(len(after), last))
-    whole = (
-        np.concatenate((before, found.intervals, after)),
-        np.concatenate(
-            (
-                np.where(launch_ns > before[:, 0], _HOST, _UNKNOWN),
-                cause,
-                np.where(last_launch_ns >= 0, _HOST, _UNKNOWN),
-            )
-        ),
-        np.concatenate((launcher, found.launcher, last_launcher)),
+    none_before, none_after = np.full(len(before), -1), np.full(len(after), -1)
+    intervals = np.concatenate((before, found.intervals, after))
+    launchers = np.concatenate((launcher, found.launcher, last_launcher))
+    gap = np.concatenate((none_before, np.arange(len(found.intervals)), none_after))
+    cause = np.concatenate(
+        (
+            np.where(launch_ns > before[:, 0], _HOST, _UNKNOWN),
+            cause,
+            np.where(last_launch_ns >= 0, _HOST, _UNKNOWN),
+        )
     )
-    return _with_fetches(timeline, *whole, fetches)
+    pieces, cause, place = _with_fetches(timeline, intervals, cause, launchers, fetches)
+    return IdleTime(
+        device=device,
+        gaps=found,
+        intervals=pieces,
+        cause=cause,
+        launcher=launchers[place],
+        gap=gap[place],
+    )
 
 
 def after_last_event(timeline: Timeline, device: int) -> tuple[Intervals, int]:
@@ -333,17 +311,21 @@ def _with_fetches(
     cause: NDArray[np.int64],
     launcher: NDArray[np.int64],
     fetches: NDArray[np.int64],
-) -> IdleTime:
-    """The pieces, with fetches and communication on the launching thread cut out of those of the host."""
+) -> tuple[Intervals, NDArray[np.int64], NDArray[np.int64]]:
+    """Pieces with fetches and communication on the launching thread cut out of the intervals of the host.
+
+    Returns:
+        The pieces, in order, the cause of each, and which of the intervals it is of.
+    """
     trace, talks = timeline.trace, host_communication(timeline)
     late = np.flatnonzero(cause == _HOST)
     track = trace.track[launcher[late]]
-    others = cause != _HOST
-    pieces, causes, launchers = [intervals[others]], [cause[others]], [launcher[others]]
+    others = np.flatnonzero(cause != _HOST)
+    pieces, causes, places = [intervals[others]], [cause[others]], [others]
     for thread in different(track).tolist():
         on_thread = fetches[trace.track[fetches] == thread]
-        mine = intervals[late[track == thread]]
-        own = launcher[late[track == thread]]
+        own = late[track == thread]
+        mine = intervals[own]
         fetching = union(trace.begin_ns[on_thread], trace.end_ns[on_thread])
         own_talks = talks[trace.track[talks] == thread]
         talking = subtract(union(trace.begin_ns[own_talks], trace.end_ns[own_talks]), fetching)
@@ -355,14 +337,10 @@ def _with_fetches(
         ):
             pieces.append(part)
             causes.append(np.full(len(part), why))
-            launchers.append(own[locate(part[:, 0], mine)])
+            places.append(own[locate(part[:, 0], mine)])
     every = np.concatenate(pieces)
     order = np.argsort(every[:, 0], kind="stable")
-    return IdleTime(
-        intervals=every[order],
-        cause=np.concatenate(causes)[order],
-        launcher=np.concatenate(launchers)[order],
-    )
+    return every[order], np.concatenate(causes)[order], np.concatenate(places)[order]
 
 
 def _first_launched(
@@ -380,38 +358,3 @@ def _first_launched(
     """
     order = np.lexsort((np.where(launch_ns < 0, _NEVER, launch_ns), begin_ns))
     return order[np.searchsorted(begin_ns[order], points_ns)]
-
-
-def time_in_calls(
-    timeline: Timeline,
-    gaps: Intervals,
-    track: NDArray[np.int32],
-    calls: NDArray[np.int64],
-    without: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
-    """How long in each gap a thread was in some calls, such as fetches of a batch.
-
-    Args:
-        gaps: an interval set of k rows.
-        track: thread of each gap, shape (k,).
-        calls: rows of the calls, on all threads.
-        without: rows of calls whose time doesn't count.
-
-    Returns:
-        Shape (k,).
-    """
-    trace = timeline.trace
-    time_ns = np.zeros(len(gaps), np.int64)
-
-    def on_thread(rows: NDArray[np.int64], thread: int) -> Intervals:
-        own = rows[trace.track[rows] == thread]
-        return union(trace.begin_ns[own], trace.end_ns[own])
-
-    for thread in different(track).tolist():
-        mine = np.flatnonzero(track == thread)
-        counted = on_thread(calls, thread)
-        if without is not None:
-            counted = subtract(counted, on_thread(without, thread))
-        pieces = intersect(gaps[mine], counted)
-        np.add.at(time_ns, mine[locate(pieces[:, 0], gaps[mine])], pieces[:, 1] - pieces[:, 0])
-    return time_ns

@@ -87,6 +87,10 @@ class RuntimeCall(Record, frozen=True, kw_only=True):
     host: Tally
     waits: bool
 
+    @property
+    def wait_ns(self) -> int | None:
+        return self.host.total_ns if self.waits else None
+
 
 class RuntimeCalls(Record, frozen=True, kw_only=True):
     """Calls of the devices' runtimes in the whole trace, in no order."""
@@ -94,12 +98,12 @@ class RuntimeCalls(Record, frozen=True, kw_only=True):
     calls: tuple[RuntimeCall, ...]
 
     @property
-    def total(self) -> Tally:
+    def host(self) -> Tally:
         return add_up(call.host for call in self.calls)
 
     @property
-    def waiting(self) -> Tally:
-        return add_up(call.host for call in self.calls if call.waits)
+    def wait_ns(self) -> int:
+        return sum(call.wait_ns or 0 for call in self.calls)
 
 
 def summarize_launches(timeline: Timeline) -> KernelLaunches:

@@ -30,6 +30,7 @@ from lightning_modelprof.analysis.trace.memory import Memory, summarize_memory
 from lightning_modelprof.analysis.trace.model_summary import ModelSummary, summarize_model
 from lightning_modelprof.analysis.trace.operators import Operators, summarize_operators
 from lightning_modelprof.analysis.trace.overview import Overview, summarize_overview
+from lightning_modelprof.analysis.trace.step_account import StepAccount, account_for_steps
 from lightning_modelprof.analysis.trace.step_breakdown import StepBreakdown, summarize_step_breakdown
 from lightning_modelprof.analysis.trace.trace_checks import (
     KernelLaunchCount,
@@ -167,6 +168,19 @@ class TraceFacts(LazyFacts):
     @fact
     def critical_path(self) -> CriticalPath:
         return summarize_critical_path(self.timeline)
+
+    @fact
+    def step_account(self) -> StepAccount:
+        """The critical path, what runs and why the GPU is idle, of the same steps."""
+        return account_for_steps(
+            self.timeline,
+            self.step_breakdown,
+            path=self.get(TraceFacts.critical_path),
+            idle=self.get(TraceFacts.idle),
+            waits=self.get(TraceFacts.host_waits),
+            why_not_path=self.why_not(TraceFacts.critical_path),
+            why_not_waits=self.why_not(TraceFacts.host_waits),
+        )
 
 
 def _noted(trace: Trace, what: str) -> int | None:

@@ -57,9 +57,10 @@ _ACTION: Final = (
     critical=0.30,
 )
 def launch_bound(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
-    """GPU idle time while the CPU hasn't launched work yet (Host Wait Summary) in forward, backward and
-    optimizer. Other CPU work between launches counts too; an operator, Python code or a lock that fills half
-    of the time is named instead. A profiler slows down launches, so the true share is smaller.
+    """GPU idle time while the CPU hasn't launched work yet (CPU late in CPU waits for the GPU) in forward,
+    backward and optimizer. Other CPU work between launches counts too; an operator, Python code or a lock
+    that fills half of the time is named instead. A profiler slows down launches, so the true share is
+    smaller.
     """
     waits = facts.waits
     if not waits.steps_ns:

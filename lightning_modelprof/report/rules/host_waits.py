@@ -65,8 +65,8 @@ _FOR_CALLS: Final = "Remove torch.cuda.synchronize and event.synchronize, or cal
     on_traces=True,
 )
 def host_device_sync(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
-    """CPU waits for GPU values or a synchronization, by the GPU idle time they cause (Host Wait Summary); a
-    hint without a profiler window.
+    """CPU waits for GPU values or a synchronization, by the GPU idle time they cause (After waits in
+    CPU waits for the GPU); a hint without a profiler window.
     """
     yield from _of_waits(
         facts,

@@ -18,7 +18,6 @@ from lightning_modelprof.analysis.trace.critical_path import CAUSES, StepReplay,
 from lightning_modelprof.analysis.trace.dependencies import DependencyFinder
 from lightning_modelprof.report.tables.trace.critical_path import (
     PARTS,
-    PATH,
     WHAT_IF,
 )
 from lightning_modelprof.report.timeline.critical_path import LANE, PATH_PREFIX
@@ -287,14 +286,14 @@ def test_of_too_many_events_the_first_steps(monkeypatch):
     found = path_of(*ONE_STEP, step(2, 100, 200), launch(150, 151, 3), work(152, 190, 3), step(3, 200, 201))
     assert [one.number for one in found.steps] == [1]
     assert found.num_left_out == 1
-    table = table_of(PATH, {0: found})
+    table = table_of(PARTS, {0: found})
     assert "First step only, because 1 more has too many events." in table.notes
 
 
 def test_absent_without_a_device():
     on_host = timeline_of(step(1, 0, 10), operator("aten::a", 0, 5))
     assert why_not(summarize_critical_path, on_host) == NO_DEVICE
-    for kind in (PATH, PARTS, WHAT_IF):
+    for kind in (PARTS, WHAT_IF):
         assert table_of(kind, {0: NO_DEVICE}).absent_reason == NO_DEVICE
 
 
@@ -305,13 +304,10 @@ def test_absent_without_launches():
 def test_tables_are_of_the_rank_with_the_longest_steps():
     fast = path_of(step(1, 0, 10), launch(0, 1, 1), work(2, 5, 1))
     slow = path_of(*ONE_STEP)
-    table = table_of(PATH, {0: fast, 1: slow})
-    assert table.rows[0] == ("Step", 100 * US, 1)
-    assert sum(row[1] for row in table.rows[1:]) == 100 * US
-    assert sum(row[2] for row in table.rows[1:]) == pytest.approx(1)
-    assert "Rank 1, which has the longest steps." in table.notes
     parts = table_of(PARTS, {0: fast, 1: slow})
     assert sum(row[4] for row in parts.rows) == 100 * US
+    assert sum(row[5] for row in parts.rows) == pytest.approx(1)
+    assert parts.notes == ("Rank 1, which has the longest steps.",)
     rows = {row[0]: row for row in table_of(WHAT_IF, {1: slow}).rows}
     assert rows["B"] == ("B", 66 * US, 66 * US, 67 * US, pytest.approx(0.33), 42 * US, pytest.approx(0.58))
 

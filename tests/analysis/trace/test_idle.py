@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE
+from lightning_modelprof.analysis.timeline.tally import add_up
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.idle import KERNEL_GAP_NS, summarize_idle
+from lightning_modelprof.analysis.trace.idle import CAUSES, KERNEL_GAP_NS, summarize_idle
 from lightning_modelprof.report.tables.trace.idle import IDLE
 from tests.support.facts import table_of, why_not
 from tests.support.traces import event, load, make_trace, reference
@@ -32,14 +33,22 @@ def fact_of(*events):
 
 def one_device(*events):
     (device,) = fact_of(*events).devices
-    causes = (device.host_wait, device.kernel_gap, device.other)
-    assert device.busy_ns + sum(cause.total_ns for cause in causes) == device.span_ns
-    assert device.dataloader.total_ns + device.host.total_ns == device.host_wait.total_ns
+    assert device.busy_ns + device.idle.total_ns == device.span_ns
+    assert sum(tally.total_ns for tally in device.by_cause) == device.idle.total_ns
     return device
 
 
 def microseconds(tally):
     return tally.calls, tally.total_ns / US
+
+
+def causes(device):
+    """Gaps and microseconds of each cause that occurs."""
+    return {
+        cause: microseconds(tally)
+        for cause, tally in zip(CAUSES, device.by_cause, strict=True)
+        if tally.calls
+    }
 
 
 def test_each_cause():
@@ -55,28 +64,24 @@ def test_each_cause():
         work(165, 168, cat="gpu_memcpy"),
     )
     assert (device.span_ns, device.busy_ns) == (170 * US, 35 * US)
-    assert microseconds(device.kernel_gap) == (1, 5)
-    assert microseconds(device.host_wait) == (1, 80)
-    assert microseconds(device.other) == (1, 50)
+    assert causes(device) == {"kernel gap": (1, 5), "host": (1, 80), "other stream": (1, 50)}
     assert microseconds(device.idle) == (3, 135)
     assert (device.idle.max_ns, device.idle.avg_ns) == (80 * US, 45 * US)
     assert device.num_unknown == 0
 
 
-@pytest.mark.parametrize(("gap", "cause"), [(29.999, "kernel_gap"), (30, "other"), (30.001, "other")])
+@pytest.mark.parametrize(("gap", "cause"), [(29.999, "kernel gap"), (30, "unknown"), (30.001, "unknown")])
 def test_how_long_a_kernel_gap_may_be(gap, cause):
     assert KERNEL_GAP_NS == 30 * US
     device = one_device(launch(0, 1), work(5, 10), work(10 + gap, 50, 1))
-    assert microseconds(getattr(device, cause)) == (1, gap)
+    assert causes(device) == {cause: (1, gap)}
     assert microseconds(device.idle) == (1, gap)
 
 
-@pytest.mark.parametrize(
-    ("launched", "cause"), [(9.999, "kernel_gap"), (10, "kernel_gap"), (10.001, "host_wait")]
-)
+@pytest.mark.parametrize(("launched", "cause"), [(9.999, "kernel gap"), (10, "kernel gap"), (10.001, "host")])
 def test_launched_before_or_after_the_gap_began(launched, cause):
     device = one_device(work(5, 10), launch(launched, 1), work(20, 30, 1))
-    assert microseconds(getattr(device, cause)) == (1, 10)
+    assert causes(device) == {cause: (1, 10)}
 
 
 @pytest.mark.parametrize("first_in_file", [1, 2])
@@ -84,17 +89,16 @@ def test_of_several_events_that_end_a_gap_the_one_launched_first_counts(first_in
     both = [work(20, 30, 1, stream=7), work(20, 30, 2, stream=8)]
     events = both if first_in_file == 1 else both[::-1]
     device = one_device(launch(2, 1), work(5, 10), launch(15, 2), work(20, 30, stream=9), *events)
-    assert microseconds(device.kernel_gap) == (1, 10)
+    assert causes(device) == {"kernel gap": (1, 10)}
     assert device.num_unknown == 0
 
 
 def test_unknown_launch():
     fact = fact_of(work(0, 10), work(12, 20), work(25, 30, 77))
     (device,) = fact.devices
-    assert (microseconds(device.other), device.num_unknown) == ((2, 7), 2)
+    assert (causes(device), device.num_unknown) == ({"unknown": (2, 7)}, 2)
     table = table_of(IDLE, {0: fact})
-    assert table.notes[-1].startswith("2 gaps are in Other")
-    assert len(table.notes) == 5
+    assert table.notes == ("2 gaps are in Other because the launch of their event wasn't recorded.",)
 
 
 def test_launch_known_by_its_operator():
@@ -104,7 +108,7 @@ def test_launch_known_by_its_operator():
         event("user_annotation", FETCH, 11, 13),
         work(20, 30, 8, **{"External id": 5}),
     )
-    assert (microseconds(device.host_wait), microseconds(device.dataloader)) == ((1, 10), (1, 2))
+    assert causes(device) == {"host": (1, 8), "data loading": (1, 2)}
 
 
 @pytest.mark.parametrize("name", [FETCH, "enumerate(DataPipe)#Pipe", "modelprof: dataloader"])
@@ -119,9 +123,7 @@ def test_the_launching_thread_waited_for_data(name):
         launch(45, 1),
         work(50, 60, 1),
     )
-    assert microseconds(device.host_wait) == (1, 40)
-    assert microseconds(device.dataloader) == (1, 30)
-    assert microseconds(device.host) == (1, 10)
+    assert causes(device) == {"data loading": (1, 30), "host": (1, 10)}
 
 
 def test_each_thread_has_its_own_fetches():
@@ -136,20 +138,20 @@ def test_each_thread_has_its_own_fetches():
         launch(59, 3, 2),
         work(65, 70, 3),  # gap [50, 65): thread 2, 10 in its fetch
     )
-    assert (microseconds(device.dataloader), microseconds(device.host)) == ((2, 20), (2, 15))
-    assert device.dataloader.max_ns == 10 * US
+    assert causes(device) == {"data loading": (2, 20), "host": (2, 15)}
+    assert device.by_cause[CAUSES.index("data loading")].max_ns == 10 * US
 
 
 def test_fetch_in_a_gap_with_another_cause():
     device = one_device(launch(0, 1), work(5, 10), event("user_annotation", FETCH, 12, 15), work(20, 30, 1))
-    assert (microseconds(device.kernel_gap), microseconds(device.dataloader)) == ((1, 10), (0, 0))
+    assert causes(device) == {"kernel gap": (1, 10)}
 
 
 def test_events_of_length_zero():
     """They take no time and end no gap, but the device's span begins and ends with them."""
     device = one_device(work(0, 0), launch(3, 1), work(5, 5), work(10, 20, 1), work(30, 30))
     assert (device.span_ns, device.busy_ns) == (30 * US, 10 * US)
-    assert (microseconds(device.host_wait), microseconds(device.other)) == ((1, 10), (1, 10))
+    assert causes(device) == {"host": (1, 10), "unknown": (1, 10)}
     nothing = one_device(work(4, 4))
     assert (nothing.span_ns, nothing.busy_ns, nothing.idle.calls) == (0, 0, 0)
     rows = table_of(IDLE, {0: fact_of(work(4, 4))}).rows
@@ -179,13 +181,12 @@ def test_table():
     assert tuple((row[0], *row[3:]) for row in table.rows) == (
         ("Busy", None, 25 * US, None, None, 0.5),
         ("Idle", 2, 25 * US, 12.5 * US, 15 * US, 0.5),
-        ("Waiting for CPU", 1, 15 * US, 15 * US, 15 * US, 0.3),
-        ("Dataloader", 0, 0, None, None, 0.0),
+        ("Data loading", 0, 0, None, None, 0.0),
         ("CPU", 1, 15 * US, 15 * US, 15 * US, 0.3),
         ("Kernel gap", 1, 10 * US, 10 * US, 10 * US, 0.2),
         ("Other", 0, 0, None, None, 0.0),
     )
-    assert table.depths == (0, 0, 1, 2, 2, 1, 1)
+    assert table.depths == (0, 0, 1, 1, 1, 1)
 
 
 def test_in_the_steps():
@@ -196,8 +197,7 @@ def test_in_the_steps():
     assert rows == {
         "Busy": (15 * US, 15 / 40),
         "Idle": (25 * US, 25 / 40),
-        "Waiting for CPU": (15 * US, 15 / 40),
-        "Dataloader": (0, 0),
+        "Data loading": (0, 0),
         "CPU": (15 * US, 15 / 40),
         "Kernel gap": (10 * US, 10 / 40),
         "Other": (0, 0),
@@ -210,15 +210,15 @@ def test_a_fetch_in_the_steps():
     fetch = event("user_annotation", FETCH, 32, 47)
     covered = one_device(step, launch(20, 1), work(20, 30, 1), fetch, launch(48, 2), work(50, 60, 2)).covered
     assert (covered.total_ns, covered.busy_ns, covered.idle_ns) == (40 * US, 20 * US, 20 * US)
-    assert (covered.dataloader_ns, covered.host_ns, covered.host_wait_ns) == (15 * US, 5 * US, 20 * US)
-    assert (covered.kernel_gap_ns, covered.other_ns) == (0, 0)
+    by_cause = dict(zip(CAUSES, covered.by_cause_ns, strict=True))
+    assert {cause: ns for cause, ns in by_cause.items() if ns} == {"data loading": 15 * US, "host": 5 * US}
 
 
 def test_devices_and_ranks_have_rows_of_their_own():
     two = fact_of(work(0, 10, device=3), work(20, 30, device=3), work(5, 12, device=1))
     assert [(device.device, device.span_ns // US) for device in two.devices] == [(1, 7), (3, 30)]
     names = [row[0] for row in table_of(IDLE, {0: two}).rows]
-    assert (names[0], names[6], names[7], names[8]) == (
+    assert (names[0], names[5], names[6], names[7]) == (
         "GPU 1 Busy",
         "GPU 1 Other",
         "GPU 3 Busy",
@@ -226,12 +226,12 @@ def test_devices_and_ranks_have_rows_of_their_own():
     )
     ranks = {1: fact_of(work(0, 10)), 0: two, 2: "the trace has no device events"}
     table = table_of(IDLE, ranks)
-    assert [row[0] for row in table.rows][::7] == [
+    assert [row[0] for row in table.rows][::6] == [
         "rank 0 GPU 1 Busy",
         "rank 0 GPU 3 Busy",
         "rank 1 GPU 0 Busy",
     ]
-    assert len(table.depths) == 21
+    assert len(table.depths) == 18
     assert table.notes[-1] == "Without rank 2: the trace has no device events."
 
 
@@ -247,7 +247,7 @@ def oracle(events, launches, fetches):
         mine = [one for one in events if one["device"] == device]
         first, last = min(one["begin"] for one in mine), max(one["end"] for one in mine)
         found = {"span": last - first, "busy": 0, "unknown": 0}
-        found |= {cause: [] for cause in ("host_wait", "dataloader", "host", "kernel_gap", "other")}
+        found |= {cause: [] for cause in ("data loading", "host", "kernel gap", "other")}
         idle_since = None
         for now in range(first, last + 1):
             is_busy = any(one["begin"] <= now < one["end"] for one in mine)
@@ -271,17 +271,16 @@ def close_gap(found, since, now, mine, launches, fetches):
         return
     launched, thread = min(known)
     if launched > since:
-        found["host_wait"].append(now - since)
         waits = [
             any(begin <= moment < end and at == thread for begin, end, at in fetches)
             for moment in range(since, now)
         ]
         if any(waits):
-            found["dataloader"].append(sum(waits))
+            found["data loading"].append(sum(waits))
         if not all(waits):
             found["host"].append(waits.count(False))
     else:
-        found["kernel_gap" if now - since < 3 else "other"].append(now - since)
+        found["kernel gap" if now - since < 3 else "other"].append(now - since)
 
 
 @st.composite
@@ -339,12 +338,13 @@ def test_against_the_oracle(recording):
         assert device.span_ns == expected["span"] * moment
         assert device.busy_ns == expected["busy"] * moment
         assert device.num_unknown == expected["unknown"]
-        for cause in ("host_wait", "dataloader", "host", "kernel_gap", "other"):
-            gaps, found = expected[cause], getattr(device, cause)
+        for cause in ("data loading", "host", "kernel gap", "other"):
+            gaps = expected[cause]
+            names = ("other stream", "unknown") if cause == "other" else (cause,)
+            found = add_up(device.by_cause[CAUSES.index(name)] for name in names)
             assert (found.calls, found.total_ns) == (len(gaps), sum(gaps) * moment), cause
             assert found.max_ns == (max(gaps) * moment if gaps else None)
-        causes = (device.host_wait, device.kernel_gap, device.other)
-        assert device.busy_ns + sum(cause.total_ns for cause in causes) == device.span_ns
+        assert device.busy_ns + sum(tally.total_ns for tally in device.by_cause) == device.span_ns
 
 
 # Real traces.
@@ -364,12 +364,11 @@ def test_busy_and_idle_of_real_traces(name):
 
 def test_more_workers_leave_the_device_less_idle():
     """The fetches of ResNet-50 without workers took 396 of 1000 us; with four workers nearly none."""
-    without, four = (
+    devices = [
         summarize_idle(build_timeline(load(f"v100_resnet50_workers{workers}"))).devices[0]
         for workers in (0, 4)
-    )
-    assert without.dataloader.total_ns / without.idle.total_ns > 0.7
-    assert (
-        without.dataloader.calls == 5
-    )  # six steps, and the first fetch comes before the device's first event
-    assert four.dataloader.total_ns < without.dataloader.total_ns / 50
+    ]
+    without, four = (device.by_cause[CAUSES.index("data loading")] for device in devices)
+    assert without.total_ns / devices[0].idle.total_ns > 0.7
+    assert without.calls == 5  # six steps, and the first fetch comes before the device's first event
+    assert four.total_ns < without.total_ns / 50

@@ -88,9 +88,7 @@ def check_idle(report, tables):
     assert [row["covered_ratio"] for row in rows[::2]] == pytest.approx(busy, abs=1e-12)
     for works, rests in zip(rows[::2], rows[1::2], strict=True):
         assert works["covered_ratio"] + rests["covered_ratio"] == pytest.approx(1)
-    waits = {row["name"]: row["ratio"] for row in tables.get("host_waits", ())}
-    if waits and len(busy) == 1:
-        assert waits["Idle"] == pytest.approx(rows[1]["covered_ratio"])
+    check_account(tables, rows[1]["covered_ratio"] if len(busy) == 1 else None)
     if report.step_card is not None and report.step_card.device and busy:
         card = report.step_card
         figures = {label: value for label, value, _ in card.figures}
@@ -100,6 +98,24 @@ def check_idle(report, tables):
         assert sum(part.ns for part in card.device) == pytest.approx(card.wall_ns)
     if "The device is busy in" in report.verdict.summary and len(busy) == 1:
         assert f"busy in {100 * busy[0]:.0f}%" in report.verdict.summary
+
+
+def check_account(tables, idle):
+    """Each group of columns of the critical path sums to the step, and idle time is that of the device."""
+    causes = tables.get("critical_path")
+    if not causes:
+        return
+    parts = [row for row in causes[1:] if row["name"] not in ("After waits", "CPU late")]
+    for key in ("step_ns", "running_ns", "idle_ns"):
+        if key in causes[0]:
+            assert sum(row[key] or 0 for row in parts) == pytest.approx(causes[0][key], rel=1e-12, abs=1e-6)
+    assert causes[0]["running_ns"] == causes[0].get("step_ns", causes[0]["running_ns"])
+    rows = {row["name"]: row for row in causes}
+    if "CPU late" in rows:
+        split = sum(rows[name]["idle_ns"] for name in ("After waits", "CPU late") if name in rows)
+        assert split == pytest.approx(rows["CPU"]["idle_ns"])
+    if idle is not None and "idle_ratio" in causes[0]:
+        assert causes[0]["idle_ratio"] == pytest.approx(idle)
 
 
 BOUNDS = {rule.kind: rule.bound for rule in RULES}

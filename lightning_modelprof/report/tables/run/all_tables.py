@@ -81,7 +81,6 @@ def kind_of(table_id: str) -> TableSpec | None:
 
 def _main_tables(facts: TraceFacts) -> frozenset[str]:
     """Of the trace tables those that a short report has, beside the Model Summary."""
-    breakdown = facts.get(TraceFacts.step_breakdown)
     # Of a step without a device it knows little that the phases do not tell.
-    has_device = breakdown is not None and breakdown.has_device
-    return frozenset({"device_usage", "step_breakdown"} if has_device else {"device_usage"})
+    has_device = facts.get(TraceFacts.idle) is not None
+    return frozenset({"device_usage", "critical_path"} if has_device else {"device_usage"})

@@ -1,12 +1,14 @@
-"""Critical path: what the steps waited for, and how long they would be if some of it were faster."""
+"""Critical path: where the steps go by cause, and how long they would be if some of it were faster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.tally import share
-from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath
+from lightning_modelprof.analysis.trace.critical_path import CAUSES, Cause, CriticalPath, WhatIf
+from lightning_modelprof.analysis.trace.step_account import StepAccount
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
@@ -24,6 +26,23 @@ _LABELS: Final[Mapping[Cause, str]] = {
     "unexplained": "Unexplained",
 }
 
+_ROWS: Final = (
+    (0, "step", "Step"),
+    (0, "data loading", "Data loading"),
+    (0, "host", "CPU"),
+    (1, "after waits", "After waits"),
+    (1, "late", "CPU late"),
+    (0, "launch", "Launch"),
+    (0, "copy", "Copy"),
+    (0, "kernel", "Kernel"),
+    (0, "communication", "Communication"),
+    (0, "kernel gap", "Kernel gap"),
+    (0, "other stream", "Other stream"),
+    (0, "unexplained", "Unexplained"),
+    (0, "other", "Other"),
+)
+"""Depth, cause and label."""
+
 _FEW: Final = 10
 """Rows that a person is shown where nobody asked for another number."""
 
@@ -37,36 +56,121 @@ _GRAPH: Final = (
     " collectives take as long as on this rank, and unexplained waits count as CPU work."
 )
 
+_HALF: Final = "If it took half the time"
+_NONE: Final = "If it took no time"
+_PREDICTED: Final = (
+    ColumnSpec("half_ns", "Step", Unit.DURATION_NS, _HALF, help="predicted step time."),
+    ColumnSpec("half_ratio", "Saves(%)", Unit.RATIO, _HALF, help="share of the step."),
+    ColumnSpec("none_ns", "Step", Unit.DURATION_NS, _NONE, help="predicted step time."),
+    ColumnSpec("none_ratio", "Saves(%)", Unit.RATIO, _NONE, help="share of the step."),
+)
+_NAME: Final = ColumnSpec("name", "Name")
+_PATH_COLUMNS: Final = (
+    ColumnSpec(
+        "step_ns", "Per step", Unit.DURATION_NS, "On the path", help="time on the path per mean step."
+    ),
+    ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, "On the path", help="share of the step.", share_of="step_ns"),
+)
+_RUNNING_COLUMNS: Final = (
+    ColumnSpec(
+        "running_ns",
+        "Per step",
+        Unit.DURATION_NS,
+        "Running",
+        help=(
+            "what runs, by the categories of Step time breakdown: each moment counts once, GPU work first, so"
+            " CPU work during GPU work isn't visible."
+        ),
+    ),
+    ColumnSpec(
+        "running_ratio",
+        "Ratio(%)",
+        Unit.RATIO,
+        "Running",
+        help="share of the step.",
+        share_of="running_ns",
+    ),
+)
+_IDLE_COLUMNS: Final = (
+    ColumnSpec(
+        "idle_ns",
+        "Per step",
+        Unit.DURATION_NS,
+        "GPU idle",
+        help=(
+            "time without a kernel, copy or memset on any stream of the busiest GPU. A gap's cause comes from"
+            " the event that ends it (the one launched first, if there's more than one)."
+        ),
+    ),
+    ColumnSpec(
+        "idle_ratio", "Ratio(%)", Unit.RATIO, "GPU idle", help="share of the step.", share_of="idle_ns"
+    ),
+)
+_WORK: Final = ColumnSpec(
+    "work_ns",
+    "Work",
+    Unit.DURATION_NS,
+    help="its time per step over all threads and streams, on the path or not.",
+)
+
 PATH: Final = TableSpec(
     id="critical_path",
     title="Critical path",
     help=(
-        "The longest chain of dependent work, as a mean over complete steps. Only work on this path"
-        f" determines the step time; speeding up anything else gains nothing. {_GRAPH} The rows add up to"
-        " the step exactly. With multiple ranks, it shows the rank with the longest steps."
+        "Where the step goes, as a mean over complete steps. On the path is the longest chain of dependent"
+        " work. Only work on it determines the step time; speeding up anything else gains nothing. Running is"
+        " what the CPU and GPU do, and GPU idle is why the busiest GPU isn't working. On the path and Running"
+        " add up to the step, and GPU idle to the step's idle time, which is the rest of GPU busy. With"
+        f" multiple ranks, it shows the rank with the longest steps. {_GRAPH} If work were faster, the steps"
+        " are replayed with its durations changed, so new critical paths and shorter waits are included."
+        " Unexplained time stays the same. Side effects such as less contention aren't predicted."
     ),
-    columns=(
-        ColumnSpec("name", "Name"),
-        ColumnSpec("step_ns", "Per step", Unit.DURATION_NS, help="time on the path per mean step."),
-        ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, help="share of the step."),
-    ),
+    columns=(_NAME, *_PATH_COLUMNS, *_RUNNING_COLUMNS, *_IDLE_COLUMNS, _WORK, *_PREDICTED),
     rows={
-        "Step": "mean step between GPU-aware bounds; the other rows add up to it.",
-        "Data loading": "CPU time in fetches, making batches or waiting for workers.",
-        "CPU": "other CPU work, such as Python, operators and runtime calls that launch nothing.",
+        "Step": (
+            "mean step between GPU-aware bounds, with what little time there is between two of them; in GPU"
+            " idle, all idle time."
+        ),
+        "Data loading": (
+            "CPU time in fetches, making batches or waiting for workers. The GPU is idle for it if nothing"
+            " was queued while the launching thread waited for data."
+        ),
+        "CPU": (
+            "other CPU work, such as Python, operators and runtime calls that launch nothing. The GPU is idle"
+            " for it if nothing was queued, because the next work was launched after the gap started."
+            " Running only knows operators and annotations, except those around whole steps, Lightning's"
+            " `[pl]` ranges and our own."
+        ),
+        "After waits": (
+            "the part of the idle time that would be saved if no call waited for the GPU; by place in CPU"
+            " waits for the GPU."
+        ),
+        "CPU late": "the remaining idle time in which nothing was queued.",
         "Launch": (
             "calls that launch kernels or memsets, plus the shortest latency from the start of such a call to"
-            " its kernel."
+            " its kernel. In Running, all runtime calls; a dash without any."
         ),
-        "Copy": "copies and memsets on the GPU, and blocking copy calls on the CPU.",
+        "Copy": "copies and memsets on the GPU, and blocking copy calls on the CPU (in Running, as Launch).",
         "Kernel": "compute kernels.",
-        "Communication": "communication kernels, and communication on the CPU (gloo, mpi).",
+        "Communication": (
+            "communication kernels, and communication on the CPU (gloo, mpi). The GPU is idle for it before"
+            " or after communication on another stream, or if nothing was queued while the launching thread"
+            " communicated."
+        ),
+        "Kernel gap": (
+            "idle before work launched earlier, for less than 30 µs (HolisticTraceAnalysis's limit)."
+        ),
+        "Other stream": "idle for longer before work launched earlier, after work on another stream.",
         "Unexplained": (
-            "recorded minus replayed step time. The smaller it is, the more reliable the other rows are."
+            "recorded minus replayed step time. The smaller it is, the more reliable the path is."
+        ),
+        "Other": (
+            "nothing is running. The GPU is idle for it if the launch is unknown, or earlier launched work"
+            " was delayed on its own stream."
         ),
     },
     views=("overview",),
-    compared=CompareKey(keys=("step_ns",)),
+    compared=CompareKey(keys=("step_ns", "running_ns")),
 )
 
 PARTS: Final = TableSpec(
@@ -95,7 +199,9 @@ PARTS: Final = TableSpec(
         ColumnSpec(
             "step_ns", "Per step", Unit.DURATION_NS, adds_up=True, help="time on the path per mean step."
         ),
-        ColumnSpec("ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step."),
+        ColumnSpec(
+            "ratio", "Ratio(%)", Unit.RATIO, adds_up=True, help="share of the step.", share_of="step_ns"
+        ),
     ),
     views=("overview", "kernels"),
     compared=CompareKey(keys=("step_ns",), names=("name", "cause", "kernel", "line")),
@@ -105,12 +211,11 @@ WHAT_IF: Final = TableSpec(
     id="what_if",
     title="What if",
     help=(
-        "Predicted step time if one kind of work took half as long or no time. The steps are replayed with"
-        " these durations changed (see Critical path), so new critical paths and shorter waits are"
-        " included. Unexplained time stays the same. Side effects such as less contention aren't predicted."
+        "Predicted step time if an operator or kernel took half as long or no time, for those with the most"
+        " time on the critical path. Critical path has the same by cause."
     ),
     columns=(
-        ColumnSpec("name", "If this were faster", help="a cause on the path, or an operator or kernel."),
+        ColumnSpec("name", "If this were faster", help="an operator or kernel."),
         ColumnSpec(
             "work_ns",
             "Work",
@@ -128,122 +233,153 @@ WHAT_IF: Final = TableSpec(
             "Per step",
             help="the part of that on the critical path.",
         ),
-        ColumnSpec(
-            "half_ns", "Step", Unit.DURATION_NS, "If it took half the time", help="predicted step time."
-        ),
-        ColumnSpec(
-            "half_ratio", "Saves(%)", Unit.RATIO, "If it took half the time", help="share of the step."
-        ),
-        ColumnSpec("none_ns", "Step", Unit.DURATION_NS, "If it took no time", help="predicted step time."),
-        ColumnSpec("none_ratio", "Saves(%)", Unit.RATIO, "If it took no time", help="share of the step."),
+        *_PREDICTED,
     ),
     views=("overview",),
     compared=CompareKey(keys=("none_ns",)),
 )
 
 
-@trace_table(PATH, "critical_path", TraceFacts.critical_path)
-def critical_path_table(
-    ranks: Ranks[CriticalPath],
-) -> Table:
-    """What the steps waited for, by cause."""
-    path = _slowest(ranks)
-    count = len(path.steps)
-    causes = [(cause, path.cause_ns(cause)) for cause in CAUSES]
+@trace_table(PATH, "critical_path", TraceFacts.step_account)
+def critical_path_table(ranks: Ranks[StepAccount]) -> Table:
+    """Where the steps of one rank go, by cause; with the columns that its trace can tell."""
+    number, account = max(ranks.found.items(), key=lambda one: (one[1].path is not None, one[1].step_ns))
+    rows = list(_rows(account))
     return PATH.table(
-        rows=(
-            ("Step", path.recorded_ns / count, 1.0),
-            *(
-                (_LABELS[cause], time_ns / count, share(time_ns, path.recorded_ns))
-                for cause, time_ns in causes
-                if time_ns or cause == "unexplained"
-            ),
+        (cells for _, cells in rows),
+        columns=(
+            _NAME,
+            *(_PATH_COLUMNS if account.path else ()),
+            *_RUNNING_COLUMNS,
+            *(_IDLE_COLUMNS if account.idle_ns else ()),
+            *((_WORK, *_PREDICTED) if account.path else ()),
         ),
-        notes=(
-            "This is the longest chain of dependent work; speeding up anything else doesn't shorten the"
-            " step.",
-            *_notes(ranks, path),
-        ),
+        wholes=dict.fromkeys(("ratio", "running_ratio", "idle_ratio"), account.step_ns),
+        depths=tuple(depth for depth, _ in rows),
+        notes=(*_rank_note(ranks, number), *_left_out_note(account.path), *_missing_notes(account)),
     )
 
 
 @trace_table(PARTS, "critical_path", TraceFacts.critical_path)
-def critical_path_parts_table(
-    ranks: Ranks[CriticalPath],
-) -> Table:
-    """The same by operator, kernel and line."""
-    path = _slowest(ranks)
-    rows: list[tuple[Cell, ...]] = [
+def critical_path_parts_table(ranks: Ranks[CriticalPath]) -> Table:
+    """The path by operator, kernel and line."""
+    number, path = _slowest(ranks)
+    return PARTS.table(
         (
-            part.operator or None,
-            _LABELS[part.cause],
-            part.kernel or None,
-            part.line or None,
-            part.time_ns / len(path.steps),
-            share(part.time_ns, path.recorded_ns),
-        )
-        for part in path.parts
-    ]
-    return PARTS.table(rows=tuple(rows), notes=_notes(ranks, path), row_limit=_FEW)
+            {
+                "name": part.operator or None,
+                "cause": _LABELS[part.cause],
+                "kernel": part.kernel or None,
+                "line": part.line or None,
+                "step_ns": part.time_ns / len(path.steps),
+            }
+            for part in path.parts
+        ),
+        notes=(*_rank_note(ranks, number), *_left_out_note(path)),
+        row_limit=_FEW,
+        is_detail=True,
+    )
 
 
 @trace_table(WHAT_IF, "critical_path", TraceFacts.critical_path)
-def what_if_table(
-    ranks: Ranks[CriticalPath],
-) -> Table:
-    """How long a step would be if something were faster, most gain first."""
-    path = _slowest(ranks)
-    count, recorded_ns = len(path.steps), path.recorded_ns
-    rows: list[tuple[Cell, ...]] = [
-        (
-            _ALL.get(one.name, one.name) if one.kind == "cause" else one.name,
-            one.work_ns / count,
-            one.path_ns / count,
-            one.half_ns / count,
-            share(recorded_ns - one.half_ns, recorded_ns),
-            one.none_ns / count,
-            share(recorded_ns - one.none_ns, recorded_ns),
-        )
-        for one in sorted(path.what_ifs, key=lambda one: one.none_ns)
-    ]
-    replayed, measured = (format_duration(ns / count) for ns in (path.replayed_ns, recorded_ns))
+def what_if_table(ranks: Ranks[CriticalPath]) -> Table:
+    """How long a step would be if an operator or a kernel were faster, most gain first."""
+    number, path = _slowest(ranks)
+    asked = sorted((one for one in path.what_ifs if one.kind != "cause"), key=lambda one: one.none_ns)
+    if not asked:
+        raise NotMeasured("no operator or kernel is on the critical path")
+    replayed, measured = (
+        format_duration(ns / len(path.steps)) for ns in (path.replayed_ns, path.recorded_ns)
+    )
     simulated = (
         f"What if simulates the steps. For the unchanged steps it gives {replayed}; the measured mean is"
         f" {measured}."
     )
-    return WHAT_IF.table(rows=tuple(rows), notes=(simulated, *_notes(ranks, path)), row_limit=_FEW)
-
-
-_ALL: Final[Mapping[str, str]] = {
-    "data loading": "Data loading",
-    "host": "All CPU work (without launches and copies)",
-    "launch": "All launch calls",
-    "copy": "All copies and memsets",
-    "kernel": "All compute kernels",
-    "communication": "All communication",
-}
-
-
-def _slowest(ranks: Ranks[CriticalPath]) -> CriticalPath:
-    """That of the rank with the longest steps."""
-    return max(ranks.found.values(), key=lambda path: path.recorded_ns / len(path.steps))
-
-
-def _notes(ranks: Ranks[CriticalPath], path: CriticalPath) -> tuple[str, ...]:
-    number = next(number for number, one in ranks.found.items() if one is path)
-    return (
-        *((f"Rank {number}, which has the longest steps.",) if ranks.are_several else ()),
-        *(
-            (
-                (
-                    f"First {_steps(len(path.steps))} only, because {path.num_left_out} more"
-                    f" {_have(path.num_left_out)}."
-                ),
-            )
-            if path.num_left_out
-            else ()
-        ),
+    return WHAT_IF.table(
+        ({"name": one.name, **_predicted(one, path)} for one in asked),
+        notes=(simulated, *_rank_note(ranks, number), *_left_out_note(path)),
+        is_detail=True,
     )
+
+
+def _rows(account: StepAccount) -> Iterator[tuple[int, dict[str, Cell]]]:
+    """Depth and cells of the step and of the causes that occur in it."""
+    path = account.path
+    path_ns: dict[str, int] = {}
+    predicted: dict[str, dict[str, Cell]] = {}
+    if path is not None:
+        path_ns = {"step": path.recorded_ns, **{cause: path.cause_ns(cause) for cause in CAUSES}}
+        predicted = {one.name: _predicted(one, path) for one in path.what_ifs if one.kind == "cause"}
+    running_ns = {"step": account.recorded_ns, **account.running_ns}
+    idle_ns = _idle_by_row(account)
+    for depth, cause, label in _ROWS:
+        times_ns = {
+            "step_ns": path_ns.get(cause),
+            "running_ns": running_ns.get(cause),
+            "idle_ns": idle_ns.get(cause),
+        }
+        if any(times_ns.values()) or cause in predicted or (path is not None and cause == "unexplained"):
+            per_step = {key: None if ns is None else ns / account.num_steps for key, ns in times_ns.items()}
+            yield depth, {"name": label, **per_step, **predicted.get(cause, {})}
+
+
+def _idle_by_row(account: StepAccount) -> dict[str, int]:
+    if account.idle_ns is None:
+        return {}
+    idle_ns: dict[str, int] = {
+        "other" if cause == "unknown" else cause: ns for cause, ns in account.idle_ns.items()
+    }
+    idle_ns["step"] = sum(idle_ns.values())
+    if account.after_waits_ns is not None:
+        idle_ns["after waits"] = account.after_waits_ns
+        idle_ns["late"] = idle_ns["host"] - account.after_waits_ns
+    return idle_ns
+
+
+def _predicted(one: WhatIf, path: CriticalPath) -> dict[str, Cell]:
+    """What the columns say of work that is faster."""
+    count, recorded_ns = len(path.steps), path.recorded_ns
+    return {
+        "work_ns": one.work_ns / count,
+        "path_ns": one.path_ns / count,
+        "half_ns": one.half_ns / count,
+        "half_ratio": share(recorded_ns - one.half_ns, recorded_ns),
+        "none_ns": one.none_ns / count,
+        "none_ratio": share(recorded_ns - one.none_ns, recorded_ns),
+    }
+
+
+def _slowest(ranks: Ranks[CriticalPath]) -> tuple[int, CriticalPath]:
+    """The rank with the longest steps, and its path."""
+    return max(ranks.found.items(), key=lambda one: one[1].recorded_ns / len(one[1].steps))
+
+
+def _rank_note(ranks: Ranks[StepAccount] | Ranks[CriticalPath], number: int) -> tuple[str, ...]:
+    return (f"Rank {number}, which has the longest steps.",) if ranks.are_several else ()
+
+
+def _left_out_note(path: CriticalPath | None) -> tuple[str, ...]:
+    if path is None or not path.num_left_out:
+        return ()
+    return (
+        f"First {_steps(len(path.steps))} only, because {path.num_left_out} more {_have(path.num_left_out)}.",
+    )
+
+
+def _missing_notes(account: StepAccount) -> tuple[str, ...]:
+    """Why columns or rows are missing, and which steps other figures leave out."""
+    notes = []
+    if account.path is None:
+        lacking = "critical path" if account.idle_ns else "critical path or GPU idle time"
+        notes.append(f"No {lacking}: {account.why_not_path}.")
+    if account.idle_ns and account.after_waits_ns is None:
+        notes.append(f"No After waits and CPU late: {account.why_not_waits}.")
+    if account.counted_step_ns is not None:
+        notes.append(
+            "Without the first step of a series, as in CPU waits for the GPU, the mean step is"
+            f" {format_duration(account.counted_step_ns)}."
+        )
+    return tuple(notes)
 
 
 def _steps(count: int) -> str:

@@ -1,11 +1,12 @@
-"""Idle Summary: why each device waited."""
+"""Idle Summary: the gaps of each device over the whole trace, by cause."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from lightning_modelprof.analysis.timeline.tally import share
-from lightning_modelprof.analysis.trace.idle import DeviceIdle, Idle
+from lightning_modelprof.analysis.trace.idle import CAUSES, DeviceIdle, Idle, IdleCause
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
@@ -47,58 +48,44 @@ IDLE: Final = TableSpec(
     id="idle",
     title="Idle Summary",
     help=(
-        "Why each GPU was idle between its first and last event. Busy + Waiting for CPU + Kernel gap +"
-        " Other = that time, exactly. Each gap has one cause, from the event that ends it (the one launched"
-        " first, if there's more than one)."
+        "Gaps of each GPU between its first and last event, by the causes of GPU idle in Critical path. Busy"
+        " and the causes add up to that time exactly. A gap counts for each cause that has a part of it."
     ),
     columns=_COLUMNS,
     rows={
         "Busy": "time with at least one kernel, copy or memset running on any stream.",
         "Idle": "gaps between them.",
-        "Waiting for CPU": (
-            "nothing was queued, because the next work was launched after the gap started. It's split into"
-            " Dataloader and CPU."
+        "Data loading": "nothing was queued while the launching thread waited for data.",
+        "CPU": "nothing was queued, because the next work was launched after the gap started.",
+        "Communication": (
+            "before or after communication on another stream, or nothing was queued while the launching"
+            " thread communicated on the CPU, as in gloo:all_reduce."
         ),
-        "Dataloader": "the part in which the launching thread waited for data.",
-        "CPU": "the rest of Waiting for CPU.",
         "Kernel gap": "launched earlier, and shorter than 30 µs (HolisticTraceAnalysis's limit).",
-        "Other": (
-            "launched earlier but delayed, unknown launches or communication on the CPU by the launching"
-            " thread, as in gloo:all_reduce."
-        ),
+        "Other stream": "launched earlier, longer, and after work on another stream.",
+        "Other": "launched earlier but delayed on the same stream, or the launch is unknown.",
     },
     views=("kernels",),
     compared=CompareKey(keys=("total_ns",), sum_over="window"),
 )
 
+_LABELS: Final[Mapping[IdleCause, str]] = {
+    "data loading": "Data loading",
+    "host": "CPU",
+    "communication": "Communication",
+    "kernel gap": "Kernel gap",
+    "other stream": "Other stream",
+    "unknown": "Other",
+}
 
-_CAUSES: Final = (
-    (0, "Idle", "idle"),
-    (1, "Waiting for CPU", "host_wait"),
-    (2, "Dataloader", "dataloader"),
-    (2, "CPU", "host"),
-    (1, "Kernel gap", "kernel_gap"),
-    (1, "Other", "other"),
-)
-"""Depth, label and attribute of the rows below Busy."""
-
-_NOTES: Final = (
-    "Busy and Idle add up to the time from the device's first event to its last, and Ratio is the share of"
-    " that time. Idle is time without an event on any stream.",
-    '"In the steps" covers the same time as Device Summary. Idle time before the device\'s first event has'
-    " that event's cause, and idle time after the last counts as Waiting for CPU.",
-    "Each gap's cause depends on the event that ends it. If that was launched after the gap started, the"
-    " cause is Waiting for CPU. Otherwise it's Kernel gap if the gap is shorter than 30 µs, and Other if"
-    " not.",
-    "Dataloader is the part of Waiting for CPU in which the launching thread waited for data.",
-)
+_RARE: Final = ("Communication", "Other stream")
+"""Rows that only a device that has such gaps gets."""
 
 
 @trace_table(IDLE, "idle", TraceFacts.idle)
 def idle_table(ranks: Ranks[Idle]) -> Table:
     has_several = any(len(fact.devices) > 1 for fact in ranks.found.values())
-    rows: list[tuple[Cell, ...]] = []
-    depths: list[int] = []
+    rows: list[tuple[int, dict[str, Cell]]] = []
     num_unknown = 0
     for rank, fact in ranks.found.items():
         for device in fact.devices:
@@ -106,32 +93,37 @@ def idle_table(ranks: Ranks[Idle]) -> Table:
             if ranks.are_several or has_several:
                 prefix += "unknown GPU " if device.device < 0 else f"GPU {device.device} "
             rows += _rows(device, prefix)
-            depths += [0, *(depth for depth, _, _ in _CAUSES)]
             num_unknown += device.num_unknown
     return IDLE.table(
-        rows=tuple(rows),
-        depths=tuple(depths),
-        notes=(*_NOTES, *_unknown_note(num_unknown)),
+        (cells for _, cells in rows),
+        depths=tuple(depth for depth, _ in rows),
+        notes=_unknown_note(num_unknown),
+        is_detail=True,
     )
 
 
-def _rows(device: DeviceIdle, prefix: str) -> list[tuple[Cell, ...]]:
-    covered, whole_ns = device.covered, device.covered.total_ns
-    busy_ns = device.busy_ns
-    ratio = share(busy_ns, device.span_ns)
-    in_steps = (covered.busy_ns, share(covered.busy_ns, whole_ns))
-    rows: list[tuple[Cell, ...]] = [(f"{prefix}Busy", *in_steps, None, busy_ns, None, None, ratio)]
-    for _, label, key in _CAUSES:
-        gaps = getattr(device, key)
-        covered_ns = getattr(covered, f"{key}_ns")
-        rows.append(
-            (
-                prefix + label,
-                *(covered_ns, share(covered_ns, whole_ns)),
-                *(gaps.calls, gaps.total_ns, gaps.avg_ns, gaps.max_ns, share(gaps.total_ns, device.span_ns)),
-            )
-        )
-    return rows
+def _rows(device: DeviceIdle, prefix: str) -> Iterator[tuple[int, dict[str, Cell]]]:
+    """Depth and cells of one device's rows."""
+    covered, span_ns = device.covered, device.span_ns
+
+    def cells(label: str, covered_ns: int, total_ns: int) -> dict[str, Cell]:
+        return {
+            "name": prefix + label,
+            "covered_ns": covered_ns,
+            "covered_ratio": share(covered_ns, covered.total_ns),
+            "total_ns": total_ns,
+            "ratio": share(total_ns, span_ns),
+        }
+
+    yield 0, cells("Busy", covered.busy_ns, device.busy_ns)
+    gaps = {"Idle": (0, device.idle, covered.idle_ns)}
+    for cause, label in _LABELS.items():
+        place = CAUSES.index(cause)
+        gaps[label] = (1, device.by_cause[place], covered.by_cause_ns[place])
+    for label, (depth, tally, covered_ns) in gaps.items():
+        if tally.calls or covered_ns or label not in _RARE:
+            times: dict[str, Cell] = {"gaps": tally.calls, "avg_ns": tally.avg_ns, "max_ns": tally.max_ns}
+            yield depth, cells(label, covered_ns, tally.total_ns) | times
 
 
 def _unknown_note(num_unknown: int) -> tuple[str, ...]:

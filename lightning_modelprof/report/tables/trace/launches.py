@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import Final
 
 from lightning_modelprof.analysis.pooling import pool
@@ -10,10 +11,12 @@ from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.launches import (
     SHORT_NS,
     KernelLaunches,
+    RuntimeCall,
     RuntimeCalls,
     TimeSpread,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.rows import Ranks
@@ -55,6 +58,7 @@ LAUNCHES: Final = TableSpec(
     title="Launch Summary",
     help="Kernels of each rank over the whole trace.",
     columns=_COLUMNS,
+    depth_of=lambda row: row["depth"],
     rows={
         "Kernel time": "GPU durations; the rows below it overlap.",
         "At most 5 µs": "kernels that take no longer.",
@@ -65,7 +69,8 @@ LAUNCHES: Final = TableSpec(
             "kernels whose launch call took more CPU time than everything it launched took on the GPU."
         ),
         "Launch call": (
-            "CPU time of launch calls; one that launched multiple kernels (a CUDA graph) counts once."
+            "CPU time of launch calls; one that launched multiple kernels (a CUDA graph) counts once. If many"
+            " kernels are shorter than their launch, the CPU can't keep the GPU busy."
         ),
         "Queue delay": (
             "start of the kernel − end of its launch call. Small if the GPU waits for the CPU, large if the"
@@ -77,31 +82,25 @@ LAUNCHES: Final = TableSpec(
     compared=CompareKey(keys=("avg_ns",)),
 )
 
-_STATISTICS: Final = tuple(column.key for column in _COLUMNS[3:])
+_NAMES: Final = {"INVALID": "(unnamed call)"}
+"""What the profiler calls a function that it has no name for."""
 
-_NOTES: Final = (
-    "Kernel time is GPU time, and the rows below it overlap. Ratio is the share of all kernels; for"
-    " Shorter than their launch and Negative, it's the share of kernels with a known launch.",
-    "Launch call is the CPU time of calls that launched kernels. If many kernels are shorter than their"
-    " launch, the CPU can't keep the GPU busy; fuse kernels{advice}.",
-    "Queue delay is the time from the end of the launch call to the start of the kernel: small if the GPU"
-    " waits for the CPU, large if the CPU is ahead. It's negative if the kernel started before the call"
-    " returned or the clocks differ.",
-)
+
+def _call_name(call: RuntimeCall | RuntimeCalls) -> str:
+    return "All calls" if isinstance(call, RuntimeCalls) else _NAMES.get(call.name, call.name)
+
 
 _CALL_COLUMNS: Final = (
-    ColumnSpec("name", "Name"),
-    ColumnSpec("calls", "Calls", Unit.COUNT),
-    ColumnSpec("host_total_ns", "Total", Unit.DURATION_NS, "CPU"),
-    ColumnSpec("host_avg_ns", "Avg", Unit.DURATION_NS, "CPU"),
-    ColumnSpec("host_max_ns", "Max", Unit.DURATION_NS, "CPU"),
-    ColumnSpec("host_min_ns", "Min", Unit.DURATION_NS, "CPU"),
+    ColumnSpec("name", "Name", of=_call_name),
+    ColumnSpec("calls", "Calls", Unit.COUNT, of=lambda one: one.host.calls),
+    *tally_columns("host_", "CPU", lambda one: one.host),
     ColumnSpec(
         "host_ratio",
         "Ratio(%)",
         Unit.RATIO,
         "CPU",
         help="share of the time in all runtime calls, summed over threads.",
+        share_of="host_total_ns",
     ),
     ColumnSpec(
         "wait_ns",
@@ -122,18 +121,9 @@ RUNTIME_CALLS: Final = TableSpec(
         " The first row is the total."
     ),
     columns=_CALL_COLUMNS,
+    depth_of=lambda row: 0 if isinstance(row, RuntimeCalls) else 1,
     views=("kernels",),
     compared=CompareKey(keys=("host_total_ns",), sum_over="window"),
-)
-
-_NAMES: Final = {"INVALID": "(unnamed call)"}
-"""What the profiler calls a function that it has no name for."""
-
-_CALL_NOTES: Final = (
-    "Ratio is the share of the time in all runtime calls, summed over threads.",
-    "Waits for GPU is the time in synchronization calls and in copy calls without Async in their names. Other"
-    " calls, such as cudaMalloc, cudaFree, copies of pageable memory and launches into a full queue,"
-    " sometimes wait too.",
 )
 
 
@@ -141,11 +131,10 @@ _CALL_NOTES: Final = (
 def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
     """What the kernels of each rank cost the host, and whether it keeps ahead of the device."""
     rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
-    num_graph_calls = sum(fact.num_graph_calls for fact in ranks.found.values())
     return LAUNCHES.table(
-        rows=tuple(cells for _, cells in rows),
-        depths=tuple(depth for depth, _ in rows),
-        notes=(*_notes(num_graph_calls), *_graph_note(num_graph_calls)),
+        rows,
+        notes=_graph_note(sum(fact.num_graph_calls for fact in ranks.found.values())),
+        is_detail=True,
     )
 
 
@@ -153,25 +142,16 @@ def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
 def runtime_calls_table(ranks: Ranks[RuntimeCalls]) -> Table:
     """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
     pooled = pool(ranks.found.values())
-    rows: list[tuple[Cell, ...]] = []
-    for name, host, wait_ns in (
-        ("All calls", pooled.total, pooled.waiting.total_ns),
-        *(
-            (_NAMES.get(call.name, call.name), call.host, call.host.total_ns if call.waits else None)
-            for call in sorted(pooled.calls, key=lambda call: (-call.host.total_ns, call.name))
-        ),
-    ):
-        times = (host.total_ns, host.avg_ns, host.max_ns, host.min_ns)
-        rows.append((name, host.calls, *times, share(host.total_ns, pooled.total.total_ns), wait_ns))
+    calls = sorted(pooled.calls, key=lambda call: (-call.host.total_ns, call.name))
     return RUNTIME_CALLS.table(
-        rows=tuple(rows),
-        depths=(0, *[1] * (len(rows) - 1)),
-        notes=_CALL_NOTES,
+        (pooled, *calls),
+        wholes={"host_ratio": pooled.host.total_ns},
+        is_detail=True,
     )
 
 
-def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]]]:
-    """Depth and cells of the rows of one rank, whose names start with ``prefix``."""
+def _rows(fact: KernelLaunches, prefix: str) -> Iterator[dict[str, Cell]]:
+    """The rows of one rank, whose names start with ``prefix``."""
     num_kernels, num_linked = fact.kernels.count, fact.linked.count
     short = zip(SHORT_NS, fact.short, strict=True)
     # The sum of delays that pass at the same time is no time.
@@ -186,17 +166,9 @@ def _rows(fact: KernelLaunches, prefix: str) -> list[tuple[int, tuple[Cell, ...]
         (0, "Queue delay", delay, None),
         (1, "Negative", negative, num_linked),
     ]
-    rows: list[tuple[int, tuple[Cell, ...]]] = []
     for depth, label, spread, whole in named:
-        times = (getattr(spread, key) for key in _STATISTICS)
-        rows.append((depth, (prefix + label, spread.count, share(spread.count, whole), *times)))
-    return rows
-
-
-def _notes(num_graph_calls: int) -> tuple[str, ...]:
-    """What the figures mean; graphs are no advice to who has them."""
-    advice = " or enlarge batches" if num_graph_calls else ", enlarge batches or use CUDA graphs"
-    return tuple(note.format(advice=advice) for note in _NOTES)
+        ratio = share(spread.count, whole)
+        yield {**asdict(spread), "name": prefix + label, "ratio": ratio, "depth": depth}
 
 
 def _graph_note(num_graph_calls: int) -> tuple[str, ...]:

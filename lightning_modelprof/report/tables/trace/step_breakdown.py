@@ -56,17 +56,6 @@ STEP_BREAKDOWN: Final = TableSpec(
 )
 
 
-_ON_DEVICE: Final = frozenset({"kernel", "memcpy", "memset"})
-_BY_RUNTIME: Final = frozenset({"runtime"})
-
-_NOTES: Final = (
-    "Each moment counts once, in the first column that's busy on any thread, stream or GPU, so the columns"
-    " add up to the step. CPU work during GPU work isn't visible.",
-    "A step lasts from the end of the previous step's GPU events to the end of its own.",
-    "Communication is NCCL (or similar) kernels and the CPU's nccl: and gloo: operators, unless other GPU"
-    " events are running. CPU Exec is all other operators and annotations, except those around whole steps,"
-    " Lightning's [pl] ranges and lightning-modelprof's own.",
-)
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events, so Kernel, Memcpy and Memset weren't measured."
 _NO_RUNTIME_NOTE: Final = "The trace has no runtime calls, so Runtime wasn't measured."
 
@@ -77,28 +66,38 @@ def step_breakdown_table(ranks: Ranks[StepBreakdown]) -> Table:
     whole = pool_breakdowns(list(ranks.found.values()))
     if ranks.are_several:
         rows = [
-            _row(f"{ranks.prefix(rank)}mean", one.mean_total_ns, one.mean_parts_ns, one)
+            {"name": f"{ranks.prefix(rank)}mean", "total_ns": one.mean_total_ns}
+            | _known(one, one.mean_parts_ns)
             for rank, one in ranks.found.items()
         ]
     else:
-        rows = [_row(f"step {step.number}", step.total_ns, step.parts_ns, whole) for step in whole.steps]
-    total_share = 1.0 if whole.mean_total_ns else None
+        rows = [
+            {"name": f"step {step.number}", "total_ns": step.total_ns} | _known(whole, step.parts_ns)
+            for step in whole.steps
+        ]
     return STEP_BREAKDOWN.table(
-        rows=(
+        (
             # The mean stands first: it is what most readers want, and long tables are cut at their end.
-            _row("Mean", whole.mean_total_ns, whole.mean_parts_ns, whole),
-            _row("Share", total_share, whole.shares, whole),
+            {"name": "Mean", "total_ns": whole.mean_total_ns} | _known(whole, whole.mean_parts_ns),
+            {"name": "Share", "total_ns": 1.0 if whole.mean_total_ns else None} | _known(whole, whole.shares),
             *rows,
         ),
         row_units=(Unit.DURATION_NS, Unit.RATIO, *[Unit.DURATION_NS] * len(rows)),
         notes=(
-            *_NOTES,
             *(() if whole.has_device else (_NO_DEVICE_NOTE,)),
             *(() if whole.has_runtime else (_NO_RUNTIME_NOTE,)),
             *_left_out_note(ranks.found, whole),
             *dict.fromkeys(note for one in ranks.found.values() for note in one.notes),
         ),
+        is_detail=True,
     )
+
+
+def _known(fact: StepBreakdown, parts: Sequence[Cell]) -> dict[str, Cell]:
+    """The cells of the parts, without those that the trace cannot tell."""
+    unknown = set() if fact.has_device else {"kernel", "memcpy", "memset"}
+    unknown |= set() if fact.has_runtime else {"runtime"}
+    return {f"{key}_ns": part for key, part in zip(STEP_CATEGORIES, parts, strict=True) if key not in unknown}
 
 
 def _left_out_note(found: Mapping[int, StepBreakdown], whole: StepBreakdown) -> tuple[str, ...]:
@@ -108,12 +107,3 @@ def _left_out_note(found: Mapping[int, StepBreakdown], whole: StepBreakdown) -> 
         return ()
     several = len(lacking) > 1
     return (f"Mean and Share exclude rank{'s' if several else ''} {', '.join(lacking)}: no GPU events.",)
-
-
-def _row(name: str, total: Cell, parts: Sequence[Cell], fact: StepBreakdown) -> tuple[Cell, ...]:
-    """A row of a fact, with dashes for what its trace cannot tell."""
-    unknown = (frozenset() if fact.has_device else _ON_DEVICE) | (
-        frozenset() if fact.has_runtime else _BY_RUNTIME
-    )
-    cells = (part if key not in unknown else None for key, part in zip(STEP_CATEGORIES, parts, strict=True))
-    return name, total, *cells

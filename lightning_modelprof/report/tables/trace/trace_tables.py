@@ -37,5 +37,12 @@ def trace_tables(
         if entry.view in without or (options.views is not None and entry.view not in options.views):
             continue
         table = apply_options(entry.of(by_rank, options), options)
-        tables.append(replace(table, id=table.id + id_suffix, title=table.title + title_suffix))
+        tables.append(
+            replace(
+                table,
+                id=table.id + id_suffix,
+                title=table.title + title_suffix,
+                is_detail=table.is_detail and options.views is None,  # who asks for a view wants to see it
+            )
+        )
     return tuple(tables)
