@@ -50,5 +50,5 @@ def tally_columns(
 
 
 def tally_cells(prefix: str, tally: Tally | None) -> dict[str, Cell]:
-    """The cells of these columns, for a row that is a mapping."""
+    """The cells of these columns, for a row that is a ``dict``."""
     return {} if tally is None else {prefix + figure: getattr(tally, figure) for figure in _FIGURES}
