@@ -104,9 +104,10 @@ def run(options: argparse.Namespace) -> int:
     given = {name: getattr(options, f"set {name}") for name in option_names()}
     asked = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
     if asked:
+        from lightning_modelprof.config.checks import RUN_COMMAND
         from lightning_modelprof.config.sources import parse_asked_for
 
-        parse_asked_for(asked, "lightning-modelprof run")
+        parse_asked_for(asked, RUN_COMMAND)
     program = [sys.executable, *(["-m", *options.module] if options.module else options.rest)]
     with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
         seen = Path(folder) / "trainer"
