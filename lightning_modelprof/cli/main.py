@@ -54,8 +54,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         without = _NO_VALUE.fullmatch(message)
-        if without is not None:
-            name = without[1].rpartition("/")[2]
+        name = "" if without is None else without[1].rpartition("/")[2]
+        if name in self._option_string_actions:
             metavar = self._option_string_actions[name].metavar
             message = f"argument {name}: expected {metavar}, got nothing. Write {name} {metavar}."
         for theirs, ours in _REWORDED:
