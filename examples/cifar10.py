@@ -139,7 +139,7 @@ def train(
 
     # Profiling needs only this callback. It prints the report when fit() ends, if terminal is true.
     if timer_only:
-        profiling = ModelProfCallback(active=0, report={"terminal": terminal})
+        profiling = ModelProfCallback(timer_only=True, report={"terminal": terminal})
     elif args.steps:
         profiling = ModelProfCallback(steps=tuple(args.steps), report={"terminal": terminal})
     else:

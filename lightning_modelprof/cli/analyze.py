@@ -24,6 +24,7 @@ DESCRIPTION = (
     " multiple ranks are analyzed together. If the traces come from more than one window, only the newest"
     " window gets a full report; the others get one line each."
 )
+USAGE = "%(prog)s [options] TRACE [TRACE ...]"
 EPILOG = "Exit status: 0 on success; 1 on error or a corrupt trace; 2 on invalid arguments."
 
 

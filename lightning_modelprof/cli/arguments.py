@@ -29,6 +29,8 @@ JSON_HELP: Final = "Write the report as JSON to FILE instead of printing it (- f
 
 _MAX_GIB: Final = 1_000_000
 
+MAX_SECONDS: Final = 1_000_000_000
+
 _OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
 """Options of which each says that the tables are wanted."""
 
@@ -139,6 +141,21 @@ def parse_below(text: str, most: float, what: str, example: str = "") -> float:
         number = math.nan
     if not 0 < number < most:
         raise ValueError(f"expected {what} above 0 and below {most:,}{example}, got {quoted(text)}")
+    return number
+
+
+def parse_number(text: str, least: float) -> float:
+    """A number of at least ``least``, which is not infinite.
+
+    Raises:
+        ValueError: when it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:
+        raise ValueError(f"expected a number of at least {least:g}, got {quoted(text)}.")
     return number
 
 

@@ -28,8 +28,10 @@ EPILOG = (
 
 DEFAULT_TOLERANCE: Final = 0.05
 
-COMPARE_REPEATS: Final = "lightning-modelprof compare [options] --before A1 A2 ... --after B1 B2 ..."
-USAGE = f"%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C ...\n       {COMPARE_REPEATS}"
+USAGE = (
+    "%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C ...\n"
+    "       %(prog)s [options] --before A1 A2 ... --after B1 B2 ..."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -97,8 +99,7 @@ def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]
     got = [f"{len(sides)} without an option"] if sides else []
     got += [f"{len(paths)} for {name}" for name, paths in (("--before", before), ("--after", after)) if paths]
     raise ValueError(
-        f"compare: expected two runs, or runs for both --before and --after, got {', '.join(got) or 'none'}."
-        f" Run lightning-modelprof compare BEFORE AFTER, or {COMPARE_REPEATS}"
+        f"expected two runs, or runs for both --before and --after, got {', '.join(got) or 'none'}."
     )
 
 

@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_modelprof.cli.arguments import MAX_SECONDS, checked, parse_below, parse_number
 from lightning_modelprof.errors import ConfigError, ModelProfError, did_you_mean, quoted
+from lightning_modelprof.report.options import parse_whole_number
 
 HELP = "Profile a DataLoader without training"
 DESCRIPTION = (
     "Load batches as training would, then report the time per transform, the lines workers spend time in and"
     " how many workers you need."
 )
+USAGE = "%(prog)s [options] MODULE:FACTORY"
 EPILOG = "Example: lightning-modelprof loader train.py:make_loader --step-ms 40"
 
 _NOT_USERS: Final = (
@@ -39,26 +42,26 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--step-ms",
-        type=float,
+        type=checked(lambda text: parse_number(text, 0)),
         default=0.0,
         metavar="MS",
         help="Time per training step, excluding data loading; 0 fetches batches as fast as possible"
         " (default: 0)",
     )
-    command.add_argument("--batches", type=int, metavar="N", help="Stop after N batches (default: no limit)")
     command.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="Stop after S seconds (default: %(default)g)"
+        "--batches",
+        type=checked(lambda text: parse_whole_number(text, 1)),
+        metavar="N",
+        help="Stop after N batches (default: no limit)",
+    )
+    command.add_argument(
+        "--seconds",
+        type=checked(lambda text: parse_below(text, MAX_SECONDS, "a number of seconds")),
+        default=20.0,
+        metavar="S",
+        help="Stop after S seconds (default: %(default)g)",
     )
     command.add_argument("--full", action="store_true", help="Print all tables instead of the short report")
-    command.set_defaults(check=_check)
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name, value, least in (("--step-ms", options.step_ms, 0), ("--batches", options.batches, 1)):
-        if value is not None and not least <= value < float("inf"):
-            raise ValueError(f"{name}: expected a number of at least {least}, got {value}.")
-    if not options.seconds > 0:
-        raise ValueError(f"--seconds: expected a number greater than 0, got {options.seconds}.")
 
 
 def run(options: argparse.Namespace) -> int:

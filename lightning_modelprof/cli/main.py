@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from lightning_modelprof import __version__
 from lightning_modelprof.cli import COMMANDS
-from lightning_modelprof.errors import ModelProfError, printable
+from lightning_modelprof.errors import ModelProfError, did_you_mean, printable, quoted
 
 _EXAMPLES: Final = """examples:
   lightning-modelprof run train.py                     Profile a script without changing it
@@ -29,20 +30,67 @@ _SIGPIPE: Final = 13
 """Windows has none."""
 
 
+_COMMAND_OF_FILE: Final = {".py": "run", ".json": "analyze", ".gz": "analyze"}
+"""Ending of a file that stands where a command is expected → the command that takes such files."""
+
+_SHELLS: Final = ("bash", "zsh", "fish")
+
+_NO_VALUE: Final = re.compile(r"argument (\S+): expected (?:one|at least one) argument")
+_REWORDED: Final = (
+    ("unrecognized arguments: (.*)", r"unexpected arguments: \1. Remove them, or quote a path with spaces."),
+    (r"(argument .*): invalid choice: (.*) \(choose from (.*)\)", r"\1: expected one of \3, got \2."),
+    ("the following arguments are required: (.*)", r"expected \1, got nothing."),
+    ("(argument .*): not allowed with argument (.*)", r"\1: not allowed with \2. Remove one of them."),
+)
+"""What argparse says → what to say."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser with capitalized help, whose errors are safe to print in a terminal."""
+    """A parser with capitalized help, whose errors say what to write and are safe to print in a terminal."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, add_help=False)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit")
 
     def error(self, message: str) -> NoReturn:
+        without = _NO_VALUE.fullmatch(message)
+        name = "" if without is None else without[1].rpartition("/")[2]
+        if name in self._option_string_actions:
+            metavar = self._option_string_actions[name].metavar
+            message = f"argument {name}: expected {metavar}, got nothing. Write {name} {metavar}."
+        for theirs, ours in _REWORDED:
+            message = re.sub(f"^{theirs}$", ours, message)
         super().error(printable(message))
+
+    def check_options(self, given: Sequence[str]) -> None:
+        """Refuse an option that there isn't, with the nearest one; argparse would miss an argument first."""
+        known = self._option_string_actions
+        has_program = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        rest = iter(given)
+        for text in rest:
+            is_option = re.match("-[^0-9.]", text) is not None
+            if text == "--" or (has_program and (not is_option or text == "-m")):
+                return
+            if not is_option:
+                continue
+            name, equals, _ = text.partition("=")
+            meant = [action for option, action in known.items() if option.startswith(name)]
+            if not meant:
+                self.error(f"unknown option {quoted(name)}.{self._near(name)} See {self.prog} --help.")
+            if meant[0].nargs is None and not equals:
+                next(rest, None)
+
+    def _near(self, name: str) -> str:
+        options = {option.strip("-"): option for option in self._option_string_actions if len(option) > 2}
+        near = did_you_mean(name.strip("-"), options, options)
+        others = [one for one, its in _commands(make_parser()).items() if name in its._option_string_actions]
+        return f" It's an option of {', '.join(others)}." if others else near
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(
         prog="lightning-modelprof",
+        usage="%(prog)s [options] COMMAND ...",
         description="Show where PyTorch Lightning training time goes.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,7 +101,16 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         version=f"lightning-modelprof {__version__}",
         help="Show the version and exit",
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=_SHELLS,
+        metavar="SHELL",
+        help=f"Print the completion script for {', '.join(_SHELLS)} and exit",
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", prog="lightning-modelprof"
+    )
     for name in names:
         command = import_module(f"lightning_modelprof.cli.{name}")
         its = commands.add_parser(
@@ -68,6 +125,20 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     return parser
 
 
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, __: Any = None) -> None:
+        from lightning_modelprof.cli.completion import completion_script
+
+        print(completion_script(values, parser, _commands(parser)), end="")
+        parser.exit()
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Name → parser of each command."""
+    [choices] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    return choices
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 1 after one line on what went wrong.
 
@@ -75,11 +146,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     # Of a command that is known the others need not be: importing them takes longer than parsing.
-    parser = make_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)
-    options = parser.parse_args(given)
-    if options.command is None:
+    is_command = bool(given) and given[0] in COMMANDS
+    parser: Any = make_parser(given[:1] if is_command else COMMANDS)
+    if given and not is_command and not given[0].startswith("-"):
+        parser.error(_unknown_command(given[0]))
+    if is_command:
+        parser = _commands(parser)[given[0]]
+    parser.check_options(given[1:] if is_command else given)
+    options = parser.parse_args(given[1:] if is_command else given)
+    if not is_command:
         parser.print_help()
         return 0
+    options.command = given[0]
     try:
         if options.check is not None:
             options.check(options)
@@ -103,6 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"lightning-modelprof: {options.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _unknown_command(name: str) -> str:
+    command = _COMMAND_OF_FILE.get(os.path.splitext(name)[1])  # noqa: PTH122  # a path takes an import
+    if command is not None:
+        return f"expected a command, got {quoted(name)}. Write lightning-modelprof {command} {name}"
+    return f"unknown command {quoted(name)}.{did_you_mean(name, COMMANDS)} Expected {', '.join(COMMANDS)}."
 
 
 def _discard_output() -> None:

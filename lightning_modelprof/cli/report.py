@@ -18,6 +18,7 @@ DESCRIPTION = (
     "Show a saved run's report, recomputed from its measurements. If a directory has more than one run, show"
     " the newest."
 )
+USAGE = "%(prog)s [options] [DIR]"
 PATH_HELP = "Run directory, or a parent directory such as lightning_logs (default: the current directory)"
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from lightning_modelprof.cli.option_help import option_help
 from lightning_modelprof.config.options import GROUPS, SWITCH, ProfileConfig
@@ -21,20 +22,23 @@ DESCRIPTION = (
     "Run a Python script, or a module with -m, and add a ModelProfCallback to each of its Trainers. Put"
     " options before the script; everything after it is passed to the script."
 )
-EPILOG = (
-    "See docs/usage.md or help(lightning_modelprof.ModelProfCallback) for details.\n"
-    "Example: lightning-modelprof run --active 10 --report.terminal full train.py"
-)
+EXAMPLE = "Example: lightning-modelprof run --active 10 --report.terminal full train.py"
 USAGE = "%(prog)s [options] SCRIPT [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
 
 _FROM_PYTHON = ("samples_fn", "inspect.flop_formulas")
 """Functions, which can't be written on a command line."""
+
+_IN_HELP = ("timer_only", "active", "stop_after_profile", "with_stack", "flops", "dirpath", "report.terminal")
+"""Options with a description of their own; the others are listed by name, as the help would be too long."""
 
 _METAVARS = {"bool": "BOOL", "bool | None": "BOOL", "int": "N", "int | None": "N"}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
     """Names what ``-m`` takes, which argparse would show as dots; keeps the line breaks of a text."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 30, **settings})
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -50,8 +54,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("ModelProfCallback arguments, as YAML values")
     described = option_help()
     for name, kind in _option_types().items():
-        text = described.get(name, "").replace("%", "%%")
+        text = described.get(name, "").replace("%", "%%") if name in _IN_HELP else argparse.SUPPRESS
         group.add_argument(f"--{name}", metavar=_METAVARS.get(kind, "VALUE"), dest=f"set {name}", help=text)
+    command.epilog = f"{_other_options()}\n{EXAMPLE}"
     command.add_argument(
         "-m",
         dest="module",
@@ -67,6 +72,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="Script to run, and its arguments",
     )
     command.set_defaults(check=_check)
+
+
+def _other_options() -> str:
+    """The options that have no description in the help, those of a group together."""
+    others: dict[str, list[str]] = {}
+    for name in _option_types():
+        if name not in _IN_HELP:
+            group, _, own = name.rpartition(".")
+            others.setdefault(group, []).append(own)
+    own = ", ".join(f"--{name}" for name in others.pop(""))
+    groups = "; ".join(f"--{group}. with {', '.join(names)}" for group, names in others.items())
+    return f"More, described in configs/default.yaml and help(ModelProfCallback): {own}; {groups}."
 
 
 def option_names() -> list[str]:
@@ -93,25 +110,34 @@ def _check(options: argparse.Namespace) -> None:
         ValueError: with what to write.
     """
     if not options.module and not options.rest:
-        raise ValueError("run: expected a script or -m MODULE, such as: lightning-modelprof run train.py")
+        raise ValueError(
+            "expected a script or -m MODULE, got nothing. Write lightning-modelprof run train.py"
+        )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; returns its exit code."""
     what = (options.module or options.rest)[0]
     if not options.module and not Path(what).is_file():
-        raise ConfigError(f"no such script: {what}")
+        raise ConfigError(f"no such script: {what}. Check the path, and put options before the script.")
     given = {name: getattr(options, f"set {name}") for name in option_names()}
     asked = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
     if asked:
+        from lightning_modelprof.config.checks import RUN_COMMAND
         from lightning_modelprof.config.sources import parse_asked_for
 
-        parse_asked_for(asked, "lightning-modelprof run")
+        parse_asked_for(asked, RUN_COMMAND)
     program = [sys.executable, *(["-m", *options.module] if options.module else options.rest)]
     with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
         seen = Path(folder) / "trainer"
         code = _run(program, {**os.environ, SWITCH: asked or "1", SEEN: str(seen)})
-        if not seen.exists():
+        late = [text for text in program[2:] if text.partition("=")[0].removeprefix("--") in option_names()]
+        if code and late:
+            line = (
+                f"lightning-modelprof: {late[0]} was passed to {what}. Put options of run before the script."
+            )
+            print(printable(line), file=sys.stderr)
+        elif not seen.exists():
             line = (
                 f"lightning-modelprof: {what} created no Lightning Trainer, so nothing was measured. To"
                 " profile a loop of your own, use LoopProfiler, or analyze a torch.profiler trace with"

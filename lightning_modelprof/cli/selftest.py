@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from lightning_modelprof.cli.arguments import MAX_SECONDS, checked, parse_below
+
 HELP = "Check the profiler's numbers on this machine"
 DESCRIPTION = (
     "Train small models on random data and compare the profiler's numbers with independent measurements:"
@@ -19,11 +21,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device",
         choices=("cuda", "xpu", "mps", "cpu"),
-        help="Device to check; ROCm is cuda (default: the GPU if there is one, else the CPU)",
+        metavar="NAME",
+        help="Device to check: cuda, xpu, mps or cpu; ROCm is cuda (default: the GPU if there is one, else"
+        " the CPU)",
     )
     command.add_argument(
         "--budget",
-        type=float,
+        type=checked(lambda text: parse_below(text, MAX_SECONDS, "a number of seconds")),
         default=420.0,
         metavar="S",
         help="Seconds for all checks; checks that don't fit are skipped (default: %(default)g)",
@@ -34,12 +38,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Write the results to FILE (default: %(default)s)",
     )
-    command.set_defaults(check=_check)
-
-
-def _check(options: argparse.Namespace) -> None:
-    if not 0 < options.budget < float("inf"):
-        raise ValueError(f"--budget: expected a number greater than 0, got {options.budget}.")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from lightning_modelprof.config.options import (
     FIELDS,
     GROUP_OF,
     GROUPS,
+    OF_WINDOWS,
     WHERE,
     Bounds,
     InspectOptions,
@@ -45,6 +46,9 @@ _MAX_UNIT: Final = 50
 ENVIRONMENT: Final = "environment variable"
 """What a message begins with where the environment gives the arguments."""
 
+RUN_COMMAND: Final = "run"
+"""What a message begins with where the command ``run`` gives them."""
+
 _IN_OTHER_PROFILERS: Final = {
     "profile_step": "Instead of DeepSpeed's profile_step=n, use steps=(n, n + 1).",
     "output_file": "Use dirpath to choose where files go.",
@@ -53,7 +57,6 @@ _IN_OTHER_PROFILERS: Final = {
     "on_trace_ready": "Use dirpath to choose where traces are saved.",
     "with_flops": "Use flops=True to count FLOPs on a real step.",
     "with_modules": "Use flops=True to time modules.",
-    "timer_only": "Instead of Paddle's timer_only=True, use active=0.",
     "targets": "Instead of Paddle's targets, use activities.",
     "filename": "Use dirpath to choose where files go.",
     "sort_by_key": "Instead of PyTorchProfiler's sort_by_key, use report={'sorted_by': ...}.",
@@ -90,7 +93,7 @@ def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConf
         values[name] = kind(**(value or {}))
     config = ProfileConfig(**values)
     check_config(config, where)
-    return config
+    return config.with_clock_alone() if config.timer_only else config
 
 
 def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
@@ -127,13 +130,16 @@ def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
 
 
 def _written(where: str, group: str | None, name: str, value: Any) -> str:
-    """How a value is given where it stands: in Python, in the environment or in YAML."""
-    if where.startswith(WHERE):
+    """How a value is given where it stands: in Python, by the command run, in the environment or in YAML."""
+    if where == WHERE or where.endswith("(...)"):
         return f"{name}={quoted(value)}" if group is None else f"{group}={{{name!r}: {quoted(value)}}}"
-    given = quoted(value)
+    given = quoted(list(value) if isinstance(value, tuple) else value)
     given = {"True": "true", "False": "false", "None": "null"}.get(given, given)
+    flat = name if group is None else f"{group}.{name}"
+    if where == RUN_COMMAND:
+        return f"--{flat} {given}"
     if where.startswith(ENVIRONMENT):
-        return f"{name}={given}" if group is None else f"{group}.{name}={given}"
+        return f"{flat}={given}"
     return f"{name}: {given}" if group is None else f"{group}: {{{name}: {given}}}"
 
 
@@ -163,6 +169,8 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
     _check_ranks(config.bounds, where)
     _check_bounds(config.bounds, where)
     _check_rules(config, where)
+    if config.timer_only:
+        _check_timer_only(config, where)
     if config.stop_after_profile:
         _check_stop(config, where)
 
@@ -365,6 +373,16 @@ def _check_rules(config: ProfileConfig, where: str) -> None:
         rules,
         "An example is {'input_bound': {'warning': 0.1}, 'slow_logger': False}.",
     )
+
+
+def _check_timer_only(config: ProfileConfig, where: str) -> None:
+    asked = [name for name in OF_WINDOWS if getattr(config, name) not in (getattr(DEFAULTS, name), 0)]
+    asked += ["flops"] if config.flops else []
+    others = [_written(where, None, name, getattr(config, name)) for name in asked]
+    others += [_written(where, "inspect", "fvcore", True)] if config.inspect.fvcore else []
+    if others:
+        clock = _written(where, None, "timer_only", True)
+        raise ConfigError(f"{where}: expected {clock} or {others[0]}, got both; remove one of them.")
 
 
 def _check_stop(config: ProfileConfig, where: str) -> None:

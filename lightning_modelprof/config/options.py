@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -148,7 +148,8 @@ class ProfileConfig:
     Here and in the groups the type ``bool`` or ``int``, or one of these and ``None``, is a field's check.
     """
 
-    active: int | None = whole(None, hint="active=0 means timing only.")
+    timer_only: bool = False
+    active: int | None = whole(None, hint="active=0 records no window.")
     wait: int = 1
     warmup: int = 1
     repeat: int = 1
@@ -196,8 +197,12 @@ class ProfileConfig:
     def asks_for_window(self) -> bool:
         """Whether a window is asked for by name: which steps, what is recorded, or to end after it."""
         return self.bounds.ranks != DEFAULTS.bounds.ranks or any(
-            getattr(self, name) != getattr(DEFAULTS, name) for name in _OF_WINDOWS
+            getattr(self, name) != getattr(DEFAULTS, name) for name in OF_WINDOWS
         )
+
+    def with_clock_alone(self) -> ProfileConfig:
+        """What ``timer_only`` stands for: no window, no FLOPs or module times, no samples."""
+        return replace(self, active=0, flops=False, inspect=replace(self.inspect, sampling=False))
 
     def asks_for_steps(self, num_steps: int) -> bool:
         """Whether a loop of so many steps has one that something is asked of by name."""
@@ -251,10 +256,11 @@ class ProfileConfig:
         return plain
 
 
-_OF_WINDOWS: Final = (
+OF_WINDOWS: Final = (
     *("active", "wait", "warmup", "repeat", "steps", "activities", "record_shapes", "with_stack"),
     *("profile_memory", "stop_after_profile"),
 )
+"""Arguments that are about windows alone."""
 
 DEFAULTS: Final = ProfileConfig()
 FIELDS: Final = tuple(one.name for one in fields(ProfileConfig))

@@ -15,7 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import yaml
 
 from lightning_modelprof.config.checks import ENVIRONMENT, check_names, make_config
-from lightning_modelprof.config.options import GROUPS, SWITCH, WHERE
+from lightning_modelprof.config.options import FIELDS, GROUPS, SWITCH, WHERE
 from lightning_modelprof.errors import ConfigError, as_path, quoted, remedy
 
 _MAX_BYTES: Final = 2**16
@@ -91,9 +91,15 @@ def _check_no_program(raw: Mapping[Any, Any], where: str) -> None:
     """Refuse a file of LightningCLI, which configures a program and this callback somewhere in it.
 
     Raises:
-        ConfigError: with what to do with such a file.
+        ConfigError: with what to do with such a file, or with arguments below another name.
     """
-    if not {"trainer", "model", "data", "fit", "class_path", "init_args"}.intersection(raw):
+    if not {"trainer", "model", "data", "fit", "callbacks", "class_path", "init_args"}.intersection(raw):
+        for name, value in raw.items():
+            if name not in FIELDS and isinstance(value, Mapping) and not value.keys().isdisjoint(FIELDS):
+                raise ConfigError(
+                    f"{where}: expected arguments at the top level, such as 'active: 10', got them below"
+                    f" {quoted(name)}. Remove that line and the indentation."
+                )
         return
     raise ConfigError(
         f"{where}: expected only {WHERE} arguments, such as 'active: 10', got a LightningCLI file, which"
@@ -265,11 +271,12 @@ def _plain(value: Any) -> Any:
 
 
 def _check_given_once(document: yaml.Node | None, where: str) -> None:
-    """Refuse duplicate keys, of which YAML silently takes the last."""
+    """Refuse duplicate keys, of which YAML silently takes the last, at any depth."""
     if not isinstance(document, yaml.MappingNode):
         return
     lines: dict[str, int] = {}
-    for key, _ in document.value:
+    for key, value in document.value:
+        _check_given_once(value, where)
         if isinstance(key, yaml.ScalarNode):
             line = key.start_mark.line + 1
             if key.value in lines:

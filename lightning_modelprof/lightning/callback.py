@@ -54,6 +54,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     one. Instead they share one saved run and one line of output when the program ends.
 
     Args:
+        timer_only: Time phases and nothing else: no torch.profiler windows, FLOPs, module times or samples.
         active: Steps to record in each torch.profiler window; 0 records none. Default: 10, but no window
             opens until it would take less than 5% of the elapsed loop time.
         wait: Steps to wait before each window's warm-up.
@@ -113,6 +114,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     def __init__(
         self,
         *,
+        timer_only: bool = DEFAULTS.timer_only,
         active: int | None = DEFAULTS.active,
         wait: int = DEFAULTS.wait,
         warmup: int = DEFAULTS.warmup,

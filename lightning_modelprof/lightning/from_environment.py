@@ -1,11 +1,12 @@
-"""The door for whoever does not build the Trainer: Lightning asks here for callbacks, by an entry point.
+"""Lightning asks here for callbacks whenever it makes a Trainer, by an entry point.
 
-Nothing is imported unless the environment asks for a callback.
+Nothing is imported unless the environment asks for a callback, or the program has imported ours.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,16 @@ def callbacks() -> list[Any]:
     """The callback that ``LIGHTNING_MODELPROF`` asks for; none where it is unset, empty or says no.
 
     Raises:
-        ConfigError: when the variable has an invalid argument.
+        ConfigError: when the variable has an invalid argument, or the Trainer has one of ours in the wrong
+            place.
     """
     if seen := os.environ.get(SEEN):
         with suppress(OSError):
             Path(seen).touch()
+    if "lightning_modelprof.lightning.callback" in sys.modules:
+        from lightning_modelprof.lightning.trainer_arguments import check_trainer_arguments  # noqa: PLC0415
+
+        check_trainer_arguments()
     if not os.environ.get("LIGHTNING_MODELPROF"):
         return []
     from lightning_modelprof.config.sources import arguments_in_environment  # noqa: PLC0415  # when asked for

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
-from lightning_modelprof.config.sources import is_switched_off
+from lightning_modelprof.config.sources import explain_unknown_arguments, is_switched_off
 from lightning_modelprof.errors import traceback_text, warn
 from lightning_modelprof.lightning.callback import ModelProfCallback
 from lightning_modelprof.lightning.phases import OutsideLoopClock
@@ -31,6 +31,9 @@ class ModelProfiler(Profiler):
         ConfigError: Immediately, on invalid arguments.
     """
 
+    _stage = None  # Lightning asks for it when one goes that was refused
+
+    @explain_unknown_arguments
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
         self.callback = ModelProfCallback(**arguments)

@@ -513,9 +513,8 @@ class LoopProfiler:
 
 def _of_schedule(schedule: Callable[[int], Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that say what a callable says."""
-    twice = [
-        name for name in ("active", "wait", "warmup", "repeat", "steps", "skip_first") if name in arguments
-    ]
+    names = ("timer_only", "active", "wait", "warmup", "repeat", "steps", "skip_first")
+    twice = [name for name in names if arguments.get(name, False) is not False]
     if twice:
         raise ConfigError(f"{_WHO}(...): expected schedule or {twice[0]}, got both. Remove one.")
     found = fit_schedule(lambda step: getattr(schedule(step), "name", ""))

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_modelprof.errors import ArchiveError, as_path, remedy
+from lightning_modelprof.errors import ArchiveError, as_path, quoted, remedy
 
 RUN_FILE: Final = "run.json"
 DEFAULT_FOLDER: Final = "modelprof"
@@ -178,7 +178,9 @@ def no_run(file: Path, given: Path, error: Exception) -> ArchiveError:
     """The error for a run that can't be read, with examples of runs nearby."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         folder = given if given.is_dir() or given.name not in {RUN_FILE, "report.json"} else given.parent
-        problem = f"no saved run in {folder}" if folder.is_dir() else f"no such file or directory: {given}"
+        problem = f"no such file or directory: {given}"
+        if folder.is_dir():
+            problem = f"no saved run in {quoted(str(folder))}"
     else:
         problem = f"can't read {file}: {getattr(error, 'strerror', None) or error}"
     return ArchiveError(f"{problem}. Give the directory that contains {RUN_FILE}, {_examples(given)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -49,7 +50,17 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--help"], ["--version"], ["report", "--no-such"], ["report", "/no/such"], ["open", "/no/such"]],
+    [
+        [],
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["--print-completion", "zsh"],
+        ["reprot"],
+        ["report", "--no-such"],
+        ["report", "/no/such"],
+        ["open", "/no/such"],
+    ],
     ids=" ".join,
 )
 def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
@@ -63,6 +74,20 @@ def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
         [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not HEAVY & set(result.stderr.rpartition("|")[2].split())
+
+
+def test_help_of_one_command_imports_no_other_and_no_completion():
+    script = (
+        "import sys\nfrom lightning_modelprof.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\nprint('|', *sorted(sys.modules), file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, "run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    seen = set(result.stderr.rpartition("|")[2].split())
+    own = {one.rpartition(".")[2] for one in seen if one.startswith("lightning_modelprof.cli.")}
+    assert own == {"main", "run", "option_help"}
+    assert not {"difflib", "uuid", "lightning_modelprof.run"} & seen
 
 
 def test_a_trace_needs_neither_the_tables_of_runs_nor_the_page(tmp_path):
@@ -112,19 +137,90 @@ def test_every_command_is_described(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["", *commands.COMMANDS])
+def test_help_fits_on_a_screen_and_has_every_option(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([*filter(None, [name]), "--help"])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 40
+    out = " ".join(out.split())
+    parser = make_parser()
+    if name:
+        parser = next(one for one in parser._actions if isinstance(one.choices, dict)).choices[name]
+    for action in parser._actions:
+        for option in action.option_strings:
+            group, dot, own = option.partition(".")
+            is_listed = re.search(rf"(?<!\S){re.escape(group)}\. with [^;]*\b{own}\b", out) if dot else None
+            assert is_listed or option in out, option
+
+
+SHELLS = {
+    "bash": """
+        source {script}
+        COMP_WORDS=({line}); [[ "{line}" == *" " ]] && COMP_WORDS+=("")
+        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _lightning_modelprof; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """,
+    "fish": """
+        source {script}
+        complete -C '{line}'
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lightning-modelprof ", {*commands.COMMANDS}),
+        ("lightning-modelprof comp", {"compare"}),
+        ("lightning-modelprof --v", {"--version"}),
+        ("lightning-modelprof analyze --s", {"--step-range", "--sorted-by"}),
+        ("lightning-modelprof run --report.te", {"--report.terminal", "--report.tensorboard"}),
+    ],
+)
+def test_completion(tmp_path, capsys, shell, line, expected):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", shell])
+    assert ended.value.code == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    typed = SHELLS[shell].format(script=tmp_path / "script", line=line)
+    result = subprocess.run([shell, "-c", typed], capture_output=True, text=True, check=True)
+    found = {one.partition("\t")[0] for one in result.stdout.splitlines()}
+    assert found >= expected
+    assert found - expected <= {"--help", "--version", "--print-completion"}
+
+
+def test_completion_of_zsh_has_every_option(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "zsh"])
+    script = capsys.readouterr().out
+    assert script.startswith("#compdef lightning-modelprof\n")
+    assert set(re.findall(r"--report\.\w+", script)) >= {"--report.terminal", "--report.views"}
+    for name in commands.COMMANDS:
+        assert f" {name}) words_of=" in script
+    if shutil.which("zsh") is not None:
+        (tmp_path / "script").write_text(script)
+        subprocess.run(["zsh", "-n", str(tmp_path / "script")], check=True)
+
+
+@pytest.mark.parametrize("name", ["", *commands.COMMANDS])
 def test_every_option_has_a_sentence_of_help(name):
     parser = make_parser()
     if name:
         parser = next(one for one in parser._actions if isinstance(one.choices, dict)).choices[name]
     assert parser._actions
+    described = option_help()
     for action in parser._actions:
         words = " ".join(action.option_strings or [action.dest])
         if action.choices and not action.option_strings:
             for one in action._choices_actions:
                 assert re.match(r"[A-Z]\w+ \w+", one.help), one.dest
             continue
-        assert re.match(r"[A-Z][\w.-]+ \S+", action.help or ""), f"{words}: {action.help}"
-        assert action.help.endswith(".") == (". " in action.help), f"{words}: {action.help}"
+        text = described[words.removeprefix("--")] if action.help == argparse.SUPPRESS else action.help
+        assert re.match(r"[A-Z][\w.-]+ \S+", text or ""), f"{words}: {text}"
+        assert text.endswith(".") == (". " in text), f"{words}: {text}"
 
 
 def test_help_of_run_is_the_callbacks_docstring(capsys):
@@ -138,12 +234,12 @@ def test_help_of_run_is_the_callbacks_docstring(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "--wait N Steps to wait before each window's warm-up (default: 1)" in out
+    assert "--with_stack BOOL Record Python stacks; windows become much slower (default: false)" in out
     assert "less than 5% of the elapsed loop time" in out
 
 
 def test_every_file_of_a_command_is_one():
-    shared = {"__init__", "main", "arguments", "option_help", "output", "import_profiles"}
+    shared = {"__init__", "main", "completion", "arguments", "option_help", "output", "import_profiles"}
     files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")} - shared
     assert files == set(commands.COMMANDS)
 

@@ -41,7 +41,7 @@ THEIRS = (
     torch.profiler.tensorboard_trace_handler,
 )
 FOREIGN = {
-    *("timer_only", "scheduler", "closed", "ready", "record", "targets", "emit_nvtx"),  # Paddle's
+    *("scheduler", "closed", "ready", "record", "targets", "emit_nvtx"),  # Paddle's
     *("sort_by", "batch_size_fn", "max_new_tokens"),  # of a table, ThroughputMonitor, generate
     "export_to_flame_graph",  # PyTorchProfiler's, by its keyword arguments
     *("with_flops", "with_modules", "profile_memory"),  # torch.profiler's, given on by PyTorchProfiler

@@ -186,8 +186,8 @@ def interrupted_at(name):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--budget", "0"], "greater than 0"),
-        (["--device", "tpu"], "invalid choice"),
+        (["--budget", "0"], "expected a number of seconds above 0"),
+        (["--device", "tpu"], "argument --device: expected one of"),
         (["--json", "/no/such/folder/out.json"], "no such directory"),
     ],
     ids=lambda one: one[0] if isinstance(one, list) else "",
