@@ -57,6 +57,7 @@ DROPPED: dict[str, str] = {
         f"/tables/what_if/rows/{old}/path_ns": "step_ns in critical_path, of launches without their latency"
         for old in CAUSES_OF_WHAT_IF
     },
+    "/tables/idle/rows/Dataloader/name": "Data loading is text, which isn't compared",
     "/tables/idle/rows/Waiting for CPU/": "Data loading and CPU together",
     **{
         f"/tables/host_waits/rows/{name}/": _OTHER_STEPS
