@@ -59,6 +59,10 @@ def _smallest(values: _Values) -> Any:
     return of_known(min, values)
 
 
+def _in_turn(values: _Values) -> tuple[Any, ...]:
+    return tuple(chain.from_iterable(values))
+
+
 def _of_all(values: _Values) -> Any:
     return None if None in values else _together(values)
 
@@ -69,8 +73,10 @@ Largest = Annotated[T | None, _largest]
 Smallest = Annotated[T | None, _smallest]
 OfAll = Annotated[T | None, _of_all]
 """Not known where it isn't known of one."""
+InTurn = Annotated[tuple[T, ...], _in_turn]
+"""Those of one after those of the other, also where they are alike."""
 
-_MARKS: Final = (_first, _largest, _smallest, _of_all)
+_MARKS: Final = (_first, _largest, _smallest, _of_all, _in_turn)
 
 
 def _together(values: _Values) -> Any:

@@ -208,9 +208,6 @@ class TableSpec(Record, frozen=True, kw_only=True):
         self, columns: tuple[ColumnSpec, ...], rows: list[object], wholes: Mapping[str, float | None]
     ) -> Iterator[tuple[ColumnSpec, Sequence[Cell]]]:
         """Each column with its cells."""
-        if rows and type(rows[0]) is tuple:
-            yield from zip(columns, zip(*cast("list[tuple[Cell, ...]]", rows), strict=True), strict=True)
-            return
         by_key = {column.key: column for column in (*self.columns, *columns)}
         for column in columns:
             if column.share_of:

@@ -156,9 +156,6 @@ def trace(host_waits=None, **shares):
     idle = CoveredIdle(total_ns=100, busy_ns=works, by_cause_ns=(0, 100 - works, 0, 0, 0, 0))
     breakdown = StepBreakdown(
         steps=(StepParts(number=0, total_ns=100, parts_ns=parts),),
-        mean_total_ns=100.0,
-        mean_parts_ns=tuple(map(float, parts)),
-        shares=tuple(part / 100 for part in parts),
         has_device=True,
         has_runtime=True,
         notes=(),

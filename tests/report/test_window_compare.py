@@ -25,16 +25,11 @@ NAMES = ("old", "new")
 
 def breakdown(*steps, has_device=True):
     """Of steps that are given as the time of each category."""
-    whole = [sum(parts) for parts in steps]
-    means = tuple(sum(column) / len(steps) for column in zip(*steps, strict=True))
     return StepBreakdown(
         steps=tuple(
             StepParts(number=number, total_ns=sum(parts), parts_ns=tuple(parts))
             for number, parts in enumerate(steps)
         ),
-        mean_total_ns=sum(whole) / len(steps),
-        mean_parts_ns=means,
-        shares=tuple(mean * len(steps) / sum(whole) if sum(whole) else None for mean in means),
         has_device=has_device,
         has_runtime=True,
         notes=(),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NO_DEVICE, NotMeasured
+from lightning_modelprof.analysis.pooling import InTurn, Key, Largest, pool
 from lightning_modelprof.analysis.timeline.calls import (
     busy_ns,
     busy_time,
@@ -80,7 +81,7 @@ class HostWait(Record, frozen=True, kw_only=True):
             see :func:`stakes_of_waits`.
     """
 
-    place: WaitPlace
+    place: Key[WaitPlace]
     calls: int
     wait_ns: int
     saves_ns: int
@@ -100,10 +101,10 @@ class LateWork(Record, frozen=True, kw_only=True):
         caller: the user's function that calls it, where it is a function of a library; else "".
     """
 
-    kind: WorkKind
-    name: str
+    kind: Key[WorkKind]
+    name: Key[str]
     time_ns: int
-    caller: str = ""
+    caller: Key[str] = ""
 
 
 class HostWaits(Record, frozen=True, kw_only=True):
@@ -137,12 +138,12 @@ class HostWaits(Record, frozen=True, kw_only=True):
     fetch_ns: int
     late_ns: int
     launch_ns: int
-    longest_launch_ns: int
+    longest_launch_ns: Largest[int]
     num_kernels: int
     waits: tuple[HostWait, ...]
     late_work: tuple[LateWork, ...] = ()
     communication_ns: int = 0
-    saves_by_step_ns: tuple[int, ...] = ()
+    saves_by_step_ns: InTurn[int] = ()
 
     @property
     def saves_ns(self) -> int:
@@ -371,41 +372,9 @@ _KIND_OF_CATEGORY[[Category.RUNTIME, Category.PYTHON_FUNCTION]] = _RUNTIME, _FUN
 
 def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
     """Of several ranks or windows together, at least one."""
-    found: dict[WaitPlace, list[HostWait]] = {}
-    for wait in (wait for rank in ranks for wait in rank.waits):
-        found.setdefault(wait.place, []).append(wait)
-    return HostWaits(
-        num_steps=sum(rank.num_steps for rank in ranks),
-        steps_ns=sum(rank.steps_ns for rank in ranks),
-        idle_ns=sum(rank.idle_ns for rank in ranks),
-        fetch_ns=sum(rank.fetch_ns for rank in ranks),
-        communication_ns=sum(rank.communication_ns for rank in ranks),
-        late_ns=sum(rank.late_ns for rank in ranks),
-        launch_ns=sum(rank.launch_ns for rank in ranks),
-        longest_launch_ns=max(rank.longest_launch_ns for rank in ranks),
-        num_kernels=sum(rank.num_kernels for rank in ranks),
-        waits=_sorted(
-            HostWait(
-                place=place,
-                calls=sum(one.calls for one in same),
-                wait_ns=sum(one.wait_ns for one in same),
-                saves_ns=sum(one.saves_ns for one in same),
-            )
-            for place, same in found.items()
-        ),
-        late_work=_pool_work(work for rank in ranks for work in rank.late_work),
-        saves_by_step_ns=tuple(ns for rank in ranks for ns in rank.saves_by_step_ns),
-    )
-
-
-def _pool_work(works: Iterable[LateWork]) -> tuple[LateWork, ...]:
-    sums: dict[tuple[str, str, str], LateWork] = {}
-    for one in works:
-        before = sums.get((one.kind, one.name, one.caller))
-        sums[one.kind, one.name, one.caller] = (
-            one if before is None else replace(one, time_ns=one.time_ns + before.time_ns)
-        )
-    return tuple(sorted(sums.values(), key=lambda one: -one.time_ns)[:_MOST_WORK])
+    whole = pool(ranks)
+    work = sorted(whole.late_work, key=lambda one: -one.time_ns)
+    return replace(whole, waits=_sorted(whole.waits), late_work=tuple(work[:_MOST_WORK]))
 
 
 def _counted_steps(bounds: StepBounds) -> Intervals:

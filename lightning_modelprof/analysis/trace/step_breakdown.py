@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NotMeasured
+from lightning_modelprof.analysis.pooling import InTurn, pool
 from lightning_modelprof.analysis.timeline.intervals import Intervals, locate, partition, union
 from lightning_modelprof.analysis.timeline.names import is_dataloader, is_place
 from lightning_modelprof.analysis.timeline.steps import dropped_note
@@ -56,17 +57,35 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
 
     Attributes:
         steps: the steps, in order of time; at least one.
-        mean_parts_ns: mean time of each of ``STEP_CATEGORIES``.
-        shares: share of each category in the time of all steps; ``None`` if that is 0.
     """
 
-    steps: tuple[StepParts, ...]
-    mean_total_ns: float
-    mean_parts_ns: tuple[float, ...]
-    shares: tuple[float | None, ...]
+    steps: InTurn[StepParts]
     has_device: bool
     has_runtime: bool
     notes: tuple[str, ...]
+
+    @property
+    def _total_ns(self) -> int:
+        return sum(step.total_ns for step in self.steps)
+
+    @property
+    def _sums_ns(self) -> list[int]:
+        return [sum(parts) for parts in zip(*(step.parts_ns for step in self.steps), strict=True)]
+
+    @property
+    def mean_total_ns(self) -> float:
+        return self._total_ns / len(self.steps)
+
+    @property
+    def mean_parts_ns(self) -> tuple[float, ...]:
+        """Mean time of each of ``STEP_CATEGORIES``."""
+        return tuple(ns / len(self.steps) for ns in self._sums_ns)
+
+    @property
+    def shares(self) -> tuple[float | None, ...]:
+        """Share of each category in the time of all steps; ``None`` if that is 0."""
+        total_ns = self._total_ns
+        return tuple(ns / total_ns if total_ns else None for ns in self._sums_ns)
 
 
 def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown:
@@ -80,11 +99,11 @@ def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown:
         raise NotMeasured(NO_STEP)
     parts_ns = _parts(bounds.intervals, _layers(timeline, steps.intervals))
     total_ns = bounds.intervals[:, 1] - bounds.intervals[:, 0]
-    return _summarize(
-        [
+    return StepBreakdown(
+        steps=tuple(
             StepParts(number=number, total_ns=total, parts_ns=tuple(parts))
             for number, total, parts in zip(bounds.numbers, total_ns.tolist(), parts_ns.tolist(), strict=True)
-        ],
+        ),
         has_device=timeline.has_device,
         has_runtime=bool((timeline.trace.category == Category.RUNTIME).any()),
         notes=(*steps.notes, *dropped_note(bounds.dropped)),
@@ -97,29 +116,7 @@ def pool_breakdowns(ranks: Sequence[StepBreakdown]) -> StepBreakdown:
     Where any rank has device events, those without are left out: their Kernel is not 0 but not measured, and
     a mean needs all parts of a step.
     """
-    ranks = [rank for rank in ranks if rank.has_device] or ranks
-    return _summarize(
-        [step for rank in ranks for step in rank.steps],
-        has_device=any(rank.has_device for rank in ranks),
-        has_runtime=any(rank.has_runtime for rank in ranks),
-        notes=tuple(dict.fromkeys(note for rank in ranks for note in rank.notes)),
-    )
-
-
-def _summarize(
-    steps: Sequence[StepParts], *, has_device: bool, has_runtime: bool, notes: tuple[str, ...]
-) -> StepBreakdown:
-    whole_ns = sum(step.total_ns for step in steps)
-    sums_ns = [sum(parts) for parts in zip(*(step.parts_ns for step in steps), strict=True)]
-    return StepBreakdown(
-        steps=tuple(steps),
-        mean_total_ns=whole_ns / len(steps),
-        mean_parts_ns=tuple(value / len(steps) for value in sums_ns),
-        shares=tuple(value / whole_ns if whole_ns else None for value in sums_ns),
-        has_device=has_device,
-        has_runtime=has_runtime,
-        notes=notes,
-    )
+    return pool([rank for rank in ranks if rank.has_device] or ranks)
 
 
 def _wraps_a_step(trace: Trace, steps: Intervals) -> NDArray[np.bool_]:
