@@ -22,6 +22,7 @@ from lightning_modelprof.report.compare.tables import (
 from lightning_modelprof.report.compare.windows import STEP_CHANGES
 from lightning_modelprof.report.model import Column
 from lightning_modelprof.report.rules.all_rules import RULES
+from lightning_modelprof.report.rules.rule import FLOOR_NS, Rule
 from lightning_modelprof.report.specs import COMMON, WORDS, TableSpec
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE, VERDICTS
@@ -134,8 +135,10 @@ def _verdicts() -> Section:
 
 
 def _rules() -> Section:
-    head = ("rule", "criterion", "warning, critical", "where")
-    rows = [(f"`{rule.kind}`", rule.help, rule.levels, rule.where) for rule in RULES]
+    head = ("rule", "criterion", "warning, critical", "where", "other thresholds")
+    rows = [
+        (f"`{rule.kind}`", rule.help, rule.levels, rule.where, _other_thresholds(rule)) for rule in RULES
+    ]
     terms = (
         Term(
             f"rule:{rule.kind}",
@@ -154,6 +157,14 @@ def _rules() -> Section:
         for rule, (_, found, *rest) in zip(RULES, rows, strict=True)
     )
     return Section("findings", "Findings", _table(head, rows), tuple(terms), is_table=True)
+
+
+def _other_thresholds(rule: Rule) -> str:
+    """By the names that ``rules=`` takes, beside those that all rules have."""
+    own = {name: value for name, value in rule.limits.items() if name not in ("warning", "critical")}
+    return ", ".join(
+        f"`{name}={value:g}`" for name, value in own.items() if (name, value) != ("floor_ns", FLOOR_NS)
+    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:

@@ -234,6 +234,7 @@ def test_definitions_on_a_page_are_plain_text():
     assert [one for one in shown if re.search(r"\*\*|`|\]\(", one)] == []
     assert definition_of("rule", "input_bound").endswith(
         "Warning, critical: 5%, 20%\n\nWhere: data set, collate_fn; with workers, their busiest statement"
+        "\n\nOther thresholds: least_samples=10"
     )
 
 
