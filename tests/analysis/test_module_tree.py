@@ -146,7 +146,8 @@ def test_ignored_class_inside_of_kept_modules():
 def test_what_was_ignored_is_said():
     tree = module_tree(COST, ["head", "haed"])
     assert tree.notes[:2] == (
-        "1 of 6 modules are ignored (ignore_modules). FLOPs, Model size and the fvcore tables include them.",
+        '1 of 6 modules are ignored (inspect={"ignore_modules": ...}). FLOPs, Model size and the fvcore'
+        " tables include them.",
         "ignore_modules: no module has this class or path: haed.",
     )
 

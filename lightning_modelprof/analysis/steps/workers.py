@@ -204,7 +204,7 @@ def workers_facts(
         records: of each loader; ``None`` where nobody looked into the workers.
     """
     if records is None:
-        raise NotMeasured("not measured (workers=False, or an older version saved this run)")
+        raise NotMeasured('not measured (inspect={"workers": False}, or an older version saved this run)')
     if not records:
         raise NotMeasured("the loop has no DataLoader whose workers can be measured")
     return tuple(_facts(record, steps, costs, batch_cpu, setup) for record in records)
