@@ -13,7 +13,7 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, row_order
+from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, order_of, order_words, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _NAME: Final = ColumnSpec("name", "Name")
@@ -263,7 +263,11 @@ class _Writer:
 
     def _notes(self) -> tuple[str, ...]:
         has_shapes = any(fact.has_shapes for fact in self.ranks.found.values())
+        order = order_of(
+            self.options.sorted_by, has_device=self.device_ns is not None, has_memory=self.shows_memory
+        )
         return (
+            order_words(order),
             _TIMES_NOTE,
             *([_DEVICE_NOTE] if self.device_ns is not None else []),
             _FLOPS_NOTE if has_shapes else _NO_FLOPS_NOTE,
