@@ -21,8 +21,8 @@ from lightning_modelprof.units import milliseconds
 
 _ONCE: Final = "Each moment counts once, in the first busy category of Step time breakdown."
 
-_SLOW: Final = 1.05
-"""Times the median step."""
+_SLOW_PERCENT: Final = 5
+"""By which a slow step is longer than the median."""
 
 _MOST_SLOW: Final = 3
 
@@ -68,9 +68,9 @@ def _slowest(fact: StepBreakdown, parts_ns: NDArray[np.float64]) -> tuple[str, .
     usual_ns = float(np.median(total_ns))
     excess_ns = parts_ns - np.median(parts_ns, axis=0)
     slowest = np.argsort(-total_ns, kind="stable")[:_MOST_SLOW].tolist()
-    slow = [place for place in slowest if total_ns[place] >= _SLOW * usual_ns]
+    slow = [place for place in slowest if total_ns[place] >= (1 + _SLOW_PERCENT / 100) * usual_ns]
     if not slow:
-        return (f"No step takes {_SLOW - 1:.0%} longer than the median of {milliseconds(usual_ns)}.",)
+        return (f"No step takes {_SLOW_PERCENT}% longer than the median of {milliseconds(usual_ns)}.",)
     named = []
     for place in slow:
         part = int(excess_ns[place].argmax())
