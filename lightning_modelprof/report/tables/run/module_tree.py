@@ -282,7 +282,7 @@ def _classes(tree: ModuleTree, deepest: int, count: int) -> Table:
     for depth in range(deepest + 1):
         ranked = [tree.top_classes(depth, figure, count) for figure in _FIGURES]
         for place in range(max(map(len, ranked))):
-            cells: list[Cell] = [str(depth) if place == 0 else ""]
+            cells: list[Cell] = [str(depth)]
             for ranking in ranked:
                 cells += ranking[place] if place < len(ranking) else (None, None)
             rows.append(tuple(cells))
