@@ -86,8 +86,8 @@ def add_table_options(command: argparse.ArgumentParser) -> None:
         "--sorted-by",
         type=checked(parse_sort_key),
         metavar="KEY",
-        help=f"Sort key for operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_total if the"
-        " trace has device events, otherwise cpu_total)",
+        help=f"Sort key for operators, kernels and ranges: {', '.join(SORT_KEYS)} (default: gpu_self if the"
+        " trace has device events, otherwise cpu_self)",
     )
     group.add_argument(
         "--time-unit",

@@ -84,8 +84,8 @@ class ReportOptions:
             memory_manipulation, userdefined, memory, critical_path, step_breakdown, idle, launch and
             dataloader. Default: all. Paddle's names, such as KernelView, work here and in sorted_by.
         sorted_by: Sort key for operators, kernels and ranges: cpu_ or gpu_ followed by total, self, avg, max,
-            min, memory or self_memory; or calls. Default: gpu_total if the trace has device events, otherwise
-            cpu_total.
+            min, memory or self_memory; or calls. Default: gpu_self if the trace has device events, otherwise
+            cpu_self.
         time_unit: Time unit in text output: s, ms, us or ns. Default: one that fits each table.
         thread_sep: Group operators and ranges by CPU thread.
         op_detail: Show what each operator calls and launches.

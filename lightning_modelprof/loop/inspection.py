@@ -115,14 +115,14 @@ class Inspection:
         self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
             count_note=(
-                f"profiler windows cover every {loop.kind.step} (set wait to leave some out)"
+                f"profiler windows cover every {loop.kind.step} (set wait=10 to leave some out)"
                 if plan.counted is None
                 else f"{loop.kind.subject} ended before {loop.kind.step} {plan.counted}, the one to count"
             ),
             times_note=f"{loop.kind.subject} ended before modules were timed",
             size_note=f"{loop.kind.subject} ended before sizes were recorded",
             peak_note=f"{loop.kind.subject} ended before the device's peak was looked up",
-            forward_table_note="not run; set inspect={'fvcore': True} to run fvcore on a copy of the model",
+            forward_table_note='not run; set inspect={"fvcore": True} to run fvcore on a copy of the model',
             sites_note=f"{loop.kind.subject} ended before the {loop.kind.step} whose lines are watched",
         )
 

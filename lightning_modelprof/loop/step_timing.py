@@ -283,7 +283,7 @@ class OwnBudget:
             return ""
         return (
             f"another window would have raised the overhead to {digits(100 * with_another_ns / loop_ns)}%"
-            f" (max_overhead={limit:g})"
+            f' (bounds={{"max_overhead": {limit:g}}})'
         )
 
 

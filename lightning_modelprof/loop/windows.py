@@ -403,7 +403,10 @@ class WindowResults:
         for place in saved[1:-keep]:
             window = self.windows[place]
             if window.trace_file is not None and self._outputs.remove_trace(window.trace_file):
-                note = f"its trace was removed (keep_windows={keep} keeps the first and the newest {keep})"
+                note = (
+                    f'its trace was removed (bounds={{"keep_windows": {keep}}} keeps the first and the'
+                    f" newest {keep})"
+                )
                 self.windows[place] = _with_note(replace(window, trace_file=None), note)
 
     def _list_fewer(self) -> None:
@@ -419,7 +422,7 @@ class WindowResults:
             return ""
         return (
             f"its trace of {digits(num_bytes / BYTES_PER_MB)} MB wasn't analyzed during training, because"
-            f" it's larger than {_ANALYZED_LIMITS} × max_trace_mb={limit:g}; {READS_IT}"
+            f' it\'s larger than {_ANALYZED_LIMITS} × bounds={{"max_trace_mb": {limit:g}}}; {READS_IT}'
         )
 
 

@@ -136,9 +136,7 @@ def _verdicts() -> Section:
 
 def _rules() -> Section:
     head = ("rule", "criterion", "warning, critical", "where", "other thresholds")
-    rows = [
-        (f"`{rule.kind}`", rule.help, rule.levels, rule.where, _other_thresholds(rule)) for rule in RULES
-    ]
+    rows = [(f"`{rule.kind}`", rule.help, rule.levels, rule.where, _other_thresholds(rule)) for rule in RULES]
     terms = (
         Term(
             f"rule:{rule.kind}",

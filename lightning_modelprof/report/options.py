@@ -63,9 +63,9 @@ class TableOptions:
     Attributes:
         views: which tables, in reading order; ``None`` means all.
         sorted_by: order of the rows of Operator, Kernel and UserDefined Summary: largest first, but smallest
-            first for the two minima. ``None`` means GPU total where the trace has device events, else CPU
-            total. Kernels have no CPU time: there a CPU key counts as the GPU's. Only operators have memory:
-            other tables, and traces without it, keep their order.
+            first for the two minima. ``None`` means GPU self time where the trace has device events, else CPU
+            self time. Kernels have no CPU time: there a CPU key counts as the GPU's. Only operators have
+            memory: other tables, and traces without it, keep their order.
         time_unit: unit of the durations that a person reads; ``None`` means one that fits each table.
         thread_sep: one section per host thread in Operator and UserDefined Summary.
         op_detail: operators with rows for what they call and launch.

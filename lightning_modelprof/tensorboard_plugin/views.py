@@ -165,8 +165,8 @@ VIEWS: Final = (
         key="steps",
         title="Steps",
         empty=(
-            "Steps need a run measured by ModelProfCallback. Traces only have the few recorded steps; see"
-            " Overview and Trace."
+            "There are no steps to show. Measure a run with ModelProfCallback(), or add a trace recorded with"
+            " profiler.step()."
         ),
         above=(_figures,),
         columns=STEPS,
@@ -195,16 +195,16 @@ VIEWS: Final = (
         key="workers",
         title="Workers",
         empty=(
-            "No DataLoader worker data: the run had no workers (num_workers=0), or inspect.workers was off."
-            " A trace alone doesn't contain it."
+            "No DataLoader worker data: the run's DataLoader had num_workers=0, or ModelProfCallback had"
+            ' inspect={"workers": False}. A trace alone doesn\'t contain it.'
         ),
     ),
     View(
         key="memory",
         title="Memory",
         empty=(
-            "ModelProfCallback records memory in every run. Memory by operator and by phase needs"
-            " profile_memory=True."
+            "ModelProfCallback records memory in every run. For memory by operator and by phase, use"
+            " ModelProfCallback(profile_memory=True)."
         ),
     ),
     View(

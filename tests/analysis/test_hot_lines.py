@@ -320,7 +320,7 @@ def test_the_lines_at_the_top():
 
 
 def test_without_samples_there_is_a_reason():
-    assert why_not(hot_lines, None) == "not measured (set inspect={'sampling': True})"
+    assert why_not(hot_lines, None) == 'not measured (set inspect={"sampling": True})'
     assert why_not(hot_lines, StackSamples()) == "the loop ended before the first sample"
     samples = stacks_of(("forward", "step:12", 1, 5))
     assert hot_lines(samples).samples is samples

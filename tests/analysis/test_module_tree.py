@@ -146,8 +146,8 @@ def test_ignored_class_inside_of_kept_modules():
 def test_what_was_ignored_is_said():
     tree = module_tree(COST, ["head", "haed"])
     assert tree.notes[:2] == (
-        "1 of 6 modules are ignored (ignore_modules). FLOPs, Model size and the fvcore tables include them.",
-        "ignore_modules: no module has this class or path: haed.",
+        "1 of 6 modules are ignored. FLOPs, Model size and the fvcore tables include them.",
+        "No module to ignore has this class or path: haed.",
     )
 
 
@@ -357,9 +357,9 @@ def test_tables_of_the_tree():
     assert [row[:3] for row in top.rows] == [
         ("0", "Net", 1_000),
         ("1", "Sequential", 800),
-        ("", "Linear", 190),
+        ("1", "Linear", 190),
         ("2", "Linear", 800),
-        ("", "ReLU", 0),
+        ("2", "ReLU", 0),
     ]
     assert "body (Sequential)" in render(top, tree)
 

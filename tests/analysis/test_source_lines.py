@@ -183,7 +183,7 @@ def test_without_either_there_is_no_table():
 def test_the_table_says_why_it_is_empty():
     [table] = tables_of(analysis_of(steps_of(forward=10), cost=cost_of()), SOURCE_LINES)
     assert table.rows == ()
-    assert "inspect={'sampling': True}" in table.absent_reason
+    assert 'inspect={"sampling": True}' in table.absent_reason
 
 
 # The lines that findings point at

@@ -478,6 +478,6 @@ def test_on_a_cpu_there_are_flops_per_second_and_no_share(tmp_path):
     assert math.isfinite(section["flops_per_s"])
     assert (section["mfu"], section["hfu"], section["peaks"]) == (None, None, [])
     assert not any("matmul" in key for key in section)
-    assert "No peak is known for 'cpu'; set inspect={'peak_flops_per_s'" in " ".join(
+    assert "No peak is known for 'cpu'; set inspect={\"peak_flops_per_s\"" in " ".join(
         table(callback, "flops").notes
     )

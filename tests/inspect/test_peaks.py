@@ -297,7 +297,7 @@ def test_lightning_agrees_but_for_the_differences_that_are_listed():
 def test_unknown_devices_have_no_peak(device, name, units, reason):
     rates, note = peak_rates(device(name, units), ALL, None)
     assert rates == ()
-    assert note == f"no peak is known for {name!r}{reason}; set inspect={{'peak_flops_per_s': ...}}"
+    assert note == f'no peak is known for {name!r}{reason}; set inspect={{"peak_flops_per_s": ...}}'
 
 
 @pytest.mark.parametrize("name", ["A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"])
@@ -325,7 +325,7 @@ def test_no_name_is_two_entries_with_the_same_units():
 def test_devices_without_a_data_sheet(kind):
     assert peak_rates(torch.device(kind), ("float32",), None) == (
         (),
-        f"no peak is known for {kind!r}; set inspect={{'peak_flops_per_s': ...}}",
+        f'no peak is known for {kind!r}; set inspect={{"peak_flops_per_s": ...}}',
     )
 
 
@@ -338,7 +338,7 @@ def test_a_driver_that_fails_is_a_note(monkeypatch):
     assert rates == ()
     assert note == (
         "no peak is known for 'cuda:0' (its name can't be read: no driver); set"
-        " inspect={'peak_flops_per_s': ...}"
+        ' inspect={"peak_flops_per_s": ...}'
     )
 
 
@@ -361,7 +361,7 @@ def test_dtypes_that_a_device_does_not_have(device):
     assert [rate.dtype for rate in rates] == ["float16"]
     assert (
         note
-        == "no peak is known for bfloat16, complex64 on 'Tesla T4'; set inspect={'peak_flops_per_s': ...}"
+        == "no peak is known for bfloat16, complex64 on 'Tesla T4'; set inspect={\"peak_flops_per_s\": ...}"
     )
 
 
@@ -393,7 +393,7 @@ def test_tf32_on_other_devices_cannot_be_told(device, with_tf32, name, maker):
     assert [rate.dtype for rate in rates] == ["float16"]
     assert note == (
         f"no peak is known for float32 (TF32 is on in torch, but its effect on {maker} devices"
-        f" is unknown) on {name!r}; set inspect={{'peak_flops_per_s': ...}}"
+        f' is unknown) on {name!r}; set inspect={{"peak_flops_per_s": ...}}'
     )
 
 
@@ -437,7 +437,7 @@ def test_a_number_by_dtype_and_the_table_for_the_rest(device):
     assert tera((rates, note)) == {"bfloat16": 121, "float32": 1, "float8_e4m3fn": 2, "float8_e5m2": 3}
     assert [rate.source == "given by the user" for rate in rates] == [False, True, True, True]
     assert note.startswith(
-        "peak_flops_per_s has no rate for float64; no peak is known for float64 on 'NVIDIA"
+        'inspect={"peak_flops_per_s": ...} has no rate for float64; no peak is known for float64 on \'NVIDIA'
     )
 
 

@@ -579,7 +579,8 @@ def test_clean_batches(bench):
     text = text_of(bench)
     assert "Based on 9 clean batches out of 12." in text
     assert (
-        "Excluded batches: 2 initial (skip_first), 1 at the start of a dataloader. A batch is counted" in text
+        "Excluded batches: 2 initial (skip_first=...), 1 at the start of a dataloader. A batch is counted"
+        in text
     )
     assert "gradient accumulation" not in text
     figures = report.sections["benchmark"]
@@ -600,7 +601,7 @@ def test_clean_batches(bench):
     [
         (
             {"skip_first": 10},
-            "none of the 4 batches is clean; use more batches or lower skip_first",
+            "none of the 4 batches is clean; use more batches or set a smaller skip_first=...",
         ),
         ({"skip_first": 0}, "For more clean batches, use more batches."),
     ],

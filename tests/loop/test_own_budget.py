@@ -40,7 +40,7 @@ def test_another_window_must_fit_in():
     share = (31 + 31) / (loop_ms + 31)  # with another one like the first, which is in the loop as well
     assert budget_of(share * 1.001, CLEAN, WINDOW).why_not() == ""
     reason = budget_of(share * 0.999, CLEAN, WINDOW).why_not()
-    assert "raised the overhead to 5.84% (max_overhead=0.058" in reason
+    assert 'raised the overhead to 5.84% (bounds={"max_overhead": 0.058' in reason
     twice = budget_of(0.05, CLEAN, WINDOW, num_windows=2, close_ms=10)  # the third is half as much
     assert twice.why_not() == ""
 
@@ -94,7 +94,7 @@ def test_windows_beyond_the_budget_are_skipped(tmp_path):
     windows = windows_of(callback)
     statuses = [window.status for window in windows]
     assert statuses == [WindowStatus.COMPLETE] + [WindowStatus.SKIPPED] * 3
-    assert all(window.note.endswith("(max_overhead=0.001)") for window in windows[1:])
+    assert all(window.note.endswith('(bounds={"max_overhead": 0.001})') for window in windows[1:])
     assert not any(window.recorded_steps or window.trace_file for window in windows[1:])
     assert any("skipped: another window would have" in note for note in callback.report.notes)
     steps = callback.run.ranks[0].steps

@@ -34,9 +34,9 @@ QUIET = grouped(
     dict.fromkeys(("terminal", "progress_bar", "files", "sampling", "flops"), False) | {"active": 0}
 )
 
-REASON = "the number of samples per batch couldn't be counted (pass samples_fn)"
+REASON = "the number of samples per batch couldn't be counted (pass samples_fn=...)"
 SOME_DISAGREE = (
-    "steps whose batches have parts of different lengths aren't counted (to count them, pass samples_fn)"
+    "steps whose batches have parts of different lengths aren't counted (to count them, pass samples_fn=...)"
 )
 
 X = torch.zeros(3, 5)

@@ -304,7 +304,7 @@ def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.INFO)
     assert finding.saving_ns_per_step is None
     assert [(one.line, one.is_exact) for one in finding.locations] == [(line, True) for line in lines]
-    assert "Record a profiler window" in finding.summary
+    assert "Set active=10 to record a profiler window" in finding.summary
 
 
 @pytest.mark.parametrize("rule", [host_device_sync, host_to_device_copy])

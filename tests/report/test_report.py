@@ -47,17 +47,17 @@ FIRST, SKIP, VALIDATION = StepTag.FIRST_OF_EPOCH, StepTag.SKIP_FIRST, StepTag.VA
 @pytest.mark.parametrize(
     ("tags", "advice"),
     [
-        ([SKIP | FIRST, *[SKIP] * 9], "train for longer or lower skip_first"),
-        ([*[SKIP] * 10, *[FIRST] * 1], "train for longer or lower skip_first"),
+        ([SKIP | FIRST, *[SKIP] * 9], "train for longer or set a smaller skip_first=..."),
+        ([*[SKIP] * 10, *[FIRST] * 1], "train for longer or set a smaller skip_first=..."),
         ([*[SKIP | FIRST] * 10, *[FIRST] * 90], "use more batches per epoch"),
         (
             [*[SKIP | FIRST] * 10, *[FIRST] * 6],
-            "train for longer or lower skip_first; use more batches per epoch",
+            "train for longer or set a smaller skip_first=...; use more batches per epoch",
         ),
         ([FIRST, *[VALIDATION] * 30], "validate less often (the Trainer's val_check_interval)"),
         (
             [SKIP, *[StepTag.PROFILED] * 30],
-            "train for longer or profile fewer steps (active, repeat)",
+            "train for longer or profile fewer steps (active=..., repeat=...)",
         ),
     ],
 )
@@ -75,7 +75,9 @@ def test_why_no_step_is_clean_is_shown_with_the_reason():
     lines = text.split("\n")
     at = next(index for index, line in enumerate(lines) if line.startswith("Perf Summary: none of"))
     assert lines[at + 1] == "Note:"
-    assert lines[at + 2].startswith("Excluded steps: 10 initial (skip_first), 1 at the start of an epoch. A")
+    assert lines[at + 2].startswith(
+        "Excluded steps: 10 initial (skip_first=...), 1 at the start of an epoch. A"
+    )
 
 
 def test_an_absent_table_explains_no_figures():
@@ -87,7 +89,9 @@ def test_an_absent_table_explains_no_figures():
 def test_skip_first_counts_as_many_as_were_asked_for():
     notes = perf_summary_of([SKIP | FIRST, *[SKIP] * 9, *[0] * 20, FIRST]).notes
     assert "Based on 20 clean steps out of 31." in notes
-    expected = "10 initial (skip_first), 1 at the start of an epoch. A step is counted under the first reason"
+    expected = (
+        "10 initial (skip_first=...), 1 at the start of an epoch. A step is counted under the first reason"
+    )
     assert f"Excluded steps: {expected} that applies." in notes
     assert "Excluded steps: 1 at the start of an epoch." in perf_summary_of([FIRST, *[0] * 20]).notes
 
@@ -99,7 +103,9 @@ def test_few_clean_steps(num_clean):
     assert notes[0] == f"Based on {steps} out of {10 + num_clean}."
     few = [note for note in notes if "are unreliable" in note]
     assert len(few) == (num_clean < 10)
-    assert all("For more clean steps, train for longer or lower skip_first." in note for note in few)
+    assert all(
+        "For more clean steps, train for longer or set a smaller skip_first=...." in note for note in few
+    )
 
 
 def test_few_steps_of_which_none_was_left_out():

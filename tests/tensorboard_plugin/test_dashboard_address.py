@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.tensorboard_plugin.test_dashboard_browser import logdir, page, server
 __all__ = ["logdir", "page", "server"]  # fixtures
 
 pytestmark = pytest.mark.slow
+
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/window_0"}
 FIND = {"name": "aten::linear", "kind": "operator"}
@@ -143,3 +146,32 @@ def test_the_zoom_of_a_window_goes_with_its_window(page):
     page.choose("Window", "modelprof/window_1")
     assert "at_time" not in page.link()
     assert page.link()["at_tables"] == looks["at_tables"], "how a table is sorted is of no window"
+
+
+@pytest.mark.parametrize("is_tab", [False, True], ids=["alone", "in TensorBoard"])
+def test_a_copied_link_is_short_and_leads_to_what_was_seen(page, is_tab):
+    shown = (
+        "return [...document.querySelectorAll("
+        "'.tl-selection h2, .tl-count, .tl-base')].map(e => e.value ?? e.textContent)"
+    )
+    (page.open_tab if is_tab else page.open)(**RUN, view="trace", at_tables='{"operators":{"search":"x"}}')
+    page.run("parent.location.hash += '&runSelectionState=abc'")
+    field = page.browser.find_element("css selector", ".tl-search input")
+    field.send_keys("linear", Keys.ENTER)
+    page.wait("return document.querySelector('.tl-selection h2') !== null")
+    before = page.run(shown)
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.press("Copy link", ".tl-bar button")
+    page.wait("return document.querySelector('.tl-message').textContent === 'Link copied.'")
+    link = page.run("return window.copied")
+    assert len(link) <= 300, link
+    assert not {"runSelectionState", "at_tables"} & set(re.split(r"[.&=]", link))
+    page.browser.switch_to.default_content()
+    page.browser.get("about:blank")
+    page.browser.get(link)
+    if is_tab:
+        page.wait("return document.querySelector('iframe') !== null")
+        page.browser.switch_to.frame(page.browser.find_element("css selector", "iframe"))
+    page.settle()
+    page.wait("return document.querySelector('.tl-selection h2') !== null")
+    assert page.run(shown) == before

@@ -244,19 +244,19 @@ def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
     name = "v100_resnet50_workers0"
     page.server.wait_for(name)
     page.open(run=name, view="trace", find=json.dumps({"kind": "idle: data loading"}))
-    page.wait("return document.querySelector('.tl-selection h3') !== null")
+    page.wait("return document.querySelector('.tl-selection h2') !== null")
     assert page.run("return document.querySelector('.tl-count').value") == "1 of 6"
     assert "waited for data" in page.text()
     assert "_SingleProcessDataLoaderIter.__next__" in page.text()
     page.run("document.querySelector('.tl-selection .tl-link').click()")
-    kernel = page.run("return document.querySelector('.tl-selection h3').textContent")
+    kernel = page.run("return document.querySelector('.tl-selection h2').textContent")
     assert kernel == "Memcpy HtoD (Pageable -> Device)"
     page.press("In Kernels", ".tl-selection a")
     assert page.title() == "Kernels"
     assert json.loads(page.link()["row"]) == {"name": kernel}
     page.run("history.back()")
-    page.wait("return document.querySelector('.tl-selection h3') !== null")
-    assert page.run("return document.querySelector('.tl-selection h3').textContent") == kernel
+    page.wait("return document.querySelector('.tl-selection h2') !== null")
+    assert page.run("return document.querySelector('.tl-selection h2').textContent") == kernel
 
 
 def test_a_run_can_be_chosen_and_its_window_stays_if_it_has_such_a_one(page):

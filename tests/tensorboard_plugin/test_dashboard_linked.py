@@ -40,7 +40,7 @@ def shows(page, title):
 
 def selected(page):
     """What the panel of the timeline says, once a slice is selected."""
-    page.wait("return document.querySelector('.tl-panel h3, .drawing h3') !== null")
+    page.wait("return document.querySelector('.tl-panel h2, .drawing h2') !== null")
     return page.run("return document.querySelector('.drawing').innerText")
 
 

@@ -6,11 +6,17 @@ import json
 import time
 from contextlib import contextmanager
 from decimal import Decimal
+from itertools import combinations
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from lightning_modelprof.analysis.trace.critical_path import Cause
+from lightning_modelprof.analysis.trace.idle import CAUSES
+from lightning_modelprof.report.timeline.details import WORDS
 from lightning_modelprof.units import NS_PER, UNIT_NAMES, format_duration
+from tests.show import test_colors
 from tests.support.dashboard_page import serve, wait, watched
 from tests.support.sample_reports import HOSTILE_NAMES
 from tests.support.timeline_page import make_trace, packed_trace, page_files
@@ -264,7 +270,7 @@ def check_panel(page, row):
     steps = [number for number, begin, end in META["steps"] if begin <= BEGIN[index] < end]
     shown = panel(page)
     assert (
-        page.execute_script("return document.querySelector('.tl-selection h3').textContent") == NAMES[index]
+        page.execute_script("return document.querySelector('.tl-selection h2').textContent") == NAMES[index]
     )
     assert shown["Category"] == META["categories"][COLUMNS["category"][index]]
     assert shown["Lane"] == META["lanes"][lane]["label"]
@@ -337,6 +343,69 @@ def check_search(page, text):
     assert page.execute_script("return document.querySelector('.tl-count').value") == f"1 of {len(matches):,}"
 
 
+def test_enter_zooms_to_a_match_and_its_launch(page):
+    field = page.find_element("css selector", ".tl-search input")
+    field.send_keys("gemm", Keys.ENTER)
+    for _ in range(3):
+        now = state(page)
+        found = now["selected"]
+        launcher = int(COLUMNS["launch"][found])
+        assert "gemm" in NAMES[found]
+        assert now["begin"] < BEGIN[launcher] <= END[found] < now["end"]
+        assert now["end"] - now["begin"] < 1.3 * (END[found] - BEGIN[launcher])
+        field.send_keys(Keys.ENTER)
+    select(page, launcher)
+    press(page, Keys.ENTER)
+    now = state(page)
+    assert (now["selected"], now["begin"] < BEGIN[launcher], now["end"] > END[found]) == (
+        launcher,
+        True,
+        True,
+    )
+
+
+LEAST = 6
+"""Distance in Lab of two swatches in the legend."""
+
+
+def test_every_category_has_a_colour_of_its_own(browser):
+    paths = (f"critical path: {cause}" for cause in get_args(Cause))
+    categories = [*WORDS, "batch", *(f"idle: {cause}" for cause in CAUSES), *paths, "unknown", "another"]
+    columns = COLUMNS | {"category": np.arange(len(BEGIN)) % len(categories)}
+    with opened(browser, META | {"categories": categories}, columns):
+        for theme in ("light", "dark"):
+            browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+            swatches = browser.execute_script(
+                "const context = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });"
+                "return [...document.querySelectorAll('.tl-legend li')].map(item => {"
+                "context.fillStyle = getComputedStyle(item.querySelector('i')).backgroundColor;"
+                "context.fillRect(0, 0, 1, 1);"
+                "return [item.textContent, [...context.getImageData(0, 0, 1, 1).data].slice(0, 3)]})"
+            )
+            colors = {name: "#" + bytes(color).hex() for name, color in swatches}
+            assert set(colors) == set(categories)
+            lab = {name: test_colors.seen(color, "full") for name, color in colors.items()}
+            near = [
+                (theme, one, other)
+                for one, other in combinations(lab, 2)
+                if np.linalg.norm(lab[one] - lab[other]) < LEAST
+            ]
+            assert near == []
+
+
+def test_notes_are_never_cut(browser):
+    notes = ["A long note. " * 40, "Another long note. " * 40]
+    with opened(browser, META | {"notes": notes}, COLUMNS):
+        cut = browser.execute_script(
+            "const place = document.querySelector('.tl-notes'); const root = document.querySelector('.tl');"
+            "return [place.textContent, place.scrollHeight > place.clientHeight,"
+            " place.getBoundingClientRect().bottom > root.getBoundingClientRect().bottom + 1]"
+        )
+        select(browser, 20)
+        assert cut == ["".join(notes), False, False]
+        assert box(browser, ".tl-notes")["height"] > 100
+
+
 def test_search_dims_the_others(page):
     zoom(page, META["begin_ns"], META["begin_ns"] + 2_000_000)
     lines = lines_of_rows(page)
@@ -395,7 +464,7 @@ def test_a_range_adds_up_what_is_in_it(page):
             # Sums of doubles in another order differ in their last digits.
             close = {format_duration(sums[label][1] * (1 + tiny)) for tiny in (-1e-9, 0, 1e-9)}
             assert text in close, label
-    heading = page.execute_script("return document.querySelector('.tl-range h3').textContent")
+    heading = page.execute_script("return document.querySelector('.tl-range h2').textContent")
     assert heading.startswith(format_duration(end - begin))
     press(page, Keys.ESCAPE)
     next_frame(page)
@@ -712,7 +781,7 @@ def test_hostile_names_stay_text(browser):
     with opened(browser, meta, columns):
         for index in range(0, len(columns["begin"]), 7):
             browser.execute_script("view.select(arguments[0])", index)
-            shown = "document.querySelector('.tl-selection h3').textContent"
+            shown = "document.querySelector('.tl-selection h2').textContent"
             name = int(columns["name"][index])  # compared there: half a surrogate pair does not travel
             assert browser.execute_script(f"return {shown} === unpacked.meta.names[{name}]")
         press(browser, "r")
@@ -733,12 +802,18 @@ def test_links_lead_back_to_the_same_view(page):
     zoom(page, BEGIN[20], BEGIN[20] + 3_000_000)
     select(page, 20)
     wait(page, "return window.changes.length && window.changes.at(-1).selected === 20")
-    kept = page.execute_script("return JSON.parse(JSON.stringify(window.changes.at(-1)))")
+    kept, before = page.execute_script("return window.changes.at(-1)"), state(page)
+    assert kept == {
+        "selected": 20,
+        "zoom": [round(BEGIN[20] - META["begin_ns"]) + at for at in (0, 3_000_000)],
+    }
     page.execute_script(
         "view.zoomTo(0, 1e12); view.select(-1); window.mount({ initial: arguments[0] })", kept
     )
-    assert state(page) == kept
-    nonsense = {"begin": "x", "end": None, "selected": 10**9, "range": [3], "search": 5}
+    assert state(page) == before
+    page.execute_script("window.mount()")
+    assert page.execute_script("return view.look()") == {}, "nothing differs from what is shown at first"
+    nonsense = {"zoom": ["x", None], "selected": 10**9, "range": [3], "search": 5}
     page.execute_script("window.mount({ initial: arguments[0] })", nonsense)
     now = state(page)
     assert (now["begin"], now["end"]) == (META["steps"][0][1], META["steps"][-1][2])

@@ -472,7 +472,7 @@ def test_a_window_ends_before_it_is_too_large(tmp_path, monkeypatch):
     assert first.status is second.status is WindowStatus.PARTIAL
     assert first.note == (
         "it ended after 4 of 8 steps, because another step would have made its trace about 50 MB"
-        " (max_trace_mb=45)"
+        ' (bounds={"max_trace_mb": 45})'
     )
     assert f"Profiler window 0 (steps 2 to 9): partial: {first.note}." in callback.report.notes
     assert [int(name) for name, _, _ in step_ranges(trace_of(tmp_path, first))] == [2, 3, 4, 5]
@@ -570,7 +570,7 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
     if not is_analyzed:
         assert results.trace_notes[0] == (
             "its trace of 0.000201 MB wasn't analyzed during training, because it's larger than 2 ×"
-            " max_trace_mb=0.0001; read it with lightning-modelprof analyze"
+            ' bounds={"max_trace_mb": 0.0001}; read it with lightning-modelprof analyze'
         )
 
 
@@ -579,7 +579,7 @@ def test_the_report_says_why_there_are_no_tables(tmp_path):
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.COMPLETE  # one step is recorded, however large it is
     (table,) = (table for table in callback.report.tables if table.id == "model_summary")
-    assert "larger than 2 × max_trace_mb=0.001" in table.absent_reason
+    assert 'larger than 2 × bounds={"max_trace_mb": 0.001}' in table.absent_reason
     assert trace_of(tmp_path, window)
 
 
@@ -593,7 +593,7 @@ def test_the_first_and_the_newest_traces_stay(tmp_path):
     assert [window.recorded_steps for window in found] == [(step,) for step in range(1, 32, 2)]
     files = {path.name for path in (tmp_path / "modelprof" / "traces").iterdir()}
     assert files == {f"rank0_steps_{step}-{step}.pt.trace.json.gz" for step in (1, 27, 29, 31)}
-    note = "its trace was removed (keep_windows=3 keeps the first and the newest 3)"
+    note = 'its trace was removed (bounds={"keep_windows": 3} keeps the first and the newest 3)'
     assert [window.trace_file is None for window in found] == [False, *[True] * 12, *[False] * 3]
     assert [window.note for window in found] == ["", *[note] * 12, *[""] * 3]
     assert {window.status for window in found} == {WindowStatus.COMPLETE}

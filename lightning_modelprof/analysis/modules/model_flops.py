@@ -32,7 +32,7 @@ from lightning_modelprof.run.model_cost import (
 MODEL_PHASES: Final = ("forward", "backward")
 """What a step needs, however it is computed."""
 
-_NO_PEAK: Final = "the device's peak is unknown; set inspect={'peak_flops_per_s': ...}"
+_NO_PEAK: Final = 'the device\'s peak is unknown; set inspect={"peak_flops_per_s": ...}'
 
 
 class OperatorFlops(Record, frozen=True, kw_only=True):

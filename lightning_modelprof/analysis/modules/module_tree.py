@@ -223,13 +223,13 @@ def _ignored_notes(
 ) -> Iterable[str]:
     if len(kept) < len(records):
         yield (
-            f"{len(records) - len(kept)} of {len(records)} modules are ignored (ignore_modules). FLOPs,"
-            " Model size and the fvcore tables include them."
+            f"{len(records) - len(kept)} of {len(records)} modules are ignored. FLOPs, Model size and the"
+            " fvcore tables include them."
         )
     names = {name for record in records for name in (record.path, record.type_name)}
     unknown = [name for name in ignore if name not in names]
     if unknown:
-        yield f"ignore_modules: no module has this class or path: {', '.join(unknown)}."
+        yield f"No module to ignore has this class or path: {', '.join(unknown)}."
 
 
 def _all_above(path: str) -> Iterable[str]:

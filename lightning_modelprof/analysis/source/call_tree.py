@@ -70,7 +70,7 @@ class _Node:
 
 def call_tree(samples: StackSamples | None) -> CallTree:
     if samples is None:
-        raise NotMeasured("not measured (set inspect={'sampling': True})")
+        raise NotMeasured('not measured (set inspect={"sampling": True})')
     phases: dict[str, _Node] = {}
     shown = [not _is_plumbing(frame) for frame in samples.frames]
     for stack in samples.stacks:

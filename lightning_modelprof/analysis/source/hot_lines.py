@@ -536,7 +536,7 @@ class HotLines(Record, frozen=True, kw_only=True):
 
 def hot_lines(samples: StackSamples | None) -> HotLines:
     if samples is None:
-        raise NotMeasured("not measured (set inspect={'sampling': True})")
+        raise NotMeasured('not measured (set inspect={"sampling": True})')
     if not any(stack.time_ns for stack in samples.stacks):
         raise NotMeasured("the loop ended before the first sample")
     return HotLines(samples=samples)

@@ -100,7 +100,7 @@ def source_lines(sites: StepSites | None, hot: HotLines | None) -> tuple[SourceL
     """All lines that run operators or take time: most time first, then most waits, copies and operators."""
     if sites is None and hot is None:
         raise NotMeasured(
-            "no step was inspected (set flops=True) and nothing was sampled (set inspect={'sampling': True})"
+            'no step was inspected (set flops=True) and nothing was sampled (set inspect={"sampling": True})'
         )
     sums = _sums(sites)
     seen = {} if hot is None else {(one.file, one.line): one for one in hot.lines}

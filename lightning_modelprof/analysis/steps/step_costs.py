@@ -211,8 +211,8 @@ def step_costs(
     steady = steps.select((steps.tags & _OURS) == 0)
     if len(steady) == 0:
         raise NotMeasured(
-            "every step after the first ones was profiled or inspected (train for longer, or lower"
-            " skip_first and active)"
+            "every step after the first ones was profiled or inspected (train for longer, or set smaller"
+            " skip_first=... and active=...)"
         )
     clean = steady.clean()
     of_steady = _means(steady, totals.without(_OURS), num_workers)

@@ -191,7 +191,7 @@ def measured_workers(facts: Facts) -> tuple[WorkersFacts, ...]:
     """
     records = facts.record.workers
     if records is None:
-        raise NotMeasured("not measured (workers=False, or an older version saved this run)")
+        raise NotMeasured('not measured (inspect={"workers": False}, or an older version saved this run)')
     if not records:
         raise NotMeasured("the loop has no DataLoader whose workers can be measured")
     return tuple(_of_loader(facts, record) for record in records)

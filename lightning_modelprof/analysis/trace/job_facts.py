@@ -26,7 +26,7 @@ from lightning_modelprof.run.sites import StepSites
 
 T = TypeVar("T")
 
-NO_WINDOW: Final = "no profiler window was recorded (set active to its number of steps)"
+NO_WINDOW: Final = "no profiler window was recorded (set active=10)"
 _ONLY_IN_RUNS: Final = "traces alone don't say"
 NOT_COMPARED: Final = "the traces have no communication calls that can be compared between ranks"
 _NO_TENSOR_CORES: Final = (

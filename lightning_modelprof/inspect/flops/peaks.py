@@ -13,7 +13,7 @@ from lightning_modelprof.errors import quoted
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import PeakRate
 
-_REMEDY = "set inspect={'peak_flops_per_s': ...}"
+_REMEDY = 'set inspect={"peak_flops_per_s": ...}'
 
 
 class _Identity(NamedTuple):
@@ -62,7 +62,7 @@ def peak_rates(
         if note and given:
             known = {rate.dtype for rate in found}
             lacking = ", ".join(dtype for dtype in missing if dtype not in known)
-            note = f"peak_flops_per_s has no rate for {lacking}; {note}"
+            note = f'inspect={{"peak_flops_per_s": ...}} has no rate for {lacking}; {note}'
         rates = sorted([*rates, *found], key=lambda rate: rate.dtype)
     return tuple(rates), note
 

@@ -28,9 +28,9 @@ from lightning_modelprof.run.steps import NOT_MEASURED
 MAX_COUNT: Final = 2**63 - 1
 """The largest number that a column of counts holds."""
 
-NOT_COUNTED: Final = "the number of samples per batch couldn't be counted (pass samples_fn)"
+NOT_COUNTED: Final = "the number of samples per batch couldn't be counted (pass samples_fn=...)"
 SOME_DISAGREE: Final = (
-    "steps whose batches have parts of different lengths aren't counted (to count them, pass samples_fn)"
+    "steps whose batches have parts of different lengths aren't counted (to count them, pass samples_fn=...)"
 )
 
 _FEW: Final = 4

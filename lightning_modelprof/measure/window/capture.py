@@ -195,7 +195,7 @@ class Capture:
         num_recorded, num_asked = len(self._recorded), self._upcoming.last - self._upcoming.first + 1
         return (
             f"it ended after {num_recorded} of {num_asked} steps, because another step would have made its"
-            f" trace about {digits(expected / BYTES_PER_MB)} MB (max_trace_mb={limit:g})"
+            f' trace about {digits(expected / BYTES_PER_MB)} MB (bounds={{"max_trace_mb": {limit:g}}})'
         )
 
     def finish(self, reason: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.trace.kernels import KernelUse
@@ -15,8 +17,19 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.bins import MAX_LAYERS, bin_note, bin_sizes, bin_starts, even_axis
 from lightning_modelprof.report.charts.chart import trace_chart
 from lightning_modelprof.report.model import Chart, Series, Unit
-from lightning_modelprof.report.tables.rows import split_ranks
+from lightning_modelprof.report.tables.rows import order_of, order_words, split_ranks
 from lightning_modelprof.report.words import STEP_LABELS
+from lightning_modelprof.units import milliseconds
+
+_ONCE: Final = "Each moment counts once, in the first busy category of Step time breakdown."
+
+_SLOW_PERCENT: Final = 5
+"""By which a slow step is longer than the median."""
+
+_MOST_SLOW: Final = 3
+
+_LEAST_STEPS: Final = 3
+"""Of fewer, none is usual."""
 
 
 @trace_chart(
@@ -24,8 +37,9 @@ from lightning_modelprof.report.words import STEP_LABELS
     title="Step time breakdown by step",
     help="The Step time breakdown table as bars. With multiple ranks, it shows each rank's mean step."
     " More than 400 steps are averaged into fewer points. Step numbers with gaps are renumbered"
-    " from 1.",
-    views=("overview",),
+    " from 1. A note names up to three steps that take at least 5% longer than the median, and the"
+    " category that exceeds its own median the most.",
+    views=("overview", "steps"),
 )
 def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart:
     """Which steps of a trace, or which ranks, waited for what."""
@@ -44,7 +58,29 @@ def _of_steps(fact: StepBreakdown) -> Chart:
         x_label=x_label,
         x=tuple((first + starts).astype(float).tolist()),
         points_ns=(np.add.reduceat(parts_ns, starts, axis=0) / sizes[:, np.newaxis]).tolist(),
-        note=bin_note(starts, len(fact.steps), "step", "steps"),
+        notes=(f"{bin_note(starts, len(fact.steps), 'step', 'steps')} {_ONCE}", *_slowest(fact, parts_ns)),
+    )
+
+
+def _slowest(fact: StepBreakdown, parts_ns: NDArray[np.float64]) -> tuple[str, ...]:
+    """Which steps are slow, and which part of them is longer than usual."""
+    if len(fact.steps) < _LEAST_STEPS:
+        return ()
+    total_ns = parts_ns.sum(axis=1)
+    usual_ns = float(np.median(total_ns))
+    excess_ns = parts_ns - np.median(parts_ns, axis=0)
+    slowest = np.argsort(-total_ns, kind="stable")[:_MOST_SLOW].tolist()
+    slow = [place for place in slowest if total_ns[place] >= (1 + _SLOW_PERCENT / 100) * usual_ns]
+    if not slow:
+        return (f"No step takes {_SLOW_PERCENT}% longer than the median of {milliseconds(usual_ns)}.",)
+    named = []
+    for place in slow:
+        part = int(excess_ns[place].argmax())
+        more = f"{STEP_LABELS[STEP_CATEGORIES[part]]} +{milliseconds(float(excess_ns[place, part]))}"
+        named.append(f"step {fact.steps[place].number} with {milliseconds(float(total_ns[place]))} ({more})")
+    return (
+        f"Slowest: {', '.join(named)}. The median is {milliseconds(usual_ns)}; in parentheses is the"
+        " category that exceeds its own median the most.",
     )
 
 
@@ -56,7 +92,7 @@ def _of_ranks(found: Mapping[int, StepBreakdown]) -> Chart:
         x_label=x_label,
         x=tuple(float(first + place) for place in range(len(ranks))),
         points_ns=[found[rank].mean_parts_ns for rank in ranks],
-        note="Each point is a rank's mean step.",
+        notes=(f"Each point is a rank's mean step. {_ONCE}",),
     )
 
 
@@ -66,7 +102,7 @@ def _chart(
     x_label: str,
     x: tuple[float, ...],
     points_ns: Sequence[Sequence[float]],
-    note: str,
+    notes: tuple[str, ...],
 ) -> Chart:
     return Chart(
         id="step_breakdown",
@@ -84,7 +120,7 @@ def _chart(
             for place, key in enumerate(STEP_CATEGORIES)
             if any(parts[place] for parts in points_ns)
         ),
-        notes=(f"{note} Each moment counts once, in the first busy category of Step time breakdown.",),
+        notes=notes,
     )
 
 
@@ -157,7 +193,6 @@ def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     series = [Series(key=f"operator {name}", label=name, values=(float(ns),)) for name, ns in layers.items()]
     if rest_ns:
         series.append(Series(key="rest", label="Other operators", values=(float(rest_ns),)))
-    where = "GPU" if has_device else "CPU"
     return Chart(
         id="operator_shares",
         title="Operators by self time",
@@ -166,7 +201,7 @@ def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
         x=(0.0,),
         unit=Unit.DURATION_NS,
         series=tuple(series),
-        notes=(f"{where} self time, as in Operator Summary.",),
+        notes=(order_words(order_of(None, has_device=has_device)),),
     )
 
 

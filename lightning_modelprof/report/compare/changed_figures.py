@@ -123,7 +123,7 @@ def _one_figure_a_row(table: Table) -> Table:
     labels = [table.columns[position].label.removesuffix(" (%)") for _, position in places]
     return replace(
         table,
-        columns=(table.columns[0], Column("figure", "Metric"), Column("value", "", Unit.BY_ROW)),
+        columns=(table.columns[0], Column("figure", "Metric"), Column("value", "Value", Unit.BY_ROW)),
         rows=tuple((row[0], label, row[at]) for (row, at), label in zip(places, labels, strict=True)),
         row_units=tuple(table.columns[position].unit for _, position in places),
     )

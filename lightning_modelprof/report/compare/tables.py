@@ -32,7 +32,7 @@ SPEED: Final = TableSpec(
     title="Speed",
     help="Perf Summary figures of both sides. Multiple runs are averaged.",
     columns=(
-        ColumnSpec("figure", ""),
+        ColumnSpec("figure", "Metric"),
         ColumnSpec("before", "before", Unit.BY_ROW, help="value before."),
         ColumnSpec("after", "after", Unit.BY_ROW, help="value after."),
         ColumnSpec(
@@ -89,7 +89,7 @@ PHASE_CHANGES: Final = TableSpec(
         " comparisons: about 1 in 20 unchanged phases is marked as changed."
     ),
     columns=(
-        ColumnSpec("phase", "", of=lambda one: _LABELS[one.key]),
+        ColumnSpec("phase", "Phase", of=lambda one: _LABELS[one.key]),
         ColumnSpec("before", "before", Unit.DURATION_NS, help="time before."),
         ColumnSpec("after", "after", Unit.DURATION_NS, help="time after."),
         ColumnSpec("change", "difference", Unit.DURATION_NS, help="after minus before.", change="bar"),
@@ -149,7 +149,7 @@ SETTINGS: Final = TableSpec(
     title="Different settings",
     help="Other differences in configuration, environment and model.",
     columns=(
-        ColumnSpec("setting", ""),
+        ColumnSpec("setting", "Setting"),
         ColumnSpec("before", "before", help="value before."),
         ColumnSpec("after", "after", help="value after."),
     ),
@@ -172,7 +172,7 @@ FINDING_CHANGES: Final = TableSpec(
         " rule, function and module."
     ),
     columns=(
-        ColumnSpec("finding", ""),
+        ColumnSpec("finding", "Finding"),
         ColumnSpec("state", "state", help="removed, new or unchanged."),
         ColumnSpec("before", "possible saving, before", Unit.DURATION_NS, help="per step."),
         ColumnSpec("after", "possible saving, after", Unit.DURATION_NS, help="per step."),

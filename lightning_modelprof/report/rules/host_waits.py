@@ -216,8 +216,8 @@ def _of_lines(facts: JobFacts, sites: StepSites | None, asked: _Asked) -> Found 
     places = tuple(dict.fromkeys(map(_place_of_site, waiting)))
     return Found(
         what=f"In the inspected step, {calls:,} call{'s' * (calls != 1)} in {len(places)}"
-        f" place{'s' * (len(places) != 1)} {asked.verb if calls != 1 else asked.verb_one}. Record a"
-        " profiler window (active) to see the cost.",
+        f" place{'s' * (len(places) != 1)} {asked.verb if calls != 1 else asked.verb_one}. Set active=10"
+        " to record a profiler window and see the cost.",
         do=asked.advice((), waiting),
         severity=Severity.INFO,
         at=places[:_MOST_LOCATIONS],

@@ -66,7 +66,8 @@ def memory_creep(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     use, costs = facts.memory, facts.get(Facts.step_costs)
     if not use.growth:
         raise NotMeasured(
-            f"memory was measured fewer than {2 * LEAST_POINTS} times (every 100 ms, unless sampling is off)"
+            f"memory was measured fewer than {2 * LEAST_POINTS} times (every 100 ms, unless"
+            ' inspect={"sampling": False})'
         )
     yield Passed(
         what="Memory doesn't keep growing.",

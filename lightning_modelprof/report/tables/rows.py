@@ -72,6 +72,20 @@ def is_of_memory(sorted_by: SortKey | None) -> bool:
     return sorted_by in _MEMORY
 
 
+def order_of(sorted_by: SortKey | None, *, has_device: bool, has_memory: bool = False) -> SortKey:
+    """The figure that orders rows: the one that was asked for if it was recorded, else self time."""
+    if sorted_by is not None and (has_memory or sorted_by not in _MEMORY):
+        return sorted_by
+    return "gpu_self" if has_device else "cpu_self"
+
+
+def order_words(key: SortKey) -> str:
+    """A sentence for notes, such as ``Sorted by GPU self time.``"""
+    side, _, figure = key.partition("_")
+    words = f"{side.upper()} {figure.replace('_', ' ')}{'' if key in _MEMORY else ' time'}"
+    return f"Sorted by {words if figure else key}."
+
+
 def row_order(
     sorted_by: SortKey | None,
     *,
@@ -85,7 +99,7 @@ def row_order(
     """Where a row stands by the figure that was asked for; rows that have none are last.
 
     Args:
-        sorted_by: the figure; ``None`` is GPU total where there are device events, else CPU total.
+        sorted_by: the figure; ``None`` leaves it to ``order_of``.
         host: its times on the host; ``None`` in tables of the device, where a CPU key counts as the GPU's.
         device: its times on the device; ``None`` when it has none.
         has_device: whether any row can have times on the device.
@@ -96,12 +110,9 @@ def row_order(
     Returns:
         A key to sort by: largest figures first, but smallest first of minima.
     """
-    usual: SortKey = "gpu_total" if has_device else "cpu_total"
-    chosen = sorted_by or usual
+    chosen = order_of(sorted_by, has_device=has_device, has_memory=memory is not None)
     if chosen in _MEMORY:
-        if memory is not None:
-            return False, -getattr(memory, _MEMORY[chosen])
-        chosen = usual
+        return False, -getattr(memory, _MEMORY[chosen])
     if chosen == "calls":
         return False, -calls
     side, _, figure = chosen.partition("_")

@@ -37,9 +37,9 @@ MEANINGS: Final = (
             "data loading",
             "idle: data loading",
             "critical path: data loading",
-            "batch",
         ),
     ),
+    Meaning("batch", "#f8c888", ()),
     Meaning("transfer", "#845f80", ("memcpy", "critical path: copy")),
     Meaning("forward", "#3d6caa", ("activations",)),
     Meaning("backward", "#8de3fe", ("gradients",)),
@@ -59,8 +59,9 @@ MEANINGS: Final = (
     Meaning(
         "waiting",
         "#989bfb",
-        ("idle_sync", "synchronization", "idle_gap", "idle_stream", "idle: kernel gap", "idle: other stream"),
+        ("idle_sync", "synchronization", "idle_gap", "idle_stream", "idle: kernel gap"),
     ),
+    Meaning("other-stream", "#7870d8", ("idle: other stream",)),
     Meaning("operator", "#72abcd", ("cpu_exec",)),
     Meaning("runtime", "#b36409", ("runtime call", "critical path: launch")),
     Meaning("module", "#285699", ()),
@@ -76,11 +77,11 @@ MEANINGS: Final = (
             "idle: unknown",
             "critical path: unexplained",
             "step",
-            "user range",
-            "device range",
-            "other event",
         ),
     ),
+    Meaning("user-range", "#f068b8", ("user range",)),
+    Meaning("device-range", "#f87040", ("device range",)),
+    Meaning("other-event", "#c0e8c0", ("other event",)),
 )
 
 NAMELESS: Final = ("#1086e0", "#ce6177", "#36803b", "#977ebe", "#c0943f", "#3ecce9", "#adde78")

@@ -101,7 +101,7 @@ export function openStack(from, calls) {
   stack.setAttribute("role", "dialog");
   stack.setAttribute("aria-label", "Call stack, innermost first");
   const head = document.createElement("header");
-  const heading = document.createElement("h3");
+  const heading = document.createElement("h2");
   heading.textContent = "Call stack, innermost first";
   const all = document.createElement("button");
   all.type = "button";

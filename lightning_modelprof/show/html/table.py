@@ -121,7 +121,7 @@ def table_view(table: Table) -> TableView:
     for block in blocks:
         headers += block.headers(headers[-1].label, grid.time_unit, has_order=has_order)
     keys = ("" if place is None else table.columns[place].key for place in shown)
-    groups = [("", 1), *((block.group, len(block.columns())) for block in blocks)]
+    groups = [("", 1), *((block.heading, len(block.columns())) for block in blocks)]
     sorted_by = sorted_place(table, shown, lambda number: _values(rows, number)) if has_order else None
     hidden = hidden_classes(table, shown, lambda number: _has_any(rows, number), sorted_by)
     return TableView(
@@ -175,6 +175,7 @@ class _Strips:
 
     def __init__(self, block: LayoutGroup, start: int) -> None:
         self.group = block.group or ""
+        self.heading = "" if block.is_empty_group else self.group  # above its columns
         self._is_empty = block.is_empty_group
         self._strips = block.strips[:1] if block.is_empty_group else block.strips
         self._start = start
@@ -189,7 +190,7 @@ class _Strips:
     def headers(self, before: str, time_unit: TimeUnit | None, *, has_order: bool) -> list[Header]:
         """Their headings, behind a column that is called ``before``."""
         if self._is_empty:
-            return [Header("", True, False, self.group, self.group)]
+            return [Header(self.group, True, False, self.group, self.group)]
         labels = [before, *(strip.label for strip in self._strips)]
         return [
             write_header(strip, self.group, label, time_unit, has_order=has_order)

@@ -2,7 +2,7 @@
 
 import { unpackColumns } from "./columns.js";
 import { make } from "./dom.js";
-import { parseLink } from "./link.js";
+import { parseLink, shortAddressOf } from "./link.js";
 import { askColumns, askTrace } from "./server.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
@@ -58,10 +58,13 @@ export async function draw(container, columns, known, choice, remember, isWanted
   if (!ranks.length) throw lost[0];
   if (!isWanted()) return null;
   container.replaceChildren(...lost.map((error) => make("p", { class: "problem", role: "alert" }, String(error.message))));
+  const { run, profile, window, rank, view } = choice;
+  const written = (/** @type {object} */ look) => ({ [name]: Object.keys(look).length ? JSON.stringify(look) : "" });
   /** @type {any} of all drawings; each takes what it knows */
   const options = {
     initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
-    onChange: (/** @type {any} */ state) => remember({ [name]: JSON.stringify(state) }),
+    onChange: (/** @type {object} */ look) => remember(written(look)),
+    linkTo: (/** @type {object} */ look) => shortAddressOf({ run, profile, window, rank, view, ...written(look) }),
     title: `${choice.run} ${columns[0].tag}`,
     trace: traceOf(columns, choice),
     ...known,

@@ -111,6 +111,8 @@ function showAlone(...lines) {
 
 /** Called by TensorBoard. */
 export async function render() {
+  document.title = "Model Profile"; // TensorBoard's page around this one has neither
+  document.documentElement.lang = "en";
   followTheme();
   const asked = askJson("profiles").then(
     (contents) => ({ contents: /** @type {Contents} */ (contents), error: undefined }),

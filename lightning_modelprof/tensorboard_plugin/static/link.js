@@ -60,6 +60,17 @@ export function addressOf(choice) {
 }
 
 /**
+ * A short address of a choice, to send to somebody: without what TensorBoard keeps of its other tabs, and with only
+ * those characters escaped that have to be.
+ * @param {Choice} choice
+ */
+export function shortAddressOf(choice) {
+  const [page, fragment] = addressOf(choice).split("#");
+  const parts = fragment.split("&").filter((part) => part.startsWith(PREFIX) || !part.includes("="));
+  return `${page}#${parts.join("&").replace(/%(?:2C|2F|3A)/g, decodeURIComponent)}`;
+}
+
+/**
  * Put a choice into the address. What else is in an entry of the history is TensorBoard's, which looks for it there.
  * @param {Choice} choice
  * @param {boolean} isStep whether going back leads to what was there before

@@ -259,8 +259,8 @@ def test_sections_by_thread():
     table = table_of(OPERATORS, {0: fact}, TableOptions(thread_sep=True))
     assert [(depth, row[0]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Thread 1"),
-        (1, "aten::linear"),
         (1, "aten::addmm"),
+        (1, "aten::linear"),
         (0, "Thread 2 (pt_autograd_0)"),
         (1, "aten::addmm"),
         (0, NO_OPERATOR),

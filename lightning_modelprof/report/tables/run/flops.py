@@ -188,7 +188,7 @@ def _phase_notes(facts: ModelFlops) -> tuple[str, ...]:
     if facts.uncounted:
         notes.append(
             f"Uncounted operators, which make these figures too low: {_names(facts.uncounted)}. Set"
-            f" inspect={{'flop_formulas': {{operator: formula}}}} to count them."
+            f' inspect={{"flop_formulas": ...}} to count them.'
         )
     if facts.fourier:
         total = sum(facts.fourier.values())
@@ -286,7 +286,9 @@ def _peak_notes(facts: ModelFlops) -> list[str]:
     notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
     shares = (facts.model.share_of_peak, facts.hardware.share_of_peak)
     if any(share is not None and share > 1 for share in shares):
-        notes.append("MFU is above 100%, so the assumed peak is too low. Set peak_flops_per_s.")
+        notes.append(
+            'MFU is above 100%, so the assumed peak is too low. Set inspect={"peak_flops_per_s": ...}.'
+        )
     if facts.without_peak:
         notes.append(f"MFU and HFU require the device's peak for {', '.join(facts.without_peak)}.")
     if facts.note:

@@ -267,7 +267,7 @@ def _classes(tree: ModuleTree, deepest: int, count: int) -> Table:
     for depth in range(deepest + 1):
         ranked = {figure: tree.top_classes(depth, figure, count) for figure in _CLASS_KEYS}
         for place in range(max(map(len, ranked.values()))):
-            row: dict[str, Cell] = {"depth": str(depth) if place == 0 else ""}
+            row: dict[str, Cell] = {"depth": str(depth)}
             for figure, ranking in ranked.items():
                 if place < len(ranking):
                     row[_CLASS_KEYS[figure]], row[figure] = ranking[place]

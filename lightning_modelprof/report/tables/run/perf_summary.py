@@ -17,7 +17,7 @@ from lightning_modelprof.run.loops import loop_of
 
 _OF_STEPS: Final = "over the steps' values. Percentiles interpolate linearly between the two nearest steps."
 _COLUMNS: Final = (
-    ColumnSpec("name", ""),
+    ColumnSpec("name", "Metric"),
     ColumnSpec(
         "avg",
         "avg",
@@ -67,20 +67,20 @@ _FEW: Final = 10
 """With fewer clean steps a single slow one decides the figures."""
 
 _ADVICE: Final = {
-    "skip_first": "{more} or lower skip_first",
+    "skip_first": "{more} or set a smaller skip_first=...",
     "first in an epoch": "use more batches per epoch",
-    "recorded by torch.profiler": "{more} or profile fewer {steps} (active, repeat)",
-    "profiler warm-up": "{more} or lower warmup or repeat",
-    "closing a window or saving the run": "{more} or open fewer windows (repeat)",
+    "recorded by torch.profiler": "{more} or profile fewer {steps} (active=..., repeat=...)",
+    "profiler warm-up": "{more} or set smaller warmup=... or repeat=...",
+    "closing a window or saving the run": "{more} or open fewer windows (repeat=...)",
     "counting FLOPs or timing modules": "{more}",
-    "prefetched while the profiler worked": "{more} or open fewer windows (repeat)",
+    "prefetched while the profiler worked": "{more} or open fewer windows (repeat=...)",
     "CPU ahead of the GPU": "{more}",
     "with validation": "validate less often (the Trainer's val_check_interval)",
 }
 """Reason to leave a step out → how to get more clean steps, in the words of the loop."""
 
 _EXCLUDED: Final = {
-    "skip_first": "initial (skip_first)",
+    "skip_first": "initial (skip_first=...)",
     "first in an epoch": "at the start of an epoch",
     "first in a dataloader": "at the start of a dataloader",
     "profiler warm-up": "while the profiler warmed up",
@@ -119,7 +119,7 @@ def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
         )
     note = facts.samples_note
     if figures.samples_per_s is None:
-        reason = note or f"the number of {unit} per batch couldn't be counted (pass samples_fn)"
+        reason = note or f"the number of {unit} per batch couldn't be counted (pass samples_fn=...)"
         notes.append(f"{unit}/s is unknown: {reason}.")
     elif note:
         notes.append(f"{unit}/s: {note}.")
@@ -129,7 +129,7 @@ def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
     if figures.samples_per_s is not None and num_loaders > 1 and is_ours:
         notes.append(
             f"{unit}/s: each step takes one batch from each of {num_loaders} dataloaders but counts only"
-            " one; pass samples_fn to count all."
+            " one; pass samples_fn=... to count all."
         )
     if facts.num_not_stepping and loop.is_fit:
         why = " (gradient accumulation)" if (facts.info.accumulate_grad_batches or 1) > 1 else ""

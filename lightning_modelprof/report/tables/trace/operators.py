@@ -17,7 +17,7 @@ from lightning_modelprof.report.columns import tally_cells, tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
-from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, row_order
+from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, order_of, order_words, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 
 _HOST_TOTAL, *_HOST_EACH = tally_columns(
@@ -219,12 +219,16 @@ class _Writer:
             "device_ratio": lambda one: share(one.device_self_ns, self.device_ns),
         }
         columns = (column for column in self.kind.columns if column not in hidden)
+        order = order_of(
+            self.options.sorted_by, has_device=self.device_ns is not None, has_memory=shows_memory
+        )
         rows = [*self._rows(), *self._not_launched()]
         return self.kind.table(
             [row for _, row in rows],
             columns=tuple(replace(one, of=ratios.get(one.key, one.of)) for one in columns),
             depths=tuple(depth for depth, _ in rows) if any(depth for depth, _ in rows) else (),
             notes=(
+                order_words(order),
                 *(() if any(fact.has_shapes for fact in self.facts) else (_NO_FLOPS_NOTE,)),
                 *((_NO_MEMORY_NOTE,) if asks_memory and not shows_memory else ()),
             ),

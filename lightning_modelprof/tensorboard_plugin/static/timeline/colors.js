@@ -1,4 +1,5 @@
-// Colours of slices: the category's, in a shade that the name decides; idle time is paler, without shades.
+// Colours of slices: the category's, in a shade that the name decides. Idle time is paler, without shades; the critical
+// path, whose slices are parts of others, is darker than these.
 
 import { NAMELESS, meaningOf, pageColors } from "../page_colors.js";
 
@@ -6,6 +7,7 @@ const PLAIN = ["page", "raised", "line", "text", "dim", "link", "bar"];
 const SHADES = [-0.18, 0.18, 0, 0.34, -0.3, 0.1, 0.26, -0.09]; // towards black or white
 const PURE = SHADES.indexOf(0);
 const IDLE = 0.55; // of the colour of idle time, which is paler than work of that meaning
+const PATH = 0.7; // of the colour on the critical path, the rest is black
 const LEVELS = 16; // of paleness, by how much of a pixel is busy
 const PALEST = 0.3;
 const DIMMED = 0.16;
@@ -13,17 +15,19 @@ const COUNTER = "c1"; // of curves
 
 /** @typedef {[number, number, number]} Rgb 0 to 255 */
 
+/** @type {Rgb[]} */
+const [BLACK, WHITE] = [[0, 0, 0], [255, 255, 255]];
+
 export class Palette {
   /**
    * @param {HTMLElement} element whose theme counts
-   * @param {string[]} categories
-   * @param {boolean[]} isIdle by category
-   * @param {string[]} names
+   * @param {import("./slices.js").Slices} slices
    */
-  constructor(element, categories, isIdle, names) {
+  constructor(element, { categories, isIdle, isPath, names }) {
     this.isIdle = isIdle;
+    this.isPath = isPath;
     this.shades = Uint8Array.from(names, (name) => hash(name) % SHADES.length);
-    this.variables = categories.map(variableOf); // of the page, without dashes
+    this.variables = variablesOf(categories); // of the page, without dashes
     this.page = this.raised = this.counterLine = this.counterArea = 0;
     this.pixels = new Uint32Array(categories.length * SHADES.length * LEVELS);
     this.dimmed = new Uint32Array(this.pixels.length); // what was not searched for
@@ -50,9 +54,10 @@ export class Palette {
     this.css = Object.fromEntries(PLAIN.map((name) => [name, text(rgb(name))]));
     this.texts = [];
     this.variables.forEach((variable, category) => {
-      const color = this.isIdle[category] ? mixed(page, rgb(variable), IDLE) : rgb(variable);
+      const pure = rgb(variable);
+      const color = this.isIdle[category] ? mixed(page, pure, IDLE) : this.isPath[category] ? mixed(BLACK, pure, PATH) : pure;
       SHADES.forEach((shade, place) => {
-        const full = mixed(color, shade < 0 ? [0, 0, 0] : [255, 255, 255], Math.abs(shade));
+        const full = mixed(color, shade < 0 ? BLACK : WHITE, Math.abs(shade));
         this.texts.push(textOn(full));
         for (let level = 0; level < LEVELS; level += 1) {
           const share = PALEST + ((1 - PALEST) * level) / (LEVELS - 1);
@@ -70,7 +75,8 @@ export class Palette {
    */
   swatchOf(category) {
     const color = `var(--${this.variables[category]})`;
-    return this.isIdle[category] ? `color-mix(in srgb, ${color} ${100 * IDLE}%, var(--page))` : color;
+    if (this.isIdle[category]) return `color-mix(in srgb, ${color} ${100 * IDLE}%, var(--page))`;
+    return this.isPath[category] ? `color-mix(in srgb, ${color} ${100 * PATH}%, black)` : color;
   }
 
   /**
@@ -93,11 +99,12 @@ export class Palette {
 }
 
 /**
- * The colour that its meaning has in all views; of what has none, one by its name.
- * @param {string} category
+ * The colours that their meanings have in all views; what has none gets the next of those without a meaning.
+ * @param {string[]} categories
  */
-function variableOf(category) {
-  return meaningOf(category) || NAMELESS[hash(category) % NAMELESS.length];
+function variablesOf(categories) {
+  let used = 0;
+  return categories.map((category) => meaningOf(category) || NAMELESS[used++ % NAMELESS.length]);
 }
 
 /**

@@ -12,13 +12,14 @@ const HELP = [
   ["W, S", "zoom in or out at the pointer (or Ctrl/⌘+wheel)"],
   ["A, D", "move left or right (or drag, or Shift+wheel)"],
   ["← → ↑ ↓", "select the previous, next, outer or inner slice"],
-  ["Enter, F", "zoom to the selected slice (or double-click)"],
+  ["Enter", "zoom to the selected slice and what launched it, or what it launched"],
+  ["F", "zoom to the selected slice (or double-click)"],
   ["L", "jump from a kernel to its launch or from a fetch to its batch, and back"],
   ["R", "select the time range of the selected slice, or the visible range"],
   ["Z", "zoom to the selected range"],
   ["[ ]", "zoom to the previous or next step"],
   ["0", "show the whole trace"],
-  ["/", "search (Enter and Shift+Enter for next and previous)"],
+  ["/", "search (Enter and Shift+Enter zoom to the next and previous match)"],
   ["N, P", "next or previous match"],
   ["Escape", "clear the selection"],
   ["?", "show this list"],
@@ -42,7 +43,7 @@ export function listenToKeys(view, signal) {
   }, { signal });
   const rows = HELP.map(([keys, text]) => make("div", {}, make("dt", {}, keys), make("dd", {}, text)));
   const close = make("button", { type: "button", onclick: () => help.close() }, "Close");
-  help.append(make("h3", {}, "Keyboard shortcuts"), make("dl", {}, ...rows), close);
+  help.append(make("h2", {}, "Keyboard shortcuts"), make("dl", {}, ...rows), close);
 }
 
 /**
@@ -70,8 +71,8 @@ function actions(view) {
     a: () => pan(-PAN), d: () => pan(PAN),
     ArrowLeft: () => move(view, beside(view, -1)), ArrowRight: () => move(view, beside(view, 1)),
     ArrowUp: () => move(view, above(view)), ArrowDown: () => move(view, below(view)),
-    Enter: () => view.zoomToSlice(view.selected), f: () => view.zoomToSlice(view.selected),
-    l: () => view.selected >= 0 && jump(view, linked(view)),
+    Enter: () => view.zoomToLinked(), f: () => view.zoomToSlice(view.selected),
+    l: () => view.selected >= 0 && jump(view, view.all.linkedTo(view.selected)),
     r: () => view.setRange(time),
     z: () => view.range && view.zoomTo(...view.range),
     "[": () => toStep(view, -1), "]": () => toStep(view, 1),
@@ -158,12 +159,6 @@ function nearby({ slices, at: selected, layout }, direction) {
   /** @param {number} index */
   const distance = (index) => Math.max(slices.begin[index] - time, time - slices.end[index], 0);
   return candidates.reduce((best, index) => (best < 0 || distance(index) < distance(best) ? index : best), -1);
-}
-
-/** @param {TimelineView} view */
-function linked({ all, selected }) {
-  const launcher = all.launch[selected];
-  return launcher >= 0 ? launcher : all.launchesOf(selected)[0] ?? -1;
 }
 
 /**

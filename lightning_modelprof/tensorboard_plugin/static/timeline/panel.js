@@ -7,6 +7,7 @@ import { detailOf, framesOf, lineOf, lineWithStack } from "./stack.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
+const HINT = "Click a slice for details.";
 const MOST_LINKS = 20;
 const FINER = 100; // neighbours may be that much shorter, and begin is still another text
 
@@ -26,15 +27,9 @@ const OF_IDLE = [["idle: ", "Why"], ["meanwhile on ", "Meanwhile"]];
  */
 export function showSelection(view, place) {
   keepFocus(place, () => {
-    place.replaceChildren(...(view.selected < 0 ? nothingSelected(view) : selectedSlice(view)));
+    place.replaceChildren(...(view.selected < 0 ? [make("p", { class: "tl-hint" }, HINT)] : selectedSlice(view)));
     return view.parts.canvas;
   });
-}
-
-/** @param {TimelineView} view */
-function nothingSelected({ all }) {
-  const notes = all.notes.map((text) => make("p", { class: "tl-hint" }, text));
-  return [make("p", { class: "tl-hint" }, "Click a slice for details."), ...notes];
 }
 
 /** @param {TimelineView} view */
@@ -57,7 +52,7 @@ function selectedSlice(view) {
   addLaunches(view, add);
   const table = tableOf(view);
   return [
-    make("h3", {}, make("bdi", { title: all.nameOf(selected) }, all.nameOf(selected))),
+    make("h2", {}, make("bdi", { title: all.nameOf(selected) }, all.nameOf(selected))),
     ...(table ? [table] : []),
     list,
     ...(lines.length && !isIdle ? [make("pre", { class: "tl-detail", tabindex: "0" }, lines.join("\n"))] : []),

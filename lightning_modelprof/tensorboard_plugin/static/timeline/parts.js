@@ -37,11 +37,12 @@ export function makeParts() {
   const selection = make("div", { class: "tl-selection" });
   const range = make("div", { class: "tl-range" });
   const panel = make("div", { class: "tl-panel" }, selection, range);
+  const notes = make("div", { class: "tl-notes" });
   const live = make("div", { class: "tl-live", "aria-live": "polite" });
   const help = make("dialog", { class: "tl-help", "aria-label": "Keyboard shortcuts" });
-  const root = make("div", { class: "tl" }, bar, legend, stage, panel, live, help);
+  const root = make("div", { class: "tl" }, bar, legend, stage, panel, notes, live, help);
   return { root, bar, legend, search, count, buttons, message, about, base, head, top, canvas, lanes, content, scroller,
-    tooltip, stage, selection, range, panel, live, help };
+    tooltip, stage, selection, range, panel, notes, live, help };
 }
 
 /**

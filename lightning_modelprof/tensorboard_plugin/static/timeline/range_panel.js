@@ -34,7 +34,7 @@ function selectedRange(view, [from, to]) {
   const { all } = view;
   const { byName, byCategory } = rangeSums(all, from, to);
   const cut = `The ${MOST_ROWS} largest of ${formatCount(byName.length)} names.`;
-  const heading = make("h3", {}, formatDuration(to - from));
+  const heading = make("h2", {}, formatDuration(to - from));
   heading.append(make("small", {}, ` from ${formatBegin(from - all.traceBegin, (to - from) / FINER)}`),
     make("button", { type: "button", class: "tl-small", "data-key": "zoom", onclick: () => view.zoomTo(from, to) }, "Zoom"),
     make("button", { type: "button", class: "tl-small", "data-key": "clear", onclick: () => view.setRange(null) }, "Clear"));

@@ -222,6 +222,23 @@ export class Slices {
     return launches;
   }
 
+  /**
+   * What launched a slice, else the first that it launched; -1 without either.
+   * @param {number} index
+   */
+  linkedTo(index) {
+    return this.launch[index] >= 0 ? this.launch[index] : (this.launchesOf(index)[0] ?? -1);
+  }
+
+  /**
+   * From the first begin to the last end of some slices.
+   * @param {number[]} places
+   * @returns {[number, number]}
+   */
+  spanOf(places) {
+    return [Math.min(...places.map((place) => this.begin[place])), Math.max(...places.map((place) => this.end[place]))];
+  }
+
   linkLaunches() {
     const first = new Int32Array(this.count).fill(-1);
     const next = new Int32Array(this.count);

@@ -14,13 +14,15 @@ import { fillLegend, hiddenAtFirst } from "./legend.js";
 import { fillToolbar, showFound } from "./toolbar.js";
 import { formatCount } from "../format.js";
 import { listen } from "./input.js";
+import { make } from "../dom.js";
 import { showRange } from "./range_panel.js";
 import { showSelection, spoken } from "./panel.js";
 import { showValues } from "./tooltip.js";
 
 /** @typedef {import("./find.js").Find} Find */
 /** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: place in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link wanted to have found, which has been shown */
-/** @typedef {{onChange?: (state: State) => void, initial?: Partial<State> & {find?: Find}, title?: string, trace?: import("./toolbar.js").TraceFile | null}} Options */
+/** @typedef {Partial<Pick<State, "selected" | "search" | "range" | "folded" | "hidden" | "found">> & {zoom?: [number, number]}} Look what of the state isn't as at first; times are whole nanoseconds since the trace began */
+/** @typedef {{onChange?: (look: Look) => void, linkTo?: (look: Look) => string, initial?: Look & {find?: Find}, title?: string, trace?: import("./toolbar.js").TraceFile | null}} Options `linkTo`: the address that leads to a look */
 
 const QUIET_MS = 200; // after the last change before it is told
 
@@ -30,7 +32,7 @@ export class TimelineView {
    * @param {import("../columns.js").Unpacked} unpacked
    * @param {Options} options
    */
-  constructor(container, unpacked, { onChange = () => {}, initial = {}, title = "trace", trace = null }) {
+  constructor(container, unpacked, { onChange = () => {}, linkTo, initial = {}, title = "trace", trace = null }) {
     this.unpacked = unpacked;
     /** @type {string[]} */
     const categories = unpacked.meta.categories;
@@ -44,6 +46,7 @@ export class TimelineView {
     this.title = title;
     this.trace = trace;
     this.onChange = onChange;
+    this.linkTo = linkTo;
     this.viewport = new Viewport(this.slices.traceBegin, this.slices.traceEnd);
     /** @type {Set<string>} */
     this.folded = new Set(Array.isArray(initial?.folded) ? initial.folded : []);
@@ -66,7 +69,7 @@ export class TimelineView {
     this.isRangeShown = true;
     this.parts = makeParts();
     container.append(this.parts.root);
-    this.palette = new Palette(this.parts.root, this.slices.categories, this.slices.isIdle, this.slices.names);
+    this.palette = new Palette(this.parts.root, this.slices);
     fillLegend(this);
     this.body = new Body(this);
     this.head = new Head(this);
@@ -75,6 +78,7 @@ export class TimelineView {
     this.viewport.show(this.slices.home[0], this.slices.home[1]);
     this.watch();
     this.take(initial ?? {});
+    this.parts.notes.append(...this.slices.notes.map((text) => make("p", { class: "tl-hint" }, text)));
     showSelection(this, this.parts.selection);
     showRange(this, this.parts.range);
     showFound(this);
@@ -85,18 +89,19 @@ export class TimelineView {
    * Begin with what a link says, as far as it makes sense.
    * @param {Record<string, any>} state
    */
-  take({ begin, end, selected, search, range, find, found }) {
+  take({ zoom, selected, search, range, find, found }) {
+    const { traceBegin } = this.slices;
     const link = checkedFind(find);
     const isNew = JSON.stringify(link) !== JSON.stringify(checkedFind(found));
     if (typeof search === "string" && !(link && isNew)) {
       this.parts.search.value = search;
       this.setSearch(search);
     }
-    if (isRange(range)) this.setRange([range[0], range[1]]);
+    if (isRange(range)) this.setRange([range[0] + traceBegin, range[1] + traceBegin]);
     if (Number.isInteger(selected) && selected >= 0 && selected < this.all.count && !(link && isNew)) {
       this.select(selected);
     }
-    if (isRange([begin, end])) this.zoomTo(begin, end);
+    if (isRange(zoom)) this.zoomTo(zoom[0] + traceBegin, zoom[1] + traceBegin);
     this.find = link;
     if (link && (isNew || search === labelOf(link))) showFind(this, link, isNew);
   }
@@ -200,6 +205,20 @@ export class TimelineView {
     };
   }
 
+  /** @returns {Look} */
+  look() {
+    const { selected, search, folded, hidden, found, ...state } = this.state();
+    const { traceBegin, home, categories } = this.slices;
+    const since = (/** @type {number[]} */ times) => /** @type {[number, number]} */ (times.map((ns) => Math.round(ns - traceBegin)));
+    const [zoom, range] = [since([state.begin, state.end]), state.range && since(state.range)];
+    const usual = hiddenAtFirst(categories);
+    const isUsual = hidden.length === usual.size && hidden.every((one) => usual.has(one));
+    return {
+      ...(String(zoom) !== String(since(home)) && { zoom }), ...(selected >= 0 && { selected }), ...(search && { search }),
+      ...(range && { range }), ...(folded.length && { folded }), ...(!isUsual && { hidden }), ...(found && { found }),
+    };
+  }
+
   changed() {
     this.draw();
     clearTimeout(this.timer);
@@ -210,7 +229,7 @@ export class TimelineView {
   tell() {
     if (!this.timer) return;
     this.forget();
-    this.onChange(this.state());
+    this.onChange(this.look());
   }
 
   /** Tell nobody of the changes so far. */
@@ -296,6 +315,15 @@ export class TimelineView {
     this.jumpTo(place);
   }
 
+  /** Show the selected slice and what launched it, or what it launched, unless that is hidden. */
+  zoomToLinked() {
+    if (this.selected < 0) return;
+    const linked = this.all.linkedTo(this.selected);
+    const places = this.shown.indexOf(linked) < 0 ? [this.selected] : [linked, this.selected];
+    this.viewport.showAround(...this.all.spanOf(places));
+    for (const place of places) this.jumpTo(place);
+  }
+
   showAll() {
     this.viewport.showAll();
     this.changed();
@@ -334,10 +362,14 @@ export class TimelineView {
     this.changed();
   }
 
-  /** @param {1 | -1} direction */
+  /**
+   * @param {1 | -1} direction
+   * @returns {boolean} whether there is one
+   */
   nextFound(direction) {
     const index = this.found.next(this.at, direction, this.viewport.begin);
     if (index >= 0) this.jumpTo(this.shown.placeOf(index));
+    return index >= 0;
   }
 
   /**

@@ -2,6 +2,7 @@
 
 import { make } from "../dom.js";
 import { formatCount } from "../format.js";
+import { copyText } from "../html/copying.js";
 import { openInPerfetto, saveFile } from "./perfetto.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
@@ -14,13 +15,17 @@ const AFTER_TYPING_MS = 120;
  * @returns {() => void} stops what is under way
  */
 export function fillToolbar(view) {
-  const { parts, title, trace } = view;
+  const { parts, title, trace, linkTo } = view;
   /** @param {string} text */
   const say = (text) => (parts.message.textContent = text);
   let stop = () => {};
   const perfetto = () => {
     stop();
     if (trace) stop = openInPerfetto(trace.load, title, say);
+  };
+  const copyLink = async () => {
+    const isDone = linkTo !== undefined && (await copyText(linkTo(view.look())));
+    say(isDone ? "Link copied." : "The browser doesn't allow copying.");
   };
   const download = async () => {
     say("Loading the trace…");
@@ -43,6 +48,7 @@ export function fillToolbar(view) {
     button("Previous", "Previous match (Shift+Enter)", () => view.nextFound(-1), { class: "tl-found" }),
     button("Next", "Next match (Enter)", () => view.nextFound(1), { class: "tl-found" }),
     button("Show all", "Show the whole trace (0)", () => view.showAll()),
+    ...(linkTo ? [button("Copy link", "Copy a link to this zoom, selection and search", copyLink)] : []),
     ...(trace?.file
       ? [
           button(`Open in Perfetto${trace.which}`, "Open the trace in a new ui.perfetto.dev tab", perfetto),
@@ -55,7 +61,7 @@ export function fillToolbar(view) {
   parts.search.addEventListener("keydown", (event) => {
     if (event.key === "Enter") {
       search();
-      view.nextFound(event.shiftKey ? -1 : 1);
+      if (view.nextFound(event.shiftKey ? -1 : 1)) view.zoomToLinked();
     } else if (event.key === "Escape") {
       parts.search.value = "";
       search();

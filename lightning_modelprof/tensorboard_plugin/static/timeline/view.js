@@ -5,7 +5,7 @@ import { mergeRanks } from "./ranks.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the clock of the columns */
-/** @typedef {{destroy: () => void, select: (place: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State}} Mounted */
+/** @typedef {{destroy: () => void, select: (place: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State, look: () => import("./timeline_view.js").Look}} Mounted */
 
 /**
  * Show a timeline.
@@ -22,6 +22,7 @@ export function mountTimeline(container, unpacked, options = {}) {
     select: (place) => (place >= 0 ? view.jumpTo(place) : view.select(-1)),
     zoomTo: (begin, end) => view.zoomTo(begin, end),
     state: () => view.state(),
+    look: () => view.look(),
   };
 }
 
@@ -49,5 +50,6 @@ function mountEmpty(container) {
     state: () => ({
       begin: 0, end: 0, selected: -1, search: "", range: null, folded: [], hidden: [], found: null,
     }),
+    look: () => ({}),
   };
 }
