@@ -17,6 +17,7 @@ SHOWN_WINDOWS: Final = 3
 
 View = Literal[
     "device",
+    "critical_path",
     "overview",
     "model",
     "distributed",
@@ -25,7 +26,6 @@ View = Literal[
     "memory_manipulation",
     "userdefined",
     "memory",
-    "critical_path",
     "step_breakdown",
     "idle",
     "launch",

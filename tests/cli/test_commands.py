@@ -466,7 +466,7 @@ def test_markdown_for_a_pull_request(runs, capsys):
     out = capsys.readouterr().out
     assert out.startswith("## ")
     assert "\x1b" not in out
-    assert re.search(r"^\|  \| before \| after \| change \(%\) \|", out, re.MULTILINE)
+    assert re.search(r"^\| Metric \| before \| after \| change \(%\) \|", out, re.MULTILINE)
     assert main(["compare", *(str(runs / name) for name in "abc"), "--markdown"]) == 0
     assert re.search(r"^\| run \| time per step", capsys.readouterr().out, re.MULTILINE)
 

@@ -127,7 +127,7 @@ def test_what_is_like_nothing_gets_no_guess(value):
 @pytest.mark.parametrize("value", [[], (), {}, 7, None, {"kernel"}, iter(["kernel"])])
 def test_no_list_of_views(value):
     with pytest.raises(
-        ValueError, match=r"expected a list of device, overview, .*, got .*Leave it out to show all"
+        ValueError, match=r"expected a list of device, critical_path, .*, got .*Leave it out to show all"
     ):
         parse_views(value)
 
