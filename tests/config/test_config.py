@@ -168,7 +168,7 @@ def bad(argument, value, *parts):
             "keep_windows", [3], "got [3]. The default is 20; None keeps all traces; report={'files': False}"
         ),
         bad("views", "all", "views: unknown view 'all'.", "Leave it out to show all."),
-        bad("views", [], "views: expected a list of device, critical_path, model", "got []"),
+        bad("views", [], "views: expected a list of device, critical_path, overview", "got []"),
         bad("views", 7, "views: expected a list of", "got 7"),
         bad(
             "views", ["model", "ModelView"], "views: expected each view once, got 'model' twice", "Remove one"
