@@ -268,6 +268,7 @@ STEP_CHANGES: Final = TableSpec(
         ),
     ),
     depth_of=lambda part: int(part.name != STEP),
+    better_of=lambda _: "less",
     heading="Changes in a step",
 )
 
