@@ -302,6 +302,9 @@ def _as_in_version_1(place: Place) -> dict[str, Any]:
     }
 
 
+WARNING: Final = "Warning"
+"""Label of the facts that speak against the figures."""
+
 NOT_DONE: Final = "Not done"
 """Label of the facts about what was asked for and did not come about."""
 

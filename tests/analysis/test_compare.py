@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import fields, replace
 from functools import partial
@@ -39,6 +40,7 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.compare.stages import build_stages
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.run.archive import load_run, save_run
@@ -539,7 +541,9 @@ def test_twice_the_batch_is_compared_by_the_sample():
     report, result = build_comparison([compared(before)], [compared(after)])
     assert result.per_sample
     assert result.times_as_fast == pytest.approx(1.25)
-    assert report.title.startswith("FASTER: 1.25× as fast, 3,200 → 4,000 samples/s")
+    assert report.title == "FASTER: 3,200 → 4,000 samples/s (no speedup shown because batch size differs)"
+    assert ("Warning", "Batch size differs: 32 before, 64 after.") in report.facts
+    assert "Change" not in dict(report.facts)
     assert ("samples per step", "32", "64") in table(report, "settings").rows
     assert any("time per sample decides" in note for note in report.notes)
 
@@ -550,6 +554,7 @@ def test_more_ranks_are_compared_by_all_their_samples():
     report, result = build_comparison([before], [after])
     assert result.times_as_fast == pytest.approx(3.2)
     assert "3,200 → 10,240 samples/s, all ranks" in report.title
+    assert ("Warning", "Batch size differs: 32 before, 128 after.") in report.facts
     assert any(note.startswith("Different world sizes: 1 before, 4 after") for note in report.notes)
     strong = compared(steps([5 * MS] * 50, samples=8), world_size=4)
     assert not build_comparison([before], [strong])[1].per_sample
@@ -568,9 +573,50 @@ def test_settings_that_differ():
         ("torch version", "2.4", "2.5"),
         ("callback: active", "3", "0"),
     )
-    assert any(note.startswith("Different models: A before, B after") for note in report.notes)
+    assert ("Warning", "Model differs: A before, B after.") in report.facts
     mixed, _ = build_comparison([before, after], [before, before])
     assert any("aren't repeats of the same run; they differ in model" in note for note in mixed.notes)
+
+
+OTHERS = {
+    "Model": ({"model": "A"}, {"model": "B"}, "A before, B after"),
+    "Device": ({"device_name": "H100"}, {"device_name": "H200"}, "cpu H100 before, cpu H200 after"),
+    "Precision": ({"precision": "32-true"}, {"precision": "bf16-mixed"}, "32-true before, bf16-mixed after"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_speedup_between_different_things(name):
+    one, other, values = OTHERS[name]
+    before, after = compared(noisy(28, 0), **one), compared(noisy(21, 1), **other)
+    report, result = build_comparison([before], [after])
+    assert result.outcome is Outcome.FASTER
+    assert re.fullmatch(
+        rf"FASTER: [\d.]+ → [\d.]+ ms per step \(no speedup shown because {name.lower()} differs\)",
+        report.title,
+    )
+    assert report.facts[0] == ("Warning", f"{name} differs: {values}.")
+    assert "Change" not in dict(report.facts)
+    assert table(report, "figures").rows
+    assert [one["name"] for one in report.sections["comparison"]["differences"]] == [name]
+    stages = build_stages([before, after])
+    assert "as fast" not in stages.title
+    assert stages.facts == (("Warning", f"run: {name} differs: {values}."),)
+
+
+def test_what_one_side_does_not_know_is_no_difference():
+    report, _ = build_comparison([compared(noisy(28, 0), model="A")], [compared(noisy(21, 1))])
+    assert "1.33× as fast" in report.title
+    assert "Warning" not in dict(report.facts)
+
+
+def test_before_that_is_newer_is_said():
+    old, new = (compared(noisy(5, 0), created=f"2026-01-0{day}T09:30:00+00:00") for day in (1, 2))
+    report, _ = build_comparison([new], [old])
+    said = "Before is the newer run (started 2026-01-02 09:30, after 2026-01-01 09:30). Swap them?"
+    assert dict(report.facts)["Order"] == said
+    assert "Order" not in dict(build_comparison([old], [new])[0].facts)
+    assert "Order" not in dict(build_comparison([old, new], [new, old])[0].facts)
 
 
 def test_turns_are_told_by_when_runs_began():
