@@ -49,6 +49,7 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile, unpack_steps
+from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from tests.support.fits import loader, run_fit
 
@@ -747,6 +748,71 @@ def test_a_report_that_is_not_of_a_run(sections):
 # The command
 
 
+def many_findings(state):
+    return [finding(f"a_finding_with_a_long_name_that_is_{state}_{i}", function="f") for i in range(9)]
+
+
+@pytest.mark.parametrize("is_worst", [False, True])
+def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    rng = np.random.default_rng(3)
+    sides = []
+    for number, state in enumerate(("gone", "new")):
+        timings = noisy(28 - 8 * number, number)
+        if is_worst:  # every phase changes
+            phases = rng.normal(MS * (1 + number), MS / 100, timings.phases_ns.shape).astype(np.int64)
+            timings.phases_ns[:], timings.duration_ns[:] = phases, phases.sum(axis=1)
+        info = {"model": f"{'M' * 120}{number}", "precision": str(number), "device_name": str(number)}
+        found = [*many_findings(state), finding("busy_cpus")]
+        runs = 5 if is_worst else 1
+        sides.append(
+            [
+                compared(
+                    timings,
+                    source=f"runs/{'x' * 30}{state}{run}",
+                    **(info if is_worst else {}),
+                    findings=found if is_worst else found[:1],
+                    created=f"2026-01-0{5 - number}T00:00:00+00:00",
+                )
+                for run in range(runs)
+            ]
+        )
+    report, _ = build_comparison(*sides)
+    print_report(report, last_words=["all tables: add --full"])
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    for said in (
+        "Order: ",
+        "Before: ",
+        "After: ",
+        "-BOUND, 5 runs" if is_worst else "After: BALANCED, 200 clean steps: ",
+        "Findings gone: ",
+        "New findings: ",
+        "Predictions " if is_worst else "Forward ",
+    ):
+        assert said in text, text
+    assert ("more in all tables" in text) == is_worst
+    assert ("no speedup shown" in " ".join(lines)) == is_worst
+    assert lines[-1] == "all tables: add --full"
+
+
+def test_phases_that_did_not_change_are_not_shown(capsys):
+    report, _ = build_comparison([compared(noisy(28, 0))], [compared(noisy(28, 1))])
+    print_report(report)
+    out = capsys.readouterr().out
+    assert "No phase changed by more than its error." in out
+    assert "Phase changes per step" not in out
+    few, _ = build_comparison([compared(noisy(28, 0, 5))], [compared(noisy(28, 1, 5))])
+    print_report(few)
+    assert "Too few steps to compare phases." in capsys.readouterr().out
+    print_report(report, full=True)
+    assert "Phase changes per step" in capsys.readouterr().out
+
+
 @pytest.fixture
 def saved(tmp_path):
     """Saves runs as ``folder/modelprof/run.json``; returns the folder as text."""
@@ -794,7 +860,10 @@ def test_several_runs_a_side(saved, tmp_path, capsys):
     assert main(["compare", "--before", *before, "--after", *after]) == 3
     out = capsys.readouterr().out
     assert "3 runs, 600 clean steps" in out
-    assert "from the differences between runs of the same side" in " ".join(out.split())
+    assert "from the differences between runs of the same side" not in " ".join(out.split())
+    assert main(["compare", "--before", *before, "--after", *after, "--full"]) == 3
+    full = capsys.readouterr().out
+    assert "from the differences between runs of the same side" in " ".join(full.split())
 
 
 @pytest.mark.parametrize(

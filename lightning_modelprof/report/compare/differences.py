@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from lightning_modelprof.analysis.compare import UNKNOWN
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.model import WARNING
+from lightning_modelprof.report.model import WARNING, Unit
+from lightning_modelprof.units import format_cell
 
 
 class Difference(NamedTuple):
@@ -31,7 +32,10 @@ def find_differences(before: Sequence[ComparedRun], after: Sequence[ComparedRun]
         for name, key in (("Model", "model"), ("Device", "device"), ("Precision", "precision"))
     ]
     if has_other_batches(before, after):
-        sizes = (_distinct(f"{run.global_batch_size or 0:,.0f}" for run in side) for side in (before, after))
+        sizes = (
+            _distinct(format_cell(run.global_batch_size, Unit.COUNT) for run in side)
+            for side in (before, after)
+        )
         found.insert(2, Difference("Batch size", *sizes))
     return tuple(one for one in found if one.before != one.after and UNKNOWN not in one)
 
