@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 HELP = "Compare runs, with a confidence interval"
 DESCRIPTION = (
     "Compare runs to see whether AFTER is faster than BEFORE, by how much, how certain that is, and where the"
-    " difference comes from. For reliable results, use multiple runs per side, alternating between before and"
-    " after. With three or more runs and no --before or --after, print a table that compares each run to the"
-    " first."
+    " difference comes from. The first run is BEFORE, even if it's newer; a line then says so. For reliable"
+    " results, use multiple runs per side, alternating between before and after. With three or more runs and"
+    " no --before or --after, print a table that compares each run to the first."
 )
 EPILOG = (
     "Exit status: 0 if AFTER is faster or unchanged, or if a table is printed; 3 if it is slower by more"
@@ -27,6 +27,9 @@ EPILOG = (
 )
 
 DEFAULT_TOLERANCE: Final = 0.05
+
+_MOST_CHOICES: Final = 2
+"""Lines on which of several runs were taken; all are in the full report."""
 
 USAGE = (
     "%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C ...\n"
@@ -55,7 +58,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--markdown", action="store_true", help="Print as Markdown, for example for a pull request"
     )
-    command.set_defaults(full=True, check=_check)
+    command.add_argument("--full", action="store_true", help="Print all tables instead of the short report")
+    command.set_defaults(check=_check)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -74,14 +78,17 @@ def run(options: argparse.Namespace) -> int:
     from lightning_modelprof.show.tensorboard.scalars import markdown_report
     from lightning_modelprof.show.terminal.terminal import print_text
 
-    if len(options.sides) > 2:
+    is_table = len(options.sides) > 2
+    if is_table:
         report, code = compare_stages(options.sides, options.tolerance), 0
     else:
         report, code = compare_runs(*compared_paths(options), options.tolerance)
     if options.markdown and options.json is None:
         print_text(markdown_report(report))
     else:
-        put_out(report, options)
+        is_short = not options.full and not is_table
+        choices = _choices([*options.sides, *options.before, *options.after])[:_MOST_CHOICES]
+        put_out(report, options, [*choices, "all tables: add --full"] if is_short else [])
     return code
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts.all_charts import trace_charts
-from lightning_modelprof.report.model import OTHER_TRACES, Chart, Report, Table
+from lightning_modelprof.report.model import OTHER_TRACES, WARNING, Chart, Report, Table
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.engine import diagnose_traces
 from lightning_modelprof.report.step_card import step_card_of_traces
@@ -76,7 +76,7 @@ def build_trace_report(
             ),
             *(("Steps", origin) for origin in origins),
             # First of all what speaks against believing the figures: a reader may not get to the notes.
-            *(("Warning", check) for check in checks),
+            *((WARNING, check) for check in checks),
         ),
         charts=tuple(charts),
         tables=tuple(tables),

@@ -48,6 +48,10 @@ class Column(Record, frozen=True):
     is_main: bool = False
 
 
+Better = Literal["", "less", "more"]
+"""Whether a smaller or a larger figure is better; ``""`` where neither is."""
+
+
 class Table(Record, frozen=True, kw_only=True):
     """A complete, sorted, unformatted table. Outputs may show fewer rows and then say so.
 
@@ -58,6 +62,7 @@ class Table(Record, frozen=True, kw_only=True):
         rows: one tuple of cells per row, as many as there are columns.
         depths: indentation level of each row's name; empty when all are 0.
         row_units: unit of the ``BY_ROW`` columns for each row; empty when no column is ``BY_ROW``.
+        row_better: for each row whether less or more of its figure is better; empty where no row says so.
         notes: sentences under the table, or under its reason to be absent: definitions, caveats, why a
             column is empty.
         absent_reason: why there are no rows; ``None`` when there are.
@@ -76,6 +81,7 @@ class Table(Record, frozen=True, kw_only=True):
     rows: tuple[tuple[Cell, ...], ...]
     depths: tuple[int, ...] = ()
     row_units: tuple[Unit, ...] = ()
+    row_better: tuple[Better, ...] = ()
     notes: tuple[str, ...] = ()
     absent_reason: str | None = None
     time_unit: TimeUnit | None = None
@@ -90,7 +96,8 @@ class Table(Record, frozen=True, kw_only=True):
                     f"table {self.id!r}: expected {len(self.columns)} cells per row ({keys}),"
                     f" got {len(row)}: {row!r}"
                 )
-        for label, extra in (("depths", self.depths), ("row_units", self.row_units)):
+        by_row = {"depths": self.depths, "row_units": self.row_units, "row_better": self.row_better}
+        for label, extra in by_row.items():
             if extra and len(extra) != len(self.rows):
                 raise ValueError(f"table {self.id!r}: expected {len(self.rows)} {label}, got {len(extra)}")
         if self.rows and not self.row_units and any(one.unit is Unit.BY_ROW for one in self.columns):
@@ -294,6 +301,9 @@ def _as_in_version_1(place: Place) -> dict[str, Any]:
         "call": None if place.call is None else _as_in_version_1(place.call),
     }
 
+
+WARNING: Final = "Warning"
+"""Label of the facts that speak against the figures."""
 
 NOT_DONE: Final = "Not done"
 """Label of the facts about what was asked for and did not come about."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record, field
-from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
+from lightning_modelprof.report.model import Better, Cell, Column, Table, TimeUnit, Unit
 
 _FactsT = TypeVar("_FactsT")
 _DrawnT = TypeVar("_DrawnT")
@@ -78,11 +78,14 @@ class CompareKey(Record, frozen=True, kw_only=True):
         sum_over: what it is a sum over, which may be longer on one side than on the other; ``None`` for a
             mean or a figure per step.
         names: of the columns that say which row is which; ``None`` for the first column alone.
+        better: whether less or more is better, for all rows or by name; ``None``, and rows without a name in
+            it, leave that to the unit.
     """
 
     keys: tuple[str, ...]
     sum_over: Literal["window", "run"] | None = None
     names: tuple[str, ...] | None = None
+    better: Better | Mapping[str, Better] | None = None
 
 
 class ColumnSpec(Column, frozen=True):
@@ -118,6 +121,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
         columns: all that such a table may have.
         depth_of: how deep what a row is about stands; ``None`` where no row stands in another.
         unit_of: unit of its cells in the columns that are ``BY_ROW``; ``None`` where there are none.
+        better_of: whether less or more of what a row is about is better; ``None`` where neither is.
         rows: label of a row → its definition, where rows are figures with names of ours.
         names_slices: whether rows, but for those in ``rows``, have the names of slices of the timeline.
         has_phases: whether rows are phases as well.
@@ -133,6 +137,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
     columns: tuple[ColumnSpec, ...]
     depth_of: Callable[[Any], int] | None = None
     unit_of: Callable[[Any], Unit] | None = None
+    better_of: Callable[[Any], Better] | None = None
     rows: Mapping[str, str] = field(default_factory=dict)
     names_slices: bool = False
     has_phases: bool = False
@@ -197,6 +202,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
             rows=tuple(zip(*(cells for _, cells in shown), strict=True)),
             depths=depths,
             row_units=row_units,
+            row_better=() if self.better_of is None else tuple(map(self.better_of, rows)),
             notes=notes,
             absent_reason=absent_reason,
             time_unit=time_unit,

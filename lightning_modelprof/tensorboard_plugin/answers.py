@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from html import escape
-from typing import Any, Final
+from typing import Any
 
 from lightning_modelprof.errors import ArchiveError, describe_error, printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build_dashboard_entry import timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
-from lightning_modelprof.report.compare.compared_run import compared_run_of_report
+from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run_of_report
+from lightning_modelprof.report.compare.differences import Difference, find_differences
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.windows import compare_windows
-from lightning_modelprof.report.model import Report, Unit
+from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.tensorboard.profile_blob import (
@@ -29,7 +29,6 @@ from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
 from lightning_modelprof.tensorboard_plugin.trace_files import find_trace, named_trace
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
-from lightning_modelprof.units import format_cell
 
 _MOST_DIGITS = 9
 """Of a rank; Python refuses to read a number of thousands of digits."""
@@ -95,11 +94,7 @@ class Answers:
             name.removeprefix(_BEFORE): value for name, value in arguments.items() if name.startswith(_BEFORE)
         }
         sides = [self._side(context, experiment, chosen) for chosen in (before, arguments)]
-        html = _shown(
-            lambda: "".join(
-                (_differs(*sides), *(render_comparison(report) for report in compare_sides(*sides)))
-            )
-        )
+        html = _shown(lambda: "".join(render_comparison(report) for report in compare_sides(*sides)))
         return {
             "title": "Compare",
             "html": html,
@@ -212,6 +207,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "ranks": list(head.ranks),
         "recorded": head.recorded,
         "model": printable(head.model),
+        "created": printable(head.created),
     }
 
 
@@ -228,37 +224,6 @@ class ComparedSide(Record, frozen=True, kw_only=True):
     read_steps: Callable[[], StepTimings]
 
 
-_COMPARED: Final = (
-    ("model", lambda run, _: run.get("model")),
-    ("device", lambda run, _: run.get("device_name") or run.get("device_type")),
-    ("ranks", lambda run, _: run.get("world_size")),
-    ("precision", lambda run, _: run.get("precision")),
-    ("batch size", lambda _, benchmark: benchmark.get("samples_per_step")),
-)
-"""What both sides should have the same of: its name, and where the sections of a report have it."""
-
-
-def _differs(before: ComparedSide, after: ComparedSide) -> str:
-    """A line on what makes the sides hard to compare; ``""`` where nothing that is known does."""
-    reports = [side.selection.run_report for side in (before, after)]
-    if before.run_name == after.run_name or None in reports:
-        return ""
-    sections = [report.sections for report in reports if report is not None]
-    values = [
-        (name, *(find(one.get("run") or {}, one.get("benchmark") or {}) for one in sections))
-        for name, find in _COMPARED
-    ]
-    known = [(name, old, new) for name, old, new in values if old and new and old != new]
-    if not known:
-        return ""
-    text = ", ".join(f"{name} ({_plain(old)} before, {_plain(new)} after)" for name, old, new in known)
-    return f'<p class="problem" role="status">The two runs differ in {escape(text)}.</p>'
-
-
-def _plain(value: Any) -> str:
-    return printable(format_cell(value, Unit.COUNT) if isinstance(value, int | float) else str(value))
-
-
 def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
     """The comparison of the loops and that of the windows, as far as both sides have one and they differ.
 
@@ -266,14 +231,17 @@ def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
         ArchiveError: when the runs are of different loops, or too old to be compared.
     """
     reports = []
+    differences: tuple[Difference, ...] = ()
     old, new = before.selection, after.selection
     is_other_run = before.run_name != after.run_name
     if old.run is not None and new.run is not None and (is_other_run or old.run_tag != new.run_tag):
-        reports.append(_compare_loops(before, after))
+        runs = [_compared_run(side) for side in (before, after)]
+        differences = find_differences(runs[:1], runs[1:])
+        reports.append(_compare_loops(*runs))
     is_other_window = is_other_run or (old.window_tag, old.rank) != (new.window_tag, new.rank)
     if old.window_report is not None and new.window_report is not None and is_other_window:
         names = (_window_name(before), _window_name(after))
-        reports.append(compare_windows(old.window_report, new.window_report, names))
+        reports.append(compare_windows(old.window_report, new.window_report, names, differences))
     return reports
 
 
@@ -296,15 +264,16 @@ def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
     return f"These can't be compared{why}. Select another run or window for Before."
 
 
-def _compare_loops(before: ComparedSide, after: ComparedSide) -> Report:
+def _compared_run(side: ComparedSide) -> ComparedRun:
+    stored = side.selection.run
+    assert stored is not None
+    return compared_run_of_report(side.run_name, stored.report, side.read_steps())
+
+
+def _compare_loops(before: ComparedRun, after: ComparedRun) -> Report:
     """What the command ``compare`` says, and every table of the runs row by row."""
-    runs = []
-    for side in (before, after):
-        stored = side.selection.run
-        assert stored is not None
-        runs.append(compared_run_of_report(side.run_name, stored.report, side.read_steps()))
-    report, _ = build_comparison(runs[:1], runs[1:])
-    return replace(report, tables=(*report.tables, *changed_rows(runs[0].report, runs[1].report)))
+    report, _ = build_comparison([before], [after])
+    return replace(report, tables=(*report.tables, *changed_rows(before.report, after.report)))
 
 
 def _window_name(side: ComparedSide) -> str:

@@ -7,13 +7,14 @@ selection to HTML, empty where there is nothing to show.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from typing import Final
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
-from lightning_modelprof.report.model import Report, Table
+from lightning_modelprof.report.model import WARNING, Report, Table
 from lightning_modelprof.report.tables.run.all_tables import KINDS, kind_of
 from lightning_modelprof.show.html.parts import (
     absent_html,
@@ -69,7 +70,13 @@ def render_comparison(report: Report) -> str:
     """A comparison as HTML: what it says and every table."""
     title = escape(printable(report.title))
     tables = _tables_html(list(report.tables))
-    parts = (f"<h2>{title}</h2>", facts_html(report), tables, notes_html(report))
+    warnings = [
+        f'<p class="problem" role="status">{escape(printable(text))}</p>'
+        for label, text in report.facts
+        if label == WARNING
+    ]
+    rest = replace(report, facts=tuple(fact for fact in report.facts if fact[0] != WARNING))
+    parts = (f"<h2>{title}</h2>", *warnings, facts_html(rest), tables, notes_html(report))
     return f'<section class="comparison">{"".join(parts)}</section>'
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import fields, replace
 from functools import partial
@@ -39,6 +40,7 @@ from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.compare.stages import build_stages
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.run.archive import load_run, save_run
@@ -47,6 +49,7 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTag, StepTimings
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile, unpack_steps
+from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 from tests.support.fits import loader, run_fit
 
@@ -539,7 +542,9 @@ def test_twice_the_batch_is_compared_by_the_sample():
     report, result = build_comparison([compared(before)], [compared(after)])
     assert result.per_sample
     assert result.times_as_fast == pytest.approx(1.25)
-    assert report.title.startswith("FASTER: 1.25× as fast, 3,200 → 4,000 samples/s")
+    assert report.title == "FASTER: 3,200 → 4,000 samples/s (no speedup shown because batch size differs)"
+    assert ("Warning", "Batch size differs: 32 before, 64 after.") in report.facts
+    assert "Change" not in dict(report.facts)
     assert ("samples per step", "32", "64") in table(report, "settings").rows
     assert any("time per sample decides" in note for note in report.notes)
 
@@ -550,6 +555,7 @@ def test_more_ranks_are_compared_by_all_their_samples():
     report, result = build_comparison([before], [after])
     assert result.times_as_fast == pytest.approx(3.2)
     assert "3,200 → 10,240 samples/s, all ranks" in report.title
+    assert ("Warning", "Batch size differs: 32 before, 128 after.") in report.facts
     assert any(note.startswith("Different world sizes: 1 before, 4 after") for note in report.notes)
     strong = compared(steps([5 * MS] * 50, samples=8), world_size=4)
     assert not build_comparison([before], [strong])[1].per_sample
@@ -568,9 +574,50 @@ def test_settings_that_differ():
         ("torch version", "2.4", "2.5"),
         ("callback: active", "3", "0"),
     )
-    assert any(note.startswith("Different models: A before, B after") for note in report.notes)
+    assert ("Warning", "Model differs: A before, B after.") in report.facts
     mixed, _ = build_comparison([before, after], [before, before])
     assert any("aren't repeats of the same run; they differ in model" in note for note in mixed.notes)
+
+
+OTHERS = {
+    "Model": ({"model": "A"}, {"model": "B"}, "A before, B after"),
+    "Device": ({"device_name": "H100"}, {"device_name": "H200"}, "cpu H100 before, cpu H200 after"),
+    "Precision": ({"precision": "32-true"}, {"precision": "bf16-mixed"}, "32-true before, bf16-mixed after"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_speedup_between_different_things(name):
+    one, other, values = OTHERS[name]
+    before, after = compared(noisy(28, 0), **one), compared(noisy(21, 1), **other)
+    report, result = build_comparison([before], [after])
+    assert result.outcome is Outcome.FASTER
+    assert re.fullmatch(
+        rf"FASTER: [\d.]+ → [\d.]+ ms per step \(no speedup shown because {name.lower()} differs\)",
+        report.title,
+    )
+    assert report.facts[0] == ("Warning", f"{name} differs: {values}.")
+    assert "Change" not in dict(report.facts)
+    assert table(report, "figures").rows
+    assert [one["name"] for one in report.sections["comparison"]["differences"]] == [name]
+    stages = build_stages([before, after])
+    assert "as fast" not in stages.title
+    assert stages.facts == (("Warning", f"run: {name} differs: {values}."),)
+
+
+def test_what_one_side_does_not_know_is_no_difference():
+    report, _ = build_comparison([compared(noisy(28, 0), model="A")], [compared(noisy(21, 1))])
+    assert "1.33× as fast" in report.title
+    assert "Warning" not in dict(report.facts)
+
+
+def test_before_that_is_newer_is_said():
+    old, new = (compared(noisy(5, 0), created=f"2026-01-0{day}T09:30:00+00:00") for day in (1, 2))
+    report, _ = build_comparison([new], [old])
+    said = "Before is the newer run (started 2026-01-02 09:30, after 2026-01-01 09:30). Swap them?"
+    assert dict(report.facts)["Order"] == said
+    assert "Order" not in dict(build_comparison([old], [new])[0].facts)
+    assert "Order" not in dict(build_comparison([old, new], [new, old])[0].facts)
 
 
 def test_turns_are_told_by_when_runs_began():
@@ -701,6 +748,71 @@ def test_a_report_that_is_not_of_a_run(sections):
 # The command
 
 
+def many_findings(state):
+    return [finding(f"a_finding_with_a_long_name_that_is_{state}_{i}", function="f") for i in range(9)]
+
+
+@pytest.mark.parametrize("is_worst", [False, True])
+def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    rng = np.random.default_rng(3)
+    sides = []
+    for number, state in enumerate(("gone", "new")):
+        timings = noisy(28 - 8 * number, number)
+        if is_worst:  # every phase changes
+            phases = rng.normal(MS * (1 + number), MS / 100, timings.phases_ns.shape).astype(np.int64)
+            timings.phases_ns[:], timings.duration_ns[:] = phases, phases.sum(axis=1)
+        info = {"model": f"{'M' * 120}{number}", "precision": str(number), "device_name": str(number)}
+        found = [*many_findings(state), finding("busy_cpus")]
+        runs = 5 if is_worst else 1
+        sides.append(
+            [
+                compared(
+                    timings,
+                    source=f"runs/{'x' * 30}{state}{run}",
+                    **(info if is_worst else {}),
+                    findings=found if is_worst else found[:1],
+                    created=f"2026-01-0{5 - number}T00:00:00+00:00",
+                )
+                for run in range(runs)
+            ]
+        )
+    report, _ = build_comparison(*sides)
+    print_report(report, last_words=["all tables: add --full"])
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    for said in (
+        "Order: ",
+        "Before: ",
+        "After: ",
+        "-BOUND, 5 runs" if is_worst else "After: BALANCED, 200 clean steps: ",
+        "Findings gone: ",
+        "New findings: ",
+        "Predictions " if is_worst else "Forward ",
+    ):
+        assert said in text, text
+    assert ("more in all tables" in text) == is_worst
+    assert ("no speedup shown" in " ".join(lines)) == is_worst
+    assert lines[-1] == "all tables: add --full"
+
+
+def test_phases_that_did_not_change_are_not_shown(capsys):
+    report, _ = build_comparison([compared(noisy(28, 0))], [compared(noisy(28, 1))])
+    print_report(report)
+    out = capsys.readouterr().out
+    assert "No phase changed by more than its error." in out
+    assert "Phase changes per step" not in out
+    few, _ = build_comparison([compared(noisy(28, 0, 5))], [compared(noisy(28, 1, 5))])
+    print_report(few)
+    assert "Too few steps to compare phases." in capsys.readouterr().out
+    print_report(report, full=True)
+    assert "Phase changes per step" in capsys.readouterr().out
+
+
 @pytest.fixture
 def saved(tmp_path):
     """Saves runs as ``folder/modelprof/run.json``; returns the folder as text."""
@@ -748,7 +860,10 @@ def test_several_runs_a_side(saved, tmp_path, capsys):
     assert main(["compare", "--before", *before, "--after", *after]) == 3
     out = capsys.readouterr().out
     assert "3 runs, 600 clean steps" in out
-    assert "from the differences between runs of the same side" in " ".join(out.split())
+    assert "from the differences between runs of the same side" not in " ".join(out.split())
+    assert main(["compare", "--before", *before, "--after", *after, "--full"]) == 3
+    full = capsys.readouterr().out
+    assert "from the differences between runs of the same side" in " ".join(full.split())
 
 
 @pytest.mark.parametrize(

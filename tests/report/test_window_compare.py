@@ -261,7 +261,10 @@ def test_ranks_of_a_job_beside_one_of_them():
 def test_traces_of_different_devices():
     names = ("v100_resnet50_workers0", "a100_nccl")
     report = compare_windows(*(analyze_files([real_file(name)]) for name in names), names)
-    assert any(note.startswith("Different devices: Tesla V100") for note in report.notes)
+    assert report.facts[0][0] == "Warning"
+    assert report.facts[0][1].startswith("Device differs: Tesla V100")
+    assert "no speedup shown because device differs" in report.title
+    assert "%" not in report.title
 
 
 def test_a_trace_without_steps_says_what_its_step_is(resnets):

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from lightning_modelprof.analysis.change import Change
+from lightning_modelprof.report.compare.row_changes import row_changes
 from lightning_modelprof.report.compare.tables import SPEED
 from lightning_modelprof.report.model import Column, Table, Unit
 from lightning_modelprof.show.html.columns import change_bars
@@ -23,7 +24,7 @@ CHANGE = (
 
 
 def table(*rows, columns=CHANGE):
-    return Table(id="a_changes", title="A", columns=columns, rows=rows)
+    return Table(id="a_changes", title="A", columns=columns, rows=rows, row_better=("less",) * len(rows))
 
 
 SLOWER_AND_FASTER = table(
@@ -48,7 +49,7 @@ def test_bars_by_hand():
         (2, 3): (0.5, 0.0, "neutral", False),
     }
     view = table_view(SLOWER_AND_FASTER)
-    assert [word for _, word in view.tones] == ["better", "worse", "neutral or unknown"]
+    assert [word for _, word in view.tones] == ["better", "worse", "neither"]
     assert view.notes == ("1 bar, marked with an arrow, is clipped at 100%.",)
 
 
@@ -63,7 +64,7 @@ def test_every_change_has_its_sign():
     assert "+400.00" in render_text(report_of(SLOWER_AND_FASTER))
 
 
-def test_a_higher_rate_is_better_and_a_longer_time_is_worse():
+def test_a_higher_rate_is_better_and_more_waiting_is_worse():
     figures = (
         Change(key="batch_cost", before=20e6, after=30e6, change=0.5, low=0.4, high=0.6),
         Change(key="steps_per_s", before=50.0, after=33.3, change=-0.334, low=-0.4, high=-0.3),
@@ -71,9 +72,39 @@ def test_a_higher_rate_is_better_and_a_longer_time_is_worse():
     )
     one = SPEED.table(figures, of={"figure": lambda figure: figure.key})
     tones = {key: bar.tone for key, bar in change_bars(one).items()}
-    assert tones == {(0, 3): "worse", (1, 3): "worse", (2, 3): "neutral"}
+    assert tones == {(0, 3): "worse", (1, 3): "worse", (2, 3): "worse"}
     low = [row.cells[3].text.strip() for row in table_view(one).rows]
     assert low == ["+40.00", "-40.00", "0"]
+
+
+def test_a_figure_that_is_neither_is_grey():
+    def tones(table_id, unit, *rows):
+        columns = (Column("name", ""), Column("kind", ""), Column("dtype", ""), Column("value", "", unit))
+        columns += (Column("bytes", "", unit), Column("avg", "", unit))
+        before, after = (
+            Table(
+                id=table_id,
+                title="A",
+                columns=columns,
+                rows=tuple((*[name] * 3, *[value] * 3) for name, value in side),
+                row_units=(Unit.RATIO, Unit.RATE, Unit.DURATION_NS)[: len(side)],
+            )
+            for side in ([(name, 1.0) for name in rows], [(name, 2.0) for name in rows])
+        )
+        changes = row_changes(before, after)
+        names = [row[0] for row in changes.rows]
+        return {names[row]: bar.tone for (row, _), bar in change_bars(changes).items()}
+
+    assert tones("perf_summary", Unit.BY_ROW, "Reader Ratio", "ips (steps/s)", "batch_cost") == {
+        "Reader Ratio": "worse",
+        "ips (steps/s)": "better",
+        "batch_cost": "worse",
+    }
+    assert tones("model_size", Unit.BYTES, "Parameters") == {"Parameters": "neutral"}
+    assert tones("memory_peaks", Unit.BYTES, "Device memory", "Peak resident memory") == {
+        "Device memory": "neutral",
+        "Peak resident memory": "worse",
+    }
 
 
 def test_units_that_differ_by_row_have_bars_of_their_own():
@@ -88,6 +119,7 @@ def test_units_that_differ_by_row_have_bars_of_their_own():
         columns=columns,
         rows=(("a", 1.0, 5e9), ("b", 1.0, -3.0)),
         row_units=(Unit.BYTES, Unit.RATE),
+        row_better=("less", "more"),
     )
     assert bars_of(one) == {(0, 2): (0.5, 0.5, "worse", False), (1, 2): (0.0, 0.5, "worse", False)}
 

@@ -22,22 +22,27 @@ from tests.tensorboard_plugin.test_dashboard_plugin import fit
 pytestmark = pytest.mark.slow
 
 NUM_COPIES = 12
+EARLY, LATE = "2026-01-01T09:00:00+00:00", "2026-01-02T09:00:00+00:00"
 
 
 def run_of(model, **info):
     """A run's profile that says what its model is."""
     report = report_of()
     known = {"loop": "fit", "world_size": 1, "sample_unit": "samples", "created": "", "status": "finished"}
-    known["device_type"] = "cpu"
-    benchmark = {"steps": 9, "batch_cost_ns": {"avg": 1e6}, "samples_per_step": info.pop("samples", 8)}
-    sections = {"run": {**known, "model": model, **info}, "benchmark": benchmark, "settings": {}}
+    known["created"] = info.pop("created", "")
+    samples = info.pop("samples", 8)
+    benchmark = {"steps": 9, "batch_cost_ns": {"avg": 1e6}, "samples_per_step": samples}
+    steps = sample_steps(50)
+    steps.samples[:] = samples
+    settings = {"model": model, "device": info.get("device_name", "cpu")}
+    sections = {"run": {**known, "model": model, **info}, "benchmark": benchmark, "settings": settings}
     return DashboardEntry(
         kind="run",
         loop="fit",
         window=None,
         label="x",
         report=replace(report, sections={**report.sections, **sections}),
-        steps=step_columns(sample_steps(50)),
+        steps=step_columns(steps),
     )
 
 
@@ -46,12 +51,14 @@ def server(tmp_path_factory):
     """A fit with two windows, a dozen copies of it, and runs of two other models between them in time."""
     root = tmp_path_factory.mktemp("logs")
     write_event_file(root / "first", [("modelprof/run", run_of("Net"))])
-    write_event_file(root / "wide", [("modelprof/run", run_of("Wide", device_name="A100", samples=64))])
+    wide = {"device_name": "A100", "samples": 64}
+    write_event_file(root / "wide", [("modelprof/run", run_of("Wide", created=LATE, **wide))])
     fit(root)
     for number in range(NUM_COPIES):
         shutil.copytree(root / "net" / "version_0", root / f"trial_{number:02}", symlinks=True)
+    write_event_file(root / "imported", [("modelprof/run", run_of("Wide", created=EARLY, **wide))])
     with tensorboard(root) as running:
-        yield running.wait_for("first", "wide", "net/version_0", f"trial_{NUM_COPIES - 1:02}")
+        yield running.wait_for("first", "wide", "imported", "net/version_0", f"trial_{NUM_COPIES - 1:02}")
 
 
 @pytest.fixture
@@ -70,12 +77,12 @@ def shown_runs(page, place="aside"):
 
 def test_a_run_among_many_is_found_by_words(page):
     page.open(run="net/version_0", view="memory")
-    assert len(shown_runs(page)) == NUM_COPIES + 3
+    assert len(shown_runs(page)) == NUM_COPIES + 4
     field = page.browser.find_element("css selector", "aside input[type=search]")
     field.send_keys("trial 1")
     assert shown_runs(page) == ["net/version_0", "trial_01", "trial_10", "trial_11"], "the chosen one stays"
     count = "return document.querySelector('aside .filter output').textContent"
-    assert page.run(count) == f"3 of {NUM_COPIES + 3}"
+    assert page.run(count) == f"3 of {NUM_COPIES + 4}"
     assert page.link()["filter"] == "trial 1"
     field.send_keys(Keys.ENTER)
     page.wait("return document.querySelector('aside [data-key=run]').value === 'trial_01'")
@@ -128,13 +135,27 @@ def test_without_a_window_before_it_the_newest_earlier_run_of_its_model_is(page)
     assert page.link()["before_run"] == "first", "not the run of another model, though that is newer"
 
 
+def test_before_is_the_run_that_started_first_whenever_it_was_written(page):
+    """``imported`` was written to the log last, as by ``lightning-modelprof tensorboard``, but ran first."""
+    order = "return [...document.querySelectorAll('main .facts dt')].some(one => one.textContent === 'Order')"
+    page.open(run="wide", view="compare")
+    assert page.link()["before_run"] == "imported"
+    assert not page.run(order)
+    page.open(run="imported", view="compare")
+    assert page.link()["before_run"] == "wide", "no run is older"
+    assert page.run(order)
+
+
 def test_what_differs_between_the_sides_is_said(page):
     page.open(run="first", before_run="wide", view="compare")
-    line = page.run("return document.querySelector('main .parts [role=status]').textContent")
-    assert line == (
-        "The two runs differ in model (Wide before, Net after), device (A100 before, cpu after),"
-        " batch size (64 before, 8 after)."
-    )
+    lines = "return [...document.querySelectorAll('main .parts [role=status]')].map(one => one.textContent)"
+    assert page.run(lines) == [
+        "Model differs: Wide before, Net after.",
+        "Device differs: A100 before, cpu after.",
+        "Batch size differs: 64 before, 8 after.",
+    ]
+    title = page.run("return document.querySelector('main .comparison h2').textContent")
+    assert "no speedup shown because model, device and batch size differ" in title
     page.open(run="trial_03", before_run="trial_02", view="compare")
     assert page.run("return document.querySelector('main .parts [role=status]')") is None
 

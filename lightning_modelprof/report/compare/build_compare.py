@@ -10,7 +10,6 @@ from typing import Any, Final
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD
 from lightning_modelprof.analysis.compare import (
     DEFAULT_TOLERANCE,
-    UNKNOWN,
     Comparison,
     Outcome,
     compare,
@@ -18,6 +17,13 @@ from lightning_modelprof.analysis.compare import (
 )
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.compare.compared_run import ComparedRun
+from lightning_modelprof.report.compare.differences import (
+    Difference,
+    find_differences,
+    has_other_batches,
+    warnings,
+    why_no_speedup,
+)
 from lightning_modelprof.report.compare.tables import (
     figures_table,
     findings_table,
@@ -54,33 +60,32 @@ def build_comparison(
         [run.steps for run in after],
         tolerance=tolerance,
         ranks=(before[0].world_size, after[0].world_size),
-        per_sample=_has_other_batches(before, after),
+        per_sample=has_other_batches(before, after),
         paired=_takes_turns(before, after),
     )
     busy = [run for run in (*before, *after) if _busy_summary(run)]
     if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
         reason = (
-            f"{' and '.join(run.source for run in busy)} ran on a busy machine, where timings vary more from"
-            " run"
-            " to run than the steps within one run suggest. Compare multiple runs per side, alternating"
-            " between"
-            " before and after"
+            f"one run per side isn't enough, because {' and '.join(run.source for run in busy)} ran on a busy"
+            " machine, where timings vary more from run to run than the steps within one run suggest. Compare"
+            " multiple runs per side, alternating between before and after"
         )
         result = replace(result, outcome=Outcome.CANNOT_TELL, reason=reason)
     loop = loop_of(before[0].loop)
-    differences = setting_differences([run.settings for run in before], [run.settings for run in after])
+    settings = setting_differences([run.settings for run in before], [run.settings for run in after])
+    differences = find_differences(before, after)
     report = Report(
-        title=_first_line(result, before, after),
-        facts=_facts(result, before, after),
+        title=_first_line(result, before, after, differences),
+        facts=_facts(result, before, after, differences),
         tables=(
             figures_table(result, loop, before[0].sample_unit),
             phases_table(result),
-            settings_table(differences),
+            settings_table(settings),
             findings_table(before[0].report, after[0].report),
         ),
         notes=_notes(result, before, after),
         sections={
-            "comparison": _section(result),
+            "comparison": _section(result, differences),
             "runs": {
                 "before": [_run_section(run) for run in before],
                 "after": [_run_section(run) for run in after],
@@ -106,14 +111,6 @@ def _check_loops(runs: _Runs) -> None:
             )
 
 
-def _has_other_batches(before: _Runs, after: _Runs) -> bool:
-    """Whether the sides' steps hold different numbers of samples, by more than a few odd batches explain."""
-    sizes = [run.global_batch_size for run in (*before, *after)]
-    units = {run.sample_unit for run in (*before, *after)}
-    known = [size for size in sizes if size]
-    return len(known) == len(sizes) and len(units) == 1 and max(known) > 1.01 * min(known)
-
-
 def _takes_turns(before: _Runs, after: _Runs) -> bool:
     """Whether the runs, in the order they were given and by when they started, make pairs of neighbours."""
     if len(before) != len(after) or len(before) < 2:
@@ -122,7 +119,7 @@ def _takes_turns(before: _Runs, after: _Runs) -> bool:
     return all(first[1] < second[0] for first, second in pairwise(pairs))
 
 
-def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
+def _first_line(result: Comparison, before: _Runs, after: _Runs, differences: Sequence[Difference]) -> str:
     names = {
         Outcome.FASTER: "FASTER",
         Outcome.SLOWER: "SLOWER",
@@ -132,6 +129,8 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs) -> str:
     name = names[result.outcome]
     if result.times_as_fast is None:
         return f"{name}: {result.reason}"
+    if differences:
+        return f"{name}: {_cost(result, before, after)} ({why_no_speedup(differences)})"
     line = f"{name}: {_times(result, result.times_as_fast)}× as fast, {_cost(result, before, after)}"
     if result.low is None or result.high is None:
         return f"{line} (too few steps for an interval)"
@@ -157,11 +156,18 @@ def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
     return f"{three_digits(step.before / scale)} → {three_digits(step.after / scale)} {unit} per {loop.step}"
 
 
-def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, str], ...]:
-    facts = []
+def _facts(
+    result: Comparison, before: _Runs, after: _Runs, differences: Sequence[Difference]
+) -> tuple[tuple[str, str], ...]:
+    facts = warnings(differences)
+    if min(run.created for run in before) > max(run.created for run in after):
+        starts = [runs[0].created[:16].replace("T", " ") for runs in (before, after)]
+        facts.append(
+            ("Order", f"Before is the newer run (started {starts[0]}, after {starts[1]}). Swap them?")
+        )
     if result.reason:
         facts.append(("Why", f"{result.reason[0].upper()}{result.reason[1:]}."))
-    if result.times_as_fast is not None:
+    if result.times_as_fast is not None and not differences:
         speed, time = result.times_as_fast - 1, 1 / result.times_as_fast - 1
         one = "sample" if result.per_sample else "step"
         facts.append(
@@ -185,8 +191,11 @@ def _facts(result: Comparison, before: _Runs, after: _Runs) -> tuple[tuple[str, 
         if (busy := _busy_summary(run))
     ]
     for label, runs, steps in zip(("Before", "After"), (before, after), result.num_steps, strict=True):
-        number = f"{len(runs)} runs, " if len(runs) > 1 else ""
-        facts.append((label, f"{', '.join(run.source for run in runs)} ({number}{steps:,} clean steps)"))
+        verdicts = (run.report.verdict for run in runs)
+        words = " | ".join(dict.fromkeys(verdict.word for verdict in verdicts if verdict is not None))
+        number = f"{len(runs)} runs" if len(runs) > 1 else ""
+        said = ", ".join(filter(None, (words, number, f"{steps:,} clean steps")))
+        facts.append((label, f"{said}: {', '.join(run.source for run in runs)}"))
     return tuple(facts)
 
 
@@ -229,18 +238,14 @@ def _interval_note(result: Comparison) -> str:
 
 
 def _other_things(before: _Runs, after: _Runs) -> list[str]:
-    """What makes the sides different things, besides what was changed on purpose."""
+    """How ranks differ between the sides, and runs within one."""
     notes = []
-    for label, key in (("models", "model"), ("devices", "device"), ("world sizes", "world size")):
-        sides = [
-            " | ".join(dict.fromkeys(run.settings.get(key, UNKNOWN) for run in runs))
-            for runs in (before, after)
-        ]
-        if sides[0] != sides[1]:
-            notes.append(
-                f"Different {label}: {sides[0]} before, {sides[1]} after. The result includes this"
-                " difference."
-            )
+    worlds = [" | ".join(dict.fromkeys(str(run.world_size) for run in runs)) for runs in (before, after)]
+    if worlds[0] != worlds[1]:
+        notes.append(
+            f"Different world sizes: {worlds[0]} before, {worlds[1]} after. The result includes this"
+            " difference."
+        )
     for label, runs in (("before", before), ("after", after)):
         mixed = [
             name
@@ -254,9 +259,13 @@ def _other_things(before: _Runs, after: _Runs) -> list[str]:
     return notes
 
 
-def _section(result: Comparison) -> dict[str, Any]:
-    section = asdict(result)
-    return {**section, "outcome": result.outcome.value, "exit_code": EXIT_CODES[result.outcome]}
+def _section(result: Comparison, differences: Sequence[Difference]) -> dict[str, Any]:
+    return {
+        **asdict(result),
+        "outcome": result.outcome.value,
+        "exit_code": EXIT_CODES[result.outcome],
+        "differences": [one._asdict() for one in differences],
+    }
 
 
 def _run_section(run: ComparedRun) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lightning_modelprof.report.compare.changed_figures import (
     is_number,
     num_steps,
 )
-from lightning_modelprof.report.model import Cell, Report, Table, Unit
+from lightning_modelprof.report.model import Better, Cell, Report, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 
 _STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
@@ -134,6 +134,7 @@ CHANGES: Final = TableSpec(
         ColumnSpec("state", "state", help="new or removed, for rows that exist on one side only."),
     ),
     unit_of=lambda row: row.unit,
+    better_of=lambda row: row.better,
 )
 
 
@@ -230,6 +231,16 @@ def _has_changed(changes: Table) -> bool:
     return any(row[at] or row[state] for row in changes.rows)
 
 
+_BETTER: Final[Mapping[Unit, Better]] = {
+    Unit.DURATION_NS: "less",
+    Unit.BYTES: "less",
+    Unit.RATE: "more",
+    Unit.FLOPS_PER_S: "more",
+    Unit.BYTES_PER_S: "more",
+}
+"""Of figures by their unit, where their table says nothing else."""
+
+
 class TableSide:
     """The rows of one table by their paths.
 
@@ -247,6 +258,7 @@ class TableSide:
         counted = calls_column(table)
         self.calls = None if counted is None else counted.key
         self.divisor = divisor
+        self.better = figure.better
 
     def value(self, path: RowPath) -> float | None:
         """The figure of a row, per step where it is a sum; ``None`` without it or without the row."""
@@ -266,6 +278,12 @@ class TableSide:
         row = self.table.rows[self.at[path]]
         return tuple(row[position] for position in self.names)
 
+    def better_of(self, path: RowPath, unit: Unit) -> Better:
+        if isinstance(self.better, str):
+            return self.better
+        by_name = self.better or {}
+        return next((by_name[name] for name in path[-1:] if name in by_name), _BETTER.get(unit, ""))
+
     def _number(self, path: RowPath, position: int) -> float | None:
         if path not in self.at:
             return None
@@ -283,6 +301,7 @@ class RowPair(Record, frozen=True, kw_only=True):
         before, after: the figure, ``None`` where the side does not have it.
         difference: after less before; ``None`` unless both sides have it in the same unit.
         state: ``new``, ``removed``, or ``""`` for a row of both sides.
+        better: whether less or more of the figure is better.
         depth: how many rows it is in.
     """
 
@@ -293,6 +312,7 @@ class RowPair(Record, frozen=True, kw_only=True):
     difference: float | None
     calls: tuple[float | None, float | None]
     state: str
+    better: Better
     depth: int = 0
 
     @property
@@ -322,6 +342,7 @@ def _pair(path: RowPath, before: TableSide, after: TableSide) -> RowPair:
         difference=None if old is None or new is None else new - old,
         calls=(before.num_calls(path), after.num_calls(path)),
         state="" if None not in units else "new" if units[0] is None else "removed",
+        better=before.better_of(path, known[0]),
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.model import Report, Table, Unit
+from lightning_modelprof.report.compare.differences import find_differences, why_no_speedup
+from lightning_modelprof.report.model import WARNING, Report, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import three_digits
@@ -28,16 +29,22 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     """
     results = [build_comparison(runs[:1], [run], tolerance)[1] for run in runs[1:]]
     table = _stages_table(runs, results)
+    differences = [find_differences(runs[:1], [run]) for run in runs[1:]]
     speed = results[-1].times_as_fast
-    found = (
-        "too few steps to compare"
-        if speed is None
-        else f"{runs[-1].source} is {three_digits(speed)}× as fast as {runs[0].source}"
-    )
+    if speed is None:
+        found = "too few steps to compare"
+    elif differences[-1]:
+        found = f"{why_no_speedup(differences[-1])} in {runs[-1].source}"
+    else:
+        found = f"{runs[-1].source} is {three_digits(speed)}× as fast as {runs[0].source}"
     keys = [column.key for column in table.columns]
     return Report(
         title=f"{len(runs)} runs: {found}",
-        facts=(),
+        facts=tuple(
+            (WARNING, f"{run.source}: {one.sentence}")
+            for run, found in zip(runs[1:], differences, strict=True)
+            for one in found
+        ),
         tables=(table,),
         notes=(),
         sections={"stages": [dict(zip(keys, row, strict=True)) for row in table.rows]},

@@ -25,6 +25,7 @@ _UNITS: Final = {
     "samples_per_s": Unit.RATE,
     "reader_ratio": Unit.RATIO,
 }
+_MORE_IS_BETTER: Final = ("steps_per_s", "samples_per_s")
 
 
 SPEED: Final = TableSpec(
@@ -55,6 +56,7 @@ SPEED: Final = TableSpec(
         ),
     ),
     unit_of=lambda figure: _UNITS[figure.key],
+    better_of=lambda figure: "more" if figure.key in _MORE_IS_BETTER else "less",
 )
 
 
@@ -113,6 +115,7 @@ PHASE_CHANGES: Final = TableSpec(
             "direction", "changed", help="less or more, if the interval excludes no change.", of=_direction
         ),
     ),
+    better_of=lambda _: "less",
     has_phases=True,
     heading="Phases, before and after",
 )

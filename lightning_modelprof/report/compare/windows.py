@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record
+from lightning_modelprof.report.compare.differences import Difference, warnings, why_no_speedup
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.model import Cell, Report, Table, Unit
@@ -14,25 +16,35 @@ from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.units import digits, duration_unit, percent, signed
 
 
-def compare_windows(before: Report, after: Report, names: tuple[str, str]) -> Report:
+def compare_windows(
+    before: Report, after: Report, names: tuple[str, str], differences: Sequence[Difference] = ()
+) -> Report:
     """The report of two windows or traces side by side.
 
     Args:
         before: the report of a profiler window or of traces of one job.
         after: the same.
+        differences: between their runs, as far as these are known.
 
     Caveats:
         It has no interval and says of no difference that it is more than chance: a window has few steps.
     """
     sides = (window_steps(before), window_steps(after))
     known = _both(sides)
+    models = [" | ".join(_device_models(report)) for report in (before, after)]
+    others = [Difference("Device", *models)] if all(models) and models[0] != models[1] else []
+    if any(one.name == "Device" for one in differences):
+        others = []
     # The step time breakdown is the first table, with the spread of the steps.
     rest = [table for table in changed_rows(before, after) if table.id != "step_breakdown_changes"]
     return Report(
-        title=_first_line(sides),
-        facts=tuple(
-            (label, _described(name, side))
-            for label, name, side in zip(("Before", "After"), names, sides, strict=True)
+        title=_first_line(sides, [*differences, *others]),
+        facts=(
+            *warnings(others),
+            *(
+                (label, _described(name, side))
+                for label, name, side in zip(("Before", "After"), names, sides, strict=True)
+            ),
         ),
         tables=(
             *(() if known is None else (steps_table(*known),)),
@@ -51,7 +63,9 @@ def _both(
     return None if isinstance(before, str) or isinstance(after, str) else (before, after)
 
 
-def _first_line(sides: tuple[ComparedSteps | str, ComparedSteps | str]) -> str:
+def _first_line(
+    sides: tuple[ComparedSteps | str, ComparedSteps | str], differences: Sequence[Difference]
+) -> str:
     """How long a step takes, and which of its parts changed most."""
     known = _both(sides)
     if known is None:
@@ -65,7 +79,7 @@ def _first_line(sides: tuple[ComparedSteps | str, ComparedSteps | str]) -> str:
     if not old or new is None:
         return "No steps to compare (a step took no measurable time)"
     scale, unit = duration_unit(max(old, new))
-    change = signed(percent((new - old) / old))
+    change = why_no_speedup(differences) if differences else signed(percent((new - old) / old))
     line = f"step {digits(old / scale, 4)} → {digits(new / scale, 4)} {unit} ({change})"
     parts = {part: value for part, value in differences_ns(*known).items() if part != STEP and value}
     if not parts:
@@ -104,9 +118,6 @@ def _notes(
         else:
             spreads = " The spread of steps isn't known for both sides."
         notes.append(f"{no_interval}{spreads} Compare runs to get an interval.")
-    models = [_device_models(report) for report in (before, after)]
-    if all(models) and models[0] != models[1]:
-        notes.append(f"Different devices: {', '.join(models[0])} before, {', '.join(models[1])} after.")
     ranks = [len(report.sections.get("traces", ())) for report in (before, after)]
     if all(ranks) and ranks[0] != ranks[1]:
         notes.append(f"Different numbers of traces: {ranks[0]} before, {ranks[1]} after.")
@@ -268,6 +279,7 @@ STEP_CHANGES: Final = TableSpec(
         ),
     ),
     depth_of=lambda part: int(part.name != STEP),
+    better_of=lambda _: "less",
     heading="Changes in a step",
 )
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.model import Table, Unit
+from lightning_modelprof.report.model import Better, Table, Unit
 from lightning_modelprof.units import format_cell
 
 MOST_HIDEABLE: Final = 40
@@ -79,13 +79,10 @@ def spans(groups: Sequence[tuple[str, int]], hidden: Sequence[str]) -> tuple[tup
     return tuple(found)
 
 
-_LESS_IS_BETTER: Final = frozenset({Unit.DURATION_NS, Unit.BYTES})
-_MORE_IS_BETTER: Final = frozenset({Unit.RATE, Unit.FLOPS_PER_S, Unit.BYTES_PER_S})
-
 _MOST_RATIO: Final = 1.0
 """Bars of shares end here: what was next to nothing before would make all others vanish."""
 
-TONES: Final = {"better": "better", "worse": "worse", "neutral": "neutral or unknown"}
+TONES: Final = {"better": "better", "worse": "worse", "neutral": "neither"}
 """Class of a bar, and its word in the legend."""
 
 
@@ -122,7 +119,7 @@ def change_bars(table: Table) -> Mapping[tuple[int, int], ChangeBar]:
         most = _MOST_RATIO if unit is Unit.RATIO else math.inf
         largest[column, unit] = max(largest[column, unit], min(abs(value), most))
     return {
-        (row, column): _bar(value, scale, _figure_unit(table, row))
+        (row, column): _bar(value, scale, table.row_better[row] if table.row_better else "")
         for (row, column), value in values.items()
         if (scale := largest[column, _unit(table, row, column)])
     }
@@ -140,22 +137,15 @@ def cut_note(bars: Mapping[tuple[int, int], ChangeBar]) -> str:
     )
 
 
-def _bar(value: float, scale: float, unit: Unit) -> ChangeBar:
+def _bar(value: float, scale: float, better: Better) -> ChangeBar:
     width = min(abs(value) / scale, 1.0) / 2
-    is_better = value < 0 if unit in _LESS_IS_BETTER else value > 0
-    is_known = unit in _LESS_IS_BETTER | _MORE_IS_BETTER
+    is_better = better == ("less" if value < 0 else "more")
     return ChangeBar(
         left=0.5 - width if value < 0 else 0.5,
         width=width,
-        tone="neutral" if not is_known or not value else "better" if is_better else "worse",
+        tone="neutral" if not better or not value else "better" if is_better else "worse",
         is_cut=abs(value) > scale,
     )
-
-
-def _figure_unit(table: Table, row: int) -> Unit:
-    """The unit of what is compared: a change may be a share of it."""
-    before = next((place for place, one in enumerate(table.columns) if one.key == "before"), None)
-    return Unit.TEXT if before is None else _unit(table, row, before)
 
 
 def _unit(table: Table, row: int, column: int) -> Unit:

@@ -49,6 +49,7 @@ class EntryHead(msgspec.Struct, frozen=True, kw_only=True):
         ranks: those that the reader can choose from; empty when there is only one.
         recorded: (first, last) of each row of neighbouring steps that a window holds; empty in older files.
         model: class of the model of a run; ``""`` of a window, where it is not known, and in older files.
+        created: when a run started, in ISO 8601; ``""`` as above.
     """
 
     schema_version: int
@@ -59,6 +60,7 @@ class EntryHead(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     recorded: tuple[tuple[int, int], ...] = ()
     model: str = ""
+    created: str = ""
 
 
 class ColumnsBlob(Record, frozen=True, kw_only=True):
@@ -146,6 +148,7 @@ class _Sections(msgspec.Struct):
 
 
 def _head(profile: DashboardEntry) -> EntryHead:
+    run = profile.report.sections.get("run") or {}
     return EntryHead(
         schema_version=PROFILE_SCHEMA_VERSION,
         kind=profile.kind,
@@ -154,7 +157,8 @@ def _head(profile: DashboardEntry) -> EntryHead:
         label=profile.label,
         ranks=tuple(sorted(profile.rank_reports)),
         recorded=_neighbours(profile.step_numbers),
-        model=str((profile.report.sections.get("run") or {}).get("model", "")),
+        model=str(run.get("model", "")),
+        created=str(run.get("created", "")),
     )
 
 

@@ -15,6 +15,7 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     NOT_DONE,
     OTHER_TRACES,
+    WARNING,
     CodeChange,
     Finding,
     Report,
@@ -40,7 +41,7 @@ _LEAST_GAIN: Final = 0.05
 _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 """Shares of the step below which a part of the bar is put with the others, in turn."""
 
-_SHOWN_FIRST: Final = ("Warning", "Steps", NOT_DONE)
+_SHOWN_FIRST: Final = (WARNING, "Steps", NOT_DONE)
 """Facts on the first screen."""
 
 _MOST_SHOWN: Final = 4

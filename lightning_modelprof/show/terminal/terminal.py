@@ -11,6 +11,7 @@ from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.show.terminal.screen import encodable, find_screen, write_lines
 from lightning_modelprof.show.terminal.short import short_lines
+from lightning_modelprof.show.terminal.short_comparison import comparison_lines, is_comparison
 from lightning_modelprof.show.terminal.tables import full_lines
 from lightning_modelprof.show.text import render_text
 
@@ -29,8 +30,8 @@ def print_report(
 ) -> None:
     """Print a report in at most 20 lines, or with all its tables.
 
-    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``. Reports without a verdict, such as
-    comparisons, are always printed in full.
+    Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``. Reports without a verdict are always
+    printed in full, but for comparisons.
 
     Args:
         report: The report to print.
@@ -52,6 +53,8 @@ def print_report(
         screen = replace(screen, has_colours=has_colours)
     if not full and report.verdict is not None:
         text = "".join(f"{line}\n" for line in ("", *short_lines(report, screen, encoding, last_words)))
+    elif not full and is_comparison(report):
+        text = "".join(f"{line}\n" for line in comparison_lines(report, screen, last_words))
     else:
         if screen is None or not str(encoding or "utf-8").lower().startswith("utf"):
             text = "\n" * is_below_a_bar + render_text(report)

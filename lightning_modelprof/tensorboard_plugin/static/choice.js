@@ -144,8 +144,8 @@ export function withoutUsualBefore(choice, contents) {
 }
 
 /**
- * To look at the newest run that can be read. To compare with: the same run where its window has one before it, else
- * the newest of those before it, of the same model if there is one, else of the others.
+ * To look at the run that was written to last. To compare with: the same run where its window has one before it, else
+ * the newest of those that started before it, of the same model if there is one, else of the others.
  * @param {Run[]} all
  * @param {Choice} choice
  * @param {string} prefix
@@ -154,14 +154,14 @@ function defaultRun(all, choice, prefix) {
   const readable = all.filter((run) => run.profiles.some(({ problem }) => !problem));
   const runs = readable.length ? readable : all;
   const chosen = all.find(({ name }) => name === choice.run);
-  if (prefix !== BEFORE || !chosen) return newestRun(runs);
+  if (prefix !== BEFORE || !chosen) return newestRun(runs, writtenAt);
   if (windowBefore(windowsOf(chosen, choice.profile ?? ""), choice.window)) return chosen;
   const others = runs.filter((run) => run !== chosen);
-  const earlier = others.filter((run) => timeOf(run) < timeOf(chosen));
+  const earlier = others.filter((run) => startOf(run) < startOf(chosen));
   const likely = earlier.length ? earlier : others.length ? others : runs;
   const model = modelOf(chosen);
   const alike = likely.filter((run) => model !== "" && modelOf(run) === model);
-  return newestRun(alike.length ? alike : likely);
+  return newestRun(alike.length ? alike : likely, startOf);
 }
 
 /** @param {Run} run */
@@ -173,18 +173,17 @@ function modelOf(run) {
  * When a run was written to last.
  * @param {Run} run
  */
-function timeOf(run) {
+function writtenAt(run) {
   return Math.max(...run.profiles.map((profile) => profile.wall_time));
 }
 
 /**
- * Whether what stands as Before was written later than what stands as After.
- * @param {Choice} choice
- * @param {Contents} contents
+ * When a run started, seconds since 1970; when it was first written to if that is not known.
+ * @param {Run} run
  */
-export function isTurnedRound(choice, contents) {
-  const [after, before] = ["run", `${BEFORE}run`].map((key) => contents.runs.find(({ name }) => name === choice[key]));
-  return after !== undefined && before !== undefined && timeOf(before) > timeOf(after);
+function startOf(run) {
+  const starts = run.profiles.map(({ created }) => Date.parse(created ?? "") / 1000).filter((start) => start > 0);
+  return Math.min(...(starts.length ? starts : run.profiles.map((profile) => profile.wall_time)));
 }
 
 /**
@@ -196,11 +195,12 @@ function windowBefore(windows, tag) {
 }
 
 /**
- * The run that was written to last: what somebody who has just trained wants to see.
+ * The newest run, of several of one time the last.
  * @param {Run[]} runs
+ * @param {(run: Run) => number} timeOf
  * @returns {Run | undefined}
  */
-function newestRun(runs) {
+function newestRun(runs, timeOf) {
   return runs.reduce(
     (best, run) => (best === undefined || timeOf(run) >= timeOf(best) ? run : best),
     /** @type {Run | undefined} */ (undefined),

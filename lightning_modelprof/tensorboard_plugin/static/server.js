@@ -12,6 +12,7 @@
  * @property {number[]} [ranks]
  * @property {[number, number][]} [recorded] first and last number of each row of steps that a window holds
  * @property {string} [model] of a run; "" if it is not known
+ * @property {string} [created] when a run started, in ISO 8601; "" if it is not known
  */
 
 /**

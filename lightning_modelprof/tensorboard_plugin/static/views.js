@@ -1,6 +1,6 @@
 // Shows one view of the chosen profile, or two profiles side by side.
 
-import { BEFORE, isTurnedRound, traceOf } from "./choice.js";
+import { BEFORE, traceOf } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
 import { draw, drawnTogether } from "./drawings.js";
 import { makeChoosers } from "./menu.js";
@@ -157,12 +157,7 @@ export class ViewPage {
       "div",
       { class: "sides" },
       make("fieldset", {}, make("legend", {}, "Before"), ...before),
-      make(
-        "p",
-        {},
-        "After: the run selected on the left. ",
-        isTurnedRound(choice, contents) ? "Before was saved last, so you may want to swap the two." : "",
-      ),
+      make("p", {}, "After: the run selected on the left."),
       make("button", { type: "button", "data-key": "swap", onclick: swap }, "Swap"),
     );
   }

@@ -46,6 +46,15 @@ MEMORY_PEAKS: Final = TableSpec(
         "Allocator out-of-memory errors": "how often an allocation failed.",
     },
     views=("memory",),
+    compared=CompareKey(
+        keys=("value",),
+        better={
+            "Total host memory": "",
+            "Device memory": "",
+            "Allocator cache flushes": "less",
+            "Allocator out-of-memory errors": "less",
+        },
+    ),
 )
 
 

@@ -43,7 +43,7 @@ MODEL_SIZE: Final = TableSpec(
     ),
     views=("modules", "memory"),
     place=1,
-    compared=CompareKey(keys=("bytes",), names=("kind", "dtype")),
+    compared=CompareKey(keys=("bytes",), names=("kind", "dtype"), better=""),
 )
 
 

@@ -59,7 +59,7 @@ PERF_SUMMARY: Final = TableSpec(
         "Reader Ratio": "share of time spent waiting for data. avg is Σr / Σb; the others are over r / b.",
     },
     views=("overview",),
-    compared=CompareKey(keys=("avg",)),
+    compared=CompareKey(keys=("avg",), better={"Reader Ratio": "less"}),
 )
 
 

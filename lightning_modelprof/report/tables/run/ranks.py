@@ -10,7 +10,7 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.ranks import RankPace, RankSkew
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import ColumnSpec, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
 from lightning_modelprof.report.tables.run.table import run_table
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 
@@ -187,6 +187,7 @@ ALL_RANKS: Final = TableSpec(
     ),
     unit_of=itemgetter("unit"),
     views=("distributed",),
+    compared=CompareKey(keys=("value",), better={"Reader Ratio": "less"}),
 )
 
 

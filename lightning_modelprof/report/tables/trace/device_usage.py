@@ -91,7 +91,7 @@ DEVICE_USAGE: Final = TableSpec(
         ),
     },
     views=("overview",),
-    compared=CompareKey(keys=("value",), names=("name", "figure")),
+    compared=CompareKey(keys=("value",), names=("name", "figure"), better=""),
 )
 
 
