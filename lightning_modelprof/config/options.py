@@ -81,7 +81,8 @@ class ReportOptions:
         files: Save the report, run data and traces to a directory. A fast_dev_run saves them only with
             dirpath.
         views: Trace tables to show: any of device, critical_path, overview, model, distributed, operator,
-            kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch and dataloader. Default: all. Paddle's names, such as KernelView, work here and in sorted_by.
+            kernel, memory_manipulation, userdefined, memory, step_breakdown, idle, launch and dataloader.
+            Default: all. Paddle's names, such as KernelView, work here and in sorted_by.
         sorted_by: Sort key for operators, kernels and ranges: cpu_ or gpu_ followed by total, self, avg, max,
             min, memory or self_memory; or calls. Default: gpu_self if the trace has device events, otherwise
             cpu_self.
