@@ -6,6 +6,9 @@ import gc
 import math
 import os
 import signal
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from lightning_modelprof.loop import budget, inspection_plan, instruments, process_loops, session, windows
 from lightning_modelprof.loop.helper import Helper
 from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
+from lightning_modelprof.measure.setup.source_file import SourceFile
 from tests.support.chromium import start_chromium
 
 OURS = "lightning_modelprof"
@@ -76,6 +80,26 @@ process_loops.SHORT_FIT = process_loops.SHORT_EVALUATION = 0
 budget.LEAST_NS = 10**18
 session.REPORT_AFTER_NS = 0
 inspection_plan.SKIPPED_SHARE, instruments.SHORT_LOOP = math.inf, 0
+
+
+# Every fit reads the file of its test, which is much longer than those of most trainings.
+_read_file = SourceFile.read
+
+
+@lru_cache(maxsize=8)
+def _read_once(path, state):
+    return _read_file(path)
+
+
+def _read(path):
+    state = None
+    with suppress(OSError, ValueError):
+        info = Path(path).stat()
+        state = info.st_mode, info.st_size, info.st_mtime_ns
+    return _read_once(path, state)
+
+
+SourceFile.read = staticmethod(_read)
 
 
 @pytest.fixture(autouse=True)

@@ -489,11 +489,18 @@ class Net(LightningModule):
 
 if __name__ == "__main__":
     print("given", *sys.argv[1:], flush=True)
-    if "none" not in sys.argv:
-        Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False, logger=False,
-                enable_checkpointing=False).fit(Net(), [0] * 30)
+    Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False, logger=False,
+            enable_checkpointing=False).fit(Net(), [0] * 30)
     sys.exit(7)
 """
+
+WITHOUT_TRAINER = """
+import os, sys
+
+print("given", *sys.argv[1:], "asked", os.environ["LIGHTNING_MODELPROF"])
+sys.exit(7)
+"""
+"""Without torch and Lightning, which take seconds to import."""
 
 
 def run_in(folder, *arguments):
@@ -510,11 +517,10 @@ def run_in(folder, *arguments):
     )
 
 
-@pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]], ids=["script", "module"])
-def test_run_profiles_an_unchanged_script(tmp_path, how):
+def test_run_profiles_an_unchanged_script(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--active", "3", "--report.terminal", "false", "--dirpath", "out"]
-    result = run_in(tmp_path, *options, *how, "--lr", "3")
+    result = run_in(tmp_path, *options, "train.py", "--lr", "3")
     assert result.returncode == 7, result.stderr
     assert "given --lr 3" in result.stdout
     saved = json.loads((tmp_path / "out" / "run.json").read_text())["info"]["config"]
@@ -522,11 +528,14 @@ def test_run_profiles_an_unchanged_script(tmp_path, how):
     assert "created no Lightning Trainer" not in result.stderr
 
 
-def test_a_script_without_a_trainer_is_told_so(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    result = run_in(tmp_path, "train.py", "none")
-    assert result.returncode == 7
-    assert "train.py created no Lightning Trainer, so nothing was measured" in result.stderr.splitlines()[-1]
+@pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]], ids=["script", "module"])
+def test_a_script_without_a_trainer_is_told_so(tmp_path, how):
+    (tmp_path / "train.py").write_text(WITHOUT_TRAINER)
+    result = run_in(tmp_path, "--active", "3", "--report.terminal", "false", *how, "--lr", "3")
+    assert result.returncode == 7, result.stderr
+    assert result.stdout == "given --lr 3 asked active=3,report.terminal=false\n"
+    [line] = result.stderr.splitlines()
+    assert f"{how[-1]} created no Lightning Trainer, so nothing was measured" in line
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -84,12 +85,19 @@ class FailingNumbers(Numbers):
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path, monkeypatch):
-    """Other processes put files in /tmp, and Ctrl-C leaves a handler of Lightning's."""
+    """Other processes put files in /tmp, and Ctrl-C leaves a handler of Lightning's.
+
+    Whether something was frozen is told by who did it: the garbage collector takes long to count what is.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    frozen: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.extend(traceback.format_stack()))
+    monkeypatch.setattr(gc, "unfreeze", lambda: frozen.extend(traceback.format_stack()))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    assert frozen == []
 
 
 def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any], str]:
@@ -101,7 +109,6 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
     made: list[Any] = []
     going = way(folder, lambda: made.extend(ours()) or made)
     objects = next(going)
-    frozen = gc.get_freeze_count()
     before = things_of_process() | (things_of(*objects) if objects else {})
     error = ""
     try:
@@ -110,14 +117,14 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
         error = repr(caught)
     going.close()
     after = things_of_process() | (things_of(*objects) if objects else {})
-    assert gc.get_freeze_count() <= frozen  # fewer where some were freed
     for number, handler in handlers.items():
         signal.signal(number, handler)
     shutil.rmtree(tempfile.tempdir, ignore_errors=True)
     return differences(before, after), made, error
 
 
-_WARM: list[bool] = []
+_LEFT_WITHOUT: dict[Way, tuple[dict[Any, Any], str]] = {}
+"""What a way leaves without our callback, and how it ends; that is the same each time."""
 
 
 def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool = True) -> list[Any]:
@@ -125,10 +132,12 @@ def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool =
     ours = ours or (lambda: [make_callback(folder, **EVERYTHING)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if not _WARM:  # torch's profiler starts threads, modules are imported, ...
-            left_by(fit(), folder, lambda: [make_callback(folder / "warm", **EVERYTHING)])
-            _WARM.append(True)
-        without, _, error = left_by(way, folder, list)
+        if not _LEFT_WITHOUT:  # torch's profiler starts threads, modules are imported, ...
+            left_by(NORMAL, folder, lambda: [make_callback(folder / "warm", **EVERYTHING)])
+        if way not in _LEFT_WITHOUT:
+            left, _, error = left_by(way, folder, list)
+            _LEFT_WITHOUT[way] = left, error
+        without, error = _LEFT_WITHOUT[way]
         left, callbacks, error_with = left_by(way, folder, ours)
     stays = {name: one for name, one in left.items() if one != without.get(name)}
     if not ends_alike:  # Lightning leaves its handlers after Ctrl-C, which there was with ours alone
@@ -218,8 +227,10 @@ def interrupted_report(trainer: Any, *args: Any) -> None:
         fit_quietly(trainer, *args)
 
 
+NORMAL = fit()
+
 ENDS: dict[str, Way] = {
-    "normal": fit(),
+    "normal": NORMAL,
     "max_steps": fit(max_steps=7),
     "max_steps in the window": fit(max_steps=6),
     "max_steps in the counted step": fit(max_steps=2),
@@ -331,7 +342,7 @@ def test_nothing_stays_after_an_error_of_ours(tmp_path, monkeypatch, place, erro
         return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, fail)
-    check(fit(), tmp_path, ends_alike=error is not KeyboardInterrupt)
+    check(NORMAL, tmp_path, ends_alike=error is not KeyboardInterrupt)
     assert len(calls) >= at or place == "look"
 
 
@@ -345,11 +356,11 @@ def test_nothing_stays_of_the_process_that_analyzes_traces(tmp_path, name):
 
 def test_nothing_stays_where_we_refuse(tmp_path):
     two = [make_callback(tmp_path, **EVERYTHING), make_callback(tmp_path, active=0)]
-    check(fit(), tmp_path, lambda: two, ends_alike=False)
+    check(NORMAL, tmp_path, lambda: two, ends_alike=False)
 
 
 def test_nothing_stays_of_a_callback_that_is_there_twice(tmp_path):
-    [callback, _, _] = check(fit(), tmp_path, lambda: 3 * [make_callback(tmp_path, **EVERYTHING)])
+    [callback, _, _] = check(NORMAL, tmp_path, lambda: 3 * [make_callback(tmp_path, **EVERYTHING)])
     assert callback.run.info.status == "finished"
 
 
@@ -414,7 +425,7 @@ def test_a_leftover_is_found(tmp_path):
     over = threading.Event()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        left, _, _ = left_by(fit(), tmp_path, lambda: [Leaves()])
+        left, _, _ = left_by(NORMAL, tmp_path, lambda: [Leaves()])
     over.set()
     found = {kind for kind, _ in left}
     assert {"hooks", "tensor hooks", "attributes", "threads", "open files", "temporary files"} <= found

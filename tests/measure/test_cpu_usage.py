@@ -308,7 +308,7 @@ def lives(draw):
     return *readings, truth * TICK_NS
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lives())
 def test_every_history_is_counted_exactly_once(history):
     start, stop, truth_ns = history

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter as Multiset
 from dataclasses import fields, replace
+from functools import cache
 from hashlib import sha512
 from itertools import pairwise
 from pathlib import Path
@@ -156,7 +157,7 @@ SPANS = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SPANS)
 def test_depths_against_the_oracle(spans):
     spans = sorted((begin, -(begin + size), lane) for lane, begin, size in spans)
@@ -224,7 +225,7 @@ def traces(draw):
     return make_trace([*events, *(memory(ts, size, allocated=50 + size) for ts, size in moments)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(traces())
 def test_any_trace(trace):
     found = timeline_of(trace)
@@ -654,6 +655,7 @@ def test_the_layout_that_browsers_read():
     }  # fmt: skip
 
 
+@cache
 def large():
     """Python functions around operators of different length that launch kernels."""
     events = [event("user_annotation", "ProfilerStep#1", 0, 5000)]
@@ -719,7 +721,7 @@ def test_what_only_touches_moves_up_side_by_side():
     assert depths(found) == {"before": 0, "inside": 0}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SPANS.filter(lambda spans: len(spans) > 1), st.integers(0, 2**40))
 def test_what_is_left_moves_up(spans, chosen):
     """Rows of what is left do not overlap, and slices that nest are as deep as if nothing else had been."""

@@ -141,7 +141,7 @@ def test_bytes_that_are_cut_off_are_refused(length):
         unpack_columns(WHOLE[:length])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_nothing_but_a_value_error_for_other_contents(data):
     """What is a whole container but holds something else: values, or ``ValueError``."""

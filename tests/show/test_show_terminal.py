@@ -122,7 +122,7 @@ def test_markup_in_names_is_printed(monkeypatch):
 def test_a_long_table_is_cut_and_says_so(monkeypatch):
     text = printed(long_report(), 80, monkeypatch, max_rows=3)
     assert text.count("aten::operator") == 3
-    assert "Shows the first 3 of 10,000 rows" in text
+    assert "Shows the first 3 of 1,000 rows" in text
 
 
 def test_the_number_of_rows_that_was_asked_for(monkeypatch):

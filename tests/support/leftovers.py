@@ -94,7 +94,8 @@ def things_of(trainer: Any, module: Any, *others: Any) -> Leftovers:
 def differences(before: Leftovers, after: Leftovers) -> dict[tuple[str, Any], Any]:
     """What is not as it was: (kind, name) → before and after."""
     none = "not there"
-    one, other = _flat(before), _flat(after)
+    kinds = [kind for kind in {**before, **after} if before.get(kind, none) != after.get(kind, none)]
+    one, other = _flat(before, kinds), _flat(after, kinds)
     return {
         key: (one.get(key, none), other.get(key, none))
         for key in {**one, **other}
@@ -102,11 +103,12 @@ def differences(before: Leftovers, after: Leftovers) -> dict[tuple[str, Any], An
     }
 
 
-def _flat(things: Leftovers) -> dict[tuple[str, Any], Any]:
+def _flat(things: Leftovers, kinds: list[str]) -> dict[tuple[str, Any], Any]:
     return {
         (kind, name): value
-        for kind, values in things.items()
-        for name, value in (values.items() if isinstance(values, dict) else [("", values)])
+        for kind in kinds
+        if kind in things
+        for name, value in (things[kind].items() if isinstance(things[kind], dict) else [("", things[kind])])
     }
 
 
@@ -124,25 +126,25 @@ def _own(one: Any) -> dict[str, str]:
     return {name: "ours" if _is_ours(value) else type(value).__name__ for name, value in held.items()}
 
 
+_CODE = (FunctionType, MethodType, property, classmethod, staticmethod)
+_BELOW_PACKAGES = tuple(f"{one}." for one in PACKAGES)
+
+
 def _code(members: Any) -> dict[str, int]:
-    return {
-        name: id(value)
-        for name, value in members.items()
-        if isinstance(value, FunctionType | MethodType | property | classmethod | staticmethod)
-    }
+    return {name: id(value) for name, value in members.items() if isinstance(value, _CODE)}
 
 
-def _functions() -> dict[tuple[str, str], int]:
+def _functions() -> dict[tuple[str, str], Any]:
     """Functions and classes of other packages, and the methods of those classes."""
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], Any] = {}
     for name, module in list(sys.modules.items()):
-        if module is None or not f"{name}.".startswith(tuple(f"{one}." for one in PACKAGES)):
+        if module is None or not (name in PACKAGES or name.startswith(_BELOW_PACKAGES)):
             continue
         for key, value in list(vars(module).items()):
             if isinstance(value, FunctionType) or _is_ours(value):
                 found[name, key] = id(value)
             elif isinstance(value, type) and value.__module__ == name:
-                found |= {(f"{name}.{key}", member): code for member, code in _code(vars(value)).items()}
+                found[name, key] = _code(vars(value))
     return found
 
 

@@ -225,7 +225,7 @@ def hostile_report() -> Report:
 
 
 def long_report() -> Report:
-    rows = tuple((f"aten::operator_{index}", index, index * 1_000, index / 10_000) for index in range(10_000))
+    rows = tuple((f"aten::operator_{index}", index, index * 1_000, index / 10_000) for index in range(1_000))
     columns = (
         Column("name", "Operator"),
         Column("calls", "Calls", Unit.COUNT),
@@ -233,7 +233,7 @@ def long_report() -> Report:
         Column("ratio", "Ratio", Unit.RATIO),
     )
     table = Table(id="operators", title="Operator Summary", columns=columns, rows=rows)
-    return Report(title="10 000 rows", facts=(), tables=(table,), notes=(), sections={})
+    return Report(title="1 000 rows", facts=(), tables=(table,), notes=(), sections={})
 
 
 _KERNELS = (

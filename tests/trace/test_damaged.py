@@ -291,7 +291,7 @@ def test_random_damage_gives_a_report_or_a_trace_error(tmp_path, max_bad_share):
     """A few of the many that ``tests/support/fuzz_traces.py`` makes; the share lets more of them through."""
     bases = base_traces()
     outcomes = set()
-    for number in range(80):
+    for number in range(40):
         data = damaged_trace(bases, 20261, number)
         with patch.object(damaged, "_MAX_BAD_SHARE", max_bad_share), warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -8,6 +8,7 @@ import linecache
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -178,15 +179,20 @@ def calls_by_name(files: Iterable[str]) -> dict[str, tuple[Place, ...]]:
         text = "".join(linecache.getlines(file))
         if not any(name in text for name in NAMES) or len(text) > _MOST_CHARACTERS:
             continue
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for name, line, function in _calls(tree, ""):
+        for name, line, function in _calls_in(text):
             places = found.setdefault(name, [])
             if len(places) < _MOST_LINES:
                 places.append(Place(function=function, file=file, line=line))
     return {name: tuple(dict.fromkeys(places)) for name, places in found.items()}
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _calls_in(text: str) -> tuple[tuple[str, int, str], ...]:
+    """Those of a file, which every loop of the process asks for; none where it isn't Python."""
+    try:
+        return tuple(_calls(ast.parse(text), ""))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
 
 
 def _calls(node: ast.AST, function: str) -> Iterator[tuple[str, int, str]]:

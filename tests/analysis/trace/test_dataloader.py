@@ -288,7 +288,7 @@ def recordings(draw):
     return steps, fetches, operators, device
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_against_the_oracle(recording):
     steps, fetches, operators, device = recording

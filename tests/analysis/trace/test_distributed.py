@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +16,7 @@ from lightning_modelprof.analysis.trace.distributed import summarize_distributed
 from lightning_modelprof.report.tables.trace.distributed import COLLECTIVES, DISTRIBUTED
 from lightning_modelprof.trace.reader import read_trace
 from tests.support.facts import fact_or_why, table_of, why_not
+from tests.support.fits import run_script
 from tests.support.traces import load, make_trace, reference
 
 US = 1000
@@ -499,7 +498,7 @@ KINDS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 30), st.integers(0, 12)), max_size=10))
 def test_against_the_oracle(drawn):
     events = [(cat, name, begin, begin + size) for (cat, name), begin, size in drawn]
@@ -604,10 +603,8 @@ def test_two_ranks_of_gloo(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     paths = [tmp_path / f"rank{rank}.json" for rank in (0, 1)]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-c", _JOB, port, str(tmp_path)]
-    job = subprocess.run(command, env=environment, capture_output=True, timeout=90, check=False)
-    assert job.returncode == 0, job.stderr.decode()
+    job = run_script(_JOB, port, tmp_path, cwd=tmp_path, env={"GLOO_SOCKET_IFNAME": "lo"})
+    assert job.returncode == 0, job.stderr
     ranks = {rank: summarize_distributed(build_timeline(read_trace(path))) for rank, path in enumerate(paths)}
     for rank, fact in ranks.items():
         written = json.loads(paths[rank].read_text())["traceEvents"]

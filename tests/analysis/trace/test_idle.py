@@ -308,7 +308,7 @@ def recordings(draw):
     return events, launches, fetches
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(recordings())
 def test_against_the_oracle(recording):
     events, launches, fetches = recording

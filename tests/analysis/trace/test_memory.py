@@ -243,7 +243,7 @@ def recordings(draw):
     return [*events, *(memory(ts, 1 + index, tid=tid) for index, (ts, tid) in enumerate(draw(moments)))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(recordings(), st.booleans())
 def test_innermost_against_the_oracle(events, operators_only):
     timeline = build_timeline(make_trace(events))

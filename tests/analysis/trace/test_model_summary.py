@@ -265,7 +265,7 @@ def recordings(draw):
     return ranges, steps, kernels
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(recordings())
 def test_against_an_oracle_on_a_grid(drawn):
     ranges, steps, kernels = drawn

@@ -339,7 +339,7 @@ def recordings(draw):
     return steps, [(kind, begin, begin + size) for kind, begin, size in drawn]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_against_the_oracle(recording):
     """No launch is known, so the device's bounds are the steps' own."""

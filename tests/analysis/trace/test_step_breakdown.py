@@ -411,7 +411,7 @@ def recordings(draw):
     return steps, events
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(recordings())
 @example(([(0, 10)], [("kernel", "gemm", 0, 10, None, "s7"), ("cpu_op", "aten::mm", 1, 9, None, 1)]))
 def test_against_the_oracle(recording):
