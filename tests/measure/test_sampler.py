@@ -720,15 +720,15 @@ def test_an_error_of_ours_does_not_reach_the_training(tmp_path, monkeypatch):
 def test_boundaries_are_our_own_work(tmp_path, monkeypatch):
     """What the callback does between steps is in no sample."""
     seen = []
-    stacks = Sampling.stacks
+    fields = Sampling.fields
 
     def slow(self):
         seen.append(self._stack._ledger.current)
-        return stacks(self)
+        return fields(self)
 
     monkeypatch.setattr("lightning_modelprof.loop.step_boundaries._MIN_INTERVAL_NS", 0)
     monkeypatch.setattr("lightning_modelprof.loop.step_boundaries._INTERVAL_FACTOR", 0)
-    monkeypatch.setattr(Sampling, "stacks", slow)
+    monkeypatch.setattr(Sampling, "fields", slow)
     run_fit(tmp_path, data=loader(20), active=0, sampling=True)
     assert len(seen) > 3
     assert set(seen[:-1]) == {PROFILER}  # the last one is when all is over
