@@ -127,4 +127,7 @@ def _fields(kind: type[Record]) -> tuple[tuple[str, _How], ...]:
 
 @cache
 def _key(kind: type[Record]) -> Callable[[Record], Any]:
-    return attrgetter(*(name for name, how in _fields(kind) if how is _first))
+    names = [name for name, how in _fields(kind) if how is _first]
+    if not names:
+        raise TypeError(f"{kind.__name__}: expected a field with Key[...], to tell which are alike")
+    return attrgetter(*names)

@@ -281,7 +281,7 @@ _SORT_KEY: Final[_Choice[SortKey]] = _Choice(
     "sort key",
     {**{_plain(key): key for key in SORT_KEYS}, **_torch_keys()},
     {"cpu": "cpu_total", "gpu": "gpu_total", **_keys_of_other_devices()},
-    "Leave it out to sort by gpu_total if the trace has device events, else by cpu_total.",
+    "Leave it out to sort by gpu_self if the trace has device events, else by cpu_self.",
 )
 _TIME_UNIT: Final[_Choice[TimeUnit]] = _Choice(
     "time unit",

@@ -58,16 +58,19 @@ def _of_steps(fact: StepBreakdown) -> Chart:
         x_label=x_label,
         x=tuple((first + starts).astype(float).tolist()),
         points_ns=(np.add.reduceat(parts_ns, starts, axis=0) / sizes[:, np.newaxis]).tolist(),
-        notes=(f"{bin_note(starts, len(fact.steps), 'step', 'steps')} {_ONCE}", *_slowest(fact, parts_ns)),
+        notes=(
+            f"{bin_note(starts, len(fact.steps), 'step', 'steps')} {_ONCE}",
+            *_slowest(range(first, first + len(fact.steps)), parts_ns),
+        ),
     )
 
 
-def _slowest(fact: StepBreakdown, parts_ns: NDArray[np.float64]) -> tuple[str, ...]:
+def _slowest(numbers: Sequence[int], parts_ns: NDArray[np.float64]) -> tuple[str, ...]:
     """Which steps are slow, and which part of them is longer than usual."""
-    if len(fact.steps) < _LEAST_STEPS:
-        return ()
     total_ns = parts_ns.sum(axis=1)
     usual_ns = float(np.median(total_ns))
+    if len(numbers) < _LEAST_STEPS or not usual_ns:
+        return ()
     excess_ns = parts_ns - np.median(parts_ns, axis=0)
     slowest = np.argsort(-total_ns, kind="stable")[:_MOST_SLOW].tolist()
     slow = [place for place in slowest if total_ns[place] >= (1 + _SLOW_PERCENT / 100) * usual_ns]
@@ -76,8 +79,9 @@ def _slowest(fact: StepBreakdown, parts_ns: NDArray[np.float64]) -> tuple[str, .
     named = []
     for place in slow:
         part = int(excess_ns[place].argmax())
-        more = f"{STEP_LABELS[STEP_CATEGORIES[part]]} +{milliseconds(float(excess_ns[place, part]))}"
-        named.append(f"step {fact.steps[place].number} with {milliseconds(float(total_ns[place]))} ({more})")
+        more_ns = float(excess_ns[place, part])
+        more = f" ({STEP_LABELS[STEP_CATEGORIES[part]]} +{milliseconds(more_ns)})" if more_ns > 0 else ""
+        named.append(f"step {numbers[place]} with {milliseconds(float(total_ns[place]))}{more}")
     return (
         f"Slowest: {', '.join(named)}. The median is {milliseconds(usual_ns)}; in parentheses is the"
         " category that exceeds its own median the most.",

@@ -147,7 +147,8 @@ def test_the_rank_with_the_longest_steps_and_a_path():
     slowest_on_host = facts_of(step(1, 0, 900), event("cpu_op", "a", 0, 900))
     table = table_of(fast, slow, slowest_on_host)
     assert rows_of(table)["Step"]["step_ns"] == 300 * US
-    assert "Rank 1, which has the longest steps." in table.notes
+    assert "Rank 1, which has the longest steps of those with a critical path." in table.notes
+    assert "Rank 1, which has the longest steps." in table_of(fast, slow).notes
 
 
 @pytest.mark.parametrize("name", REAL)

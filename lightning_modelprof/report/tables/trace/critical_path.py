@@ -121,7 +121,8 @@ PATH: Final = TableSpec(
         " work. Only work on it determines the step time; speeding up anything else gains nothing. Running is"
         " what the CPU and GPU do, and GPU idle is why the busiest GPU isn't working. On the path and Running"
         " add up to the step, and GPU idle to the step's idle time, which is the rest of GPU busy. With"
-        f" multiple ranks, it shows the rank with the longest steps. {_GRAPH} If work were faster, the steps"
+        f" multiple ranks, it shows the rank with the longest steps, of those whose critical path is known if there are any."
+        f" {_GRAPH} If work were faster, the steps"
         " are replayed with its durations changed, so new critical paths and shorter waits are included."
         " Unexplained time stays the same. Side effects such as less contention aren't predicted."
     ),
@@ -244,6 +245,7 @@ WHAT_IF: Final = TableSpec(
 def critical_path_table(ranks: Ranks[StepAccount]) -> Table:
     """Where the steps of one rank go, by cause; with the columns that its trace can tell."""
     number, account = max(ranks.found.items(), key=lambda one: (one[1].path is not None, one[1].step_ns))
+    longest_ns = max(one.step_ns for one in ranks.found.values())
     rows = list(_rows(account))
     return PATH.table(
         (cells for _, cells in rows),
@@ -256,7 +258,11 @@ def critical_path_table(ranks: Ranks[StepAccount]) -> Table:
         ),
         wholes=dict.fromkeys(("ratio", "running_ratio", "idle_ratio"), account.step_ns),
         depths=tuple(depth for depth, _ in rows),
-        notes=(*_rank_note(ranks, number), *_left_out_note(account.path), *_missing_notes(account)),
+        notes=(
+            *_rank_note(ranks, number, is_longest=account.step_ns == longest_ns),
+            *_left_out_note(account.path),
+            *_missing_notes(account),
+        ),
     )
 
 
@@ -354,8 +360,13 @@ def _slowest(ranks: Ranks[CriticalPath]) -> tuple[int, CriticalPath]:
     return max(ranks.found.items(), key=lambda one: one[1].recorded_ns / len(one[1].steps))
 
 
-def _rank_note(ranks: Ranks[StepAccount] | Ranks[CriticalPath], number: int) -> tuple[str, ...]:
-    return (f"Rank {number}, which has the longest steps.",) if ranks.are_several else ()
+def _rank_note(
+    ranks: Ranks[StepAccount] | Ranks[CriticalPath], number: int, *, is_longest: bool = True
+) -> tuple[str, ...]:
+    if not ranks.are_several:
+        return ()
+    of_those = "" if is_longest else " of those with a critical path"
+    return (f"Rank {number}, which has the longest steps{of_those}.",)
 
 
 def _left_out_note(path: CriticalPath | None) -> tuple[str, ...]:
