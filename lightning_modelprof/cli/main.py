@@ -33,6 +33,8 @@ _SIGPIPE: Final = 13
 _COMMAND_OF_FILE: Final = {".py": "run", ".json": "analyze", ".gz": "analyze"}
 """Ending of a file that stands where a command is expected → the command that takes such files."""
 
+_OUR_FILES: Final = ("run.json", "run.json.gz", "report.json")
+
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 _NO_VALUE: Final = re.compile(r"argument (\S+): expected (?:one|at least one) argument")
@@ -184,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unknown_command(name: str) -> str:
-    command = _COMMAND_OF_FILE.get(os.path.splitext(name)[1])  # noqa: PTH122  # a path takes an import
+    is_ours = os.path.basename(name) in _OUR_FILES  # noqa: PTH119  # a path takes an import
+    command = "report" if is_ours else _COMMAND_OF_FILE.get(os.path.splitext(name)[1])  # noqa: PTH122
     if command is not None:
         return f"expected a command, got {quoted(name)}. Write lightning-modelprof {command} {name}"
     return f"unknown command {quoted(name)}.{did_you_mean(name, COMMANDS)} Expected {', '.join(COMMANDS)}."

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightning_modelprof.cli.option_help import option_help
 from lightning_modelprof.config.options import GROUPS, SWITCH, ProfileConfig
@@ -115,6 +115,14 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
+_WRONG_ARGUMENTS: Final = 2
+"""Exit code of a program that doesn't know an argument."""
+
+
+def _is_ours(text: str) -> bool:
+    return text.startswith("--") and text.partition("=")[0].removeprefix("--") in option_names()
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the script; returns its exit code."""
     what = (options.module or options.rest)[0]
@@ -131,8 +139,8 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="modelprof_") as folder:
         seen = Path(folder) / "trainer"
         code = _run(program, {**os.environ, SWITCH: asked or "1", SEEN: str(seen)})
-        late = [text for text in program[2:] if text.partition("=")[0].removeprefix("--") in option_names()]
-        if code and late:
+        late = [text for text in program[2:] if _is_ours(text)]
+        if code == _WRONG_ARGUMENTS and late:
             line = (
                 f"lightning-modelprof: {late[0]} was passed to {what}. Put options of run before the script."
             )

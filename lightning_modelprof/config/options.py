@@ -201,8 +201,10 @@ class ProfileConfig:
         )
 
     def with_clock_alone(self) -> ProfileConfig:
-        """What ``timer_only`` stands for: no window, no FLOPs or module times, no samples."""
-        return replace(self, active=0, flops=False, inspect=replace(self.inspect, sampling=False))
+        """What ``timer_only`` stands for: no window, no FLOPs or module times, no samples, no workers."""
+        return replace(
+            self, active=0, flops=False, inspect=replace(self.inspect, sampling=False, workers=False)
+        )
 
     def asks_for_steps(self, num_steps: int) -> bool:
         """Whether a loop of so many steps has one that something is asked of by name."""

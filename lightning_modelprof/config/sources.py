@@ -272,6 +272,9 @@ def _plain(value: Any) -> Any:
 
 def _check_given_once(document: yaml.Node | None, where: str) -> None:
     """Refuse duplicate keys, of which YAML silently takes the last, at any depth."""
+    if isinstance(document, yaml.SequenceNode):
+        for item in document.value:
+            _check_given_once(item, where)
     if not isinstance(document, yaml.MappingNode):
         return
     lines: dict[str, int] = {}

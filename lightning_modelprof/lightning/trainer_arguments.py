@@ -27,6 +27,8 @@ _EXPECTED: Final = {
 def check_trainer_arguments() -> None:
     """Refuse a class without its parentheses, a callback as a profiler, and a profiler as a callback.
 
+    Of callbacks without a list Lightning itself says that they aren't iterable, before it asks anybody.
+
     Raises:
         ConfigError: with what to write.
     """

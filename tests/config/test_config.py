@@ -446,6 +446,11 @@ def test_a_name_like_no_other_gets_no_guess():
             id="twice",
         ),
         pytest.param(
+            "steps:\n- {a: 1, a: 2}\n",
+            "expected each argument once, got 'a' on line 2 and again on line 2. Remove one",
+            id="twice in a list",
+        ),
+        pytest.param(
             "samples_fn: len\n", "samples_fn: expected null, got 'len'. A function can", id="function"
         ),
         pytest.param(

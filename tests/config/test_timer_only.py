@@ -47,8 +47,10 @@ def test_a_fit_has_phases_and_nothing_else(tmp_path):
     net = Net(lambda _: threads.update(one.name for one in threading.enumerate()))
     callback = ModelProfCallback(timer_only=True, dirpath=tmp_path / "out", report={"terminal": False})
     before = {one.name for one in threading.enumerate()}
-    fit_quietly(make_trainer(tmp_path, callback, max_epochs=4), net, loader(64))
+    data = loader(64, num_workers=1)
+    fit_quietly(make_trainer(tmp_path, callback, max_epochs=4), net, data)
     [rank] = callback.run.ranks
+    assert (data.worker_init_fn, rank.workers) == (None, None)
     assert rank.num_steps == 128
     assert (rank.windows, rank.stacks) == ((), None)
     assert rank.model_cost is None or rank.model_cost.counted is None

@@ -156,10 +156,13 @@ COMMAND_LINE = {
         " tensorboard, loader, selftest.",
     ),
     "train.py": ("", "expected a command, got 'train.py'. Write lightning-modelprof run train.py"),
-    "--full": ("", f"unknown option '--full'. It's an option of report, analyze, loader. {SEE} --help."),
+    "--full": (
+        "",
+        f"unknown option '--full'. It's an option of report, compare, analyze, loader. {SEE} --help.",
+    ),
     "list --full": (
         "list",
-        f"unknown option '--full'. It's an option of report, analyze, loader. {SEE} list --help.",
+        f"unknown option '--full'. It's an option of report, compare, analyze, loader. {SEE} list --help.",
     ),
     "list a b": ("list", "unexpected arguments: b. Remove them, or quote a path with spaces."),
     "analyze": ("analyze", "expected TRACE, got nothing."),

@@ -121,8 +121,8 @@ PATH: Final = TableSpec(
         " work. Only work on it determines the step time; speeding up anything else gains nothing. Running is"
         " what the CPU and GPU do, and GPU idle is why the busiest GPU isn't working. On the path and Running"
         " add up to the step, and GPU idle to the step's idle time, which is the rest of GPU busy. With"
-        f" multiple ranks, it shows the rank with the longest steps, of those whose critical path is known if there are any."
-        f" {_GRAPH} If work were faster, the steps"
+        " multiple ranks, it shows the rank with the longest steps, of those whose critical path is known if"
+        f" there are any. {_GRAPH} If work were faster, the steps"
         " are replayed with its durations changed, so new critical paths and shorter waits are included."
         " Unexplained time stays the same. Side effects such as less contention aren't predicted."
     ),
