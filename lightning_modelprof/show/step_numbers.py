@@ -72,6 +72,8 @@ class StepNumbers:
         at = {part.key: number for part, number in zip(phases, shown, strict=True)}
         rest = sum((number for key, number in at.items() if key not in alone), Decimal(0))
         numbers = [rest if part.key == REST else at[part.key] for part in parts]
+        if phases is parts:  # the device may idle for one cause at several places
+            numbers = shown
         return [
             self._text(number) if number else digits(part.ns / 1e6, 1)
             for part, number in zip(parts, numbers, strict=True)

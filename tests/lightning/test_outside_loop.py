@@ -127,7 +127,7 @@ def times_of(actions):
 
 
 def rows(measures, *, is_before):
-    return [one for one in analysis_of_run(measures).around.rows if one.is_before is is_before]
+    return [one for one in analysis_of_run(measures).outside_loop.rows if one.is_before is is_before]
 
 
 def analysis_of_run(measures):
@@ -156,7 +156,7 @@ def test_the_profiler_sees_all(package):
     # Another callback's on_train_end that comes before ours is in the loop.
     after = [name for name in of_both(*AFTER) if name != "Other.on_train_end"]
     assert times_of(rows(profiler, is_before=False)) == spent(costs, *after)
-    around = analysis_of_run(profiler).around
+    around = analysis_of_run(profiler).outside_loop
     whole_ns = around.before_ns + around.loop_ns + around.after_ns
     assert whole_ns == costs.clock.now_ns - costs.begin_ns
     assert around.sanity_ns == costs.ns["sanity check"]
@@ -208,7 +208,7 @@ def test_what_fails_after_the_loop_is_seen_until_then(name):
     assert profiler.run.info.status == "finished"
     times = times_of(rows(profiler, is_before=False))
     assert times[f"Net.{name}"] == costs.ns[f"Net.{name}"]
-    assert sum(times.values()) == analysis_of_run(profiler).around.after_ns
+    assert sum(times.values()) == analysis_of_run(profiler).outside_loop.after_ns
 
 
 def test_what_fails_before_the_loop_has_no_report():

@@ -128,7 +128,7 @@ def test_a_wide_table_is_continued_below():
 
 def test_a_long_table_is_cut_and_says_so():
     text = markdown_table(long_report().tables[0], max_rows=3)
-    assert "Shows the first 3 of 10,000 rows" in text
+    assert "Shows the first 3 of 1,000 rows" in text
     assert text.count("aten::operator") == 3
 
 

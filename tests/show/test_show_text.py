@@ -123,7 +123,7 @@ def test_a_long_table_is_cut_and_says_so():
     text = render_text(long_report(), max_rows=7)
     assert "aten::operator_6 " in text
     assert "aten::operator_7 " not in text
-    assert "Shows the first 7 of 10,000 rows" in text
+    assert "Shows the first 7 of 1,000 rows" in text
 
 
 def test_an_absent_table_is_one_line():
@@ -164,10 +164,10 @@ def test_the_number_of_rows_that_was_asked_for():
     text = render_text(report_of(apply_options(table, TableOptions())), max_rows=7)
     assert "aten::operator_19 " in text
     assert "aten::operator_20 " not in text
-    note = "Shows the first 20 of 10,000 rows. Raise row_limit (--row-limit) to see more; the JSON report has"
+    note = "Shows the first 20 of 1,000 rows. Raise row_limit (--row-limit) to see more; the JSON report has"
     assert note in " ".join(text.split())
     whole = render_text(report_of(apply_options(table, TableOptions(row_limit=10_000))))
-    assert "aten::operator_9999 " in whole
+    assert "aten::operator_999 " in whole
     assert "Note" not in whole
 
 
