@@ -311,7 +311,7 @@ def setting_differences(
     for name in names:
         sides = [tuple(dict.fromkeys(run.get(name, UNKNOWN) for run in side)) for side in (before, after)]
         # What was read on one side only, by another version or with other arguments, is no difference.
-        if sides[0] != sides[1] and (UNKNOWN,) not in sides:
+        if set(sides[0]) != set(sides[1]) and (UNKNOWN,) not in sides:
             found.append((name, " | ".join(sides[0]), " | ".join(sides[1])))
     return tuple(found)
 

@@ -5,8 +5,18 @@ No times are in here. ``None`` is *could not be read*; the rules that need it th
 
 from __future__ import annotations
 
+from typing import Final
+
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Int, Ranks, Real, Record, field
+
+WRAPPERS: Final = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+}
+"""Class of a wrapper around a model → the name under which it keeps the model."""
 
 
 class Library(Record, frozen=True, kw_only=True):

@@ -12,8 +12,10 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, FEW_STEPS, Change
 from lightning_modelprof.analysis.compare import (
@@ -35,6 +37,7 @@ from lightning_modelprof.analysis.statistics import (
 from lightning_modelprof.cli import compare as compare_command
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.measure.setup.environment import written_class
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
@@ -550,15 +553,25 @@ def test_twice_the_batch_is_compared_by_the_sample():
 
 
 def test_more_ranks_are_compared_by_all_their_samples():
-    """Four ranks with the same batch each, each 1.25 times as slow: 3.2 times as fast."""
+    """Four ranks with the same batch each, each 1.25 times as slow: 3.2 times as fast, and that is shown."""
     before, after = compared(steps([10 * MS] * 50)), compared(steps([12.5 * MS] * 50), world_size=4)
     report, result = build_comparison([before], [after])
     assert result.times_as_fast == pytest.approx(3.2)
-    assert "3,200 → 10,240 samples/s, all ranks" in report.title
-    assert ("Warning", "Batch size differs: 32 before, 128 after.") in report.facts
-    assert any(note.startswith("Different world sizes: 1 before, 4 after") for note in report.notes)
-    strong = compared(steps([5 * MS] * 50, samples=8), world_size=4)
-    assert not build_comparison([before], [strong])[1].per_sample
+    assert report.title.startswith("FASTER: 3.20× as fast, 3,200 → 10,240 samples/s, all ranks")
+    worlds = "Different world sizes: 1 before, 4 after. The result includes this difference."
+    assert [text for label, text in report.facts if label == "Warning"] == [
+        worlds,
+        "All figures and phases are from the first rank.",
+    ]
+    stages = build_stages([before, after])
+    assert stages.title == "2 runs: run is 3.20× as fast as run"
+    assert stages.facts == (("Warning", f"run: {worlds}"),)
+    strong = build_comparison([before], [compared(steps([5 * MS] * 50, samples=8), world_size=4)])
+    assert not strong[1].per_sample
+    assert "2.00× as fast" in strong[0].title
+    other, _ = build_comparison([before], [compared(steps([5 * MS] * 50, samples=16), world_size=4)])
+    assert ("Warning", "Batch size per rank differs: 32 before, 16 after.") in other.facts
+    assert "no speedup shown because batch size per rank differs" in other.title
 
 
 def test_settings_that_differ():
@@ -576,7 +589,9 @@ def test_settings_that_differ():
     )
     assert ("Warning", "Model differs: A before, B after.") in report.facts
     mixed, _ = build_comparison([before, after], [before, before])
-    assert any("aren't repeats of the same run; they differ in model" in note for note in mixed.notes)
+    differing = "model, torch version, callback: active"
+    said = f"The runs before aren't repeats of the same run; they differ in {differing}."
+    assert ("Warning", said) in mixed.facts
 
 
 OTHERS = {
@@ -609,6 +624,39 @@ def test_what_one_side_does_not_know_is_no_difference():
     report, _ = build_comparison([compared(noisy(28, 0), model="A")], [compared(noisy(21, 1))])
     assert "1.33× as fast" in report.title
     assert "Warning" not in dict(report.facts)
+    after = compared(noisy(21, 1), model="A")
+    known, _ = build_comparison([compared(noisy(28, 0), model=name) for name in ("A", "")], [after])
+    assert not any("differs" in text for _, text in known.facts)
+    other, _ = build_comparison([compared(noisy(28, 0), model=name) for name in ("B", "")], [after])
+    assert ("Warning", "Model differs: B before, A after.") in other.facts
+
+
+def test_the_order_of_runs_is_no_difference():
+    one, other = (compared(noisy(28, 0), model=name) for name in "AB")
+    report, _ = build_comparison([one, other], [other, one])
+    assert not any("differs" in text for _, text in report.facts)
+    assert not table(report, "settings").rows
+
+
+@pytest.mark.parametrize("wrapper", ["OptimizedModule", "DistributedDataParallel"])
+def test_a_wrapper_that_was_stored_as_the_model_is_unknown(wrapper):
+    report, _ = build_comparison(
+        [compared(noisy(28, 0), model="Net")], [compared(noisy(21, 1), model=wrapper)]
+    )
+    assert "1.33× as fast" in report.title
+    assert "Warning" not in dict(report.facts)
+
+
+def test_a_wrapped_model_is_recorded_by_its_own_class():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+
+    model = Wrapped()
+    assert written_class(torch.compile(model)) is Wrapped
+    assert written_class(nn.DataParallel(torch.compile(model))) is Wrapped
+    assert written_class(model) is Wrapped  # which has a .module, too
 
 
 def test_before_that_is_newer_is_said():
@@ -618,6 +666,29 @@ def test_before_that_is_newer_is_said():
     assert dict(report.facts)["Order"] == said
     assert "Order" not in dict(build_comparison([old], [new])[0].facts)
     assert "Order" not in dict(build_comparison([old, new], [new, old])[0].facts)
+    middle = compared(noisy(5, 0), created="2026-01-01T20:00:00+00:00")
+    report, _ = build_comparison([new], [old, middle])
+    assert dict(report.facts)["Order"] == said.replace("after 2026-01-01 09:30", "after 2026-01-01 20:00")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("2026-01-01T10:00:00+02:00", "2026-01-01T09:00:00+00:00", ""),  # an hour earlier, in another zone
+        (
+            "2026-01-01T09:30:00+00:00",
+            "2026-01-01T10:00:00+02:00",
+            "Before is the newer run (started 2026-01-01 09:30, after 2026-01-01 08:00). Swap them?",
+        ),
+        ("2026-01-01T09:00:59+00:00", "2026-01-01T09:00:00+00:00", ""),  # ranks of one job
+        ("now", "2026-01-01T09:00:00+00:00", ""),
+        ("2026-01-02T09:00:00", "2026-01-01T09:00:00", ""),
+        ("2026-01-02T09:00:00+00:00", "", ""),
+    ],
+)
+def test_the_order_is_that_of_times(before, after, said):
+    runs = [[compared(noisy(5, 0), created=created)] for created in (before, after)]
+    assert dict(build_comparison(*runs)[0].facts).get("Order", "") == said
 
 
 def test_turns_are_told_by_when_runs_began():
@@ -628,6 +699,12 @@ def test_turns_are_told_by_when_runs_began():
     assert not build_comparison([at(0), at(10)], [at(20), at(30)])[1].paired
     assert not build_comparison([at(0), at(10)], [at(0), at(10), at(20)])[1].paired
     assert not build_comparison([at(0), at(0)], [at(0), at(0)])[1].paired
+    zones = [
+        compared(steps([MS] * 30), created=f"2026-01-01T{text}")
+        for text in ("12:00:00+02:00", "10:30:00+00:00")
+    ]
+    later = [compared(steps([MS] * 30), created=f"2026-01-01T{text}:00+00:00") for text in ("10:10", "10:40")]
+    assert build_comparison(zones, later)[1].paired
 
 
 def finding(kind, *, function=None, status=Status.FOUND, line=1):
@@ -767,12 +844,14 @@ def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
         info = {"model": f"{'M' * 120}{number}", "precision": str(number), "device_name": str(number)}
         found = [*many_findings(state), finding("busy_cpus")]
         runs = 5 if is_worst else 1
+        if is_worst:
+            info |= {"world_size": 1 + number, "status": "failed"}
         sides.append(
             [
                 compared(
                     timings,
                     source=f"runs/{'x' * 30}{state}{run}",
-                    **(info if is_worst else {}),
+                    **(info | {"num_threads": run} if is_worst else {}),
                     findings=found if is_worst else found[:1],
                     created=f"2026-01-0{5 - number}T00:00:00+00:00",
                 )
@@ -780,7 +859,7 @@ def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
             ]
         )
     report, _ = build_comparison(*sides)
-    print_report(report, last_words=["all tables: add --full"])
+    print_report(report, last_words=["newest of 2: a", "newest of 3: b", "all tables: add --full"])
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 100
@@ -792,7 +871,7 @@ def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
         "-BOUND, 5 runs" if is_worst else "After: BALANCED, 200 clean steps: ",
         "Findings gone: ",
         "New findings: ",
-        "Predictions " if is_worst else "Forward ",
+        "more warnings in all tables" if is_worst else "Forward ",
     ):
         assert said in text, text
     assert ("more in all tables" in text) == is_worst
@@ -852,6 +931,23 @@ def test_runs_by_folder_and_by_file(saved, tmp_path, capsys):
     document = json.loads(target.read_text())
     assert document["comparison"]["outcome"] == "same"
     assert document["runs"]["before"][0]["source"] == str(before)
+
+
+def test_the_short_form_warns(saved, capsys):
+    before = saved("a", noisy(5, 0), status="finished", num_threads=1)
+    other = saved("c", noisy(5, 2), status="finished", num_threads=2)
+    after = saved("b", noisy(5, 1), status="failed", world_size=2)
+    main(["compare", "--before", before, other, "--after", after])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 20
+    text = " ".join(out.split())
+    for said in (
+        "Warning: Different world sizes: 1 before, 2 after. The result includes this difference.",
+        "Warning: The runs before aren't repeats of the same run; they differ in threads.",
+        f"Warning: {after}: the run is failed, not finished.",
+        "Warning: All figures and phases are from the first rank.",
+    ):
+        assert said in text, text
 
 
 def test_several_runs_a_side(saved, tmp_path, capsys):

@@ -13,11 +13,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from lightning_modelprof.measure.stored import variables_of
 from lightning_modelprof.measure.user_code import INSTALLED, UserCode, absolute_file, folders_of, library_of
 from lightning_modelprof.place import Place
 from lightning_modelprof.run.loops import LoopKind
 from lightning_modelprof.run.records import RunInfo
-from lightning_modelprof.run.setup import Library
+from lightning_modelprof.run.setup import WRAPPERS, Library
 
 _LIGHTNINGS: Final = ("lightning", "pytorch_lightning")
 
@@ -117,8 +118,13 @@ def _now() -> str:
 
 
 def written_class(module: Any) -> type:
-    """The class that the user wrote: ``fully_shard`` puts one of its own in its place."""
+    """The class that the user wrote, inside wrappers; ``fully_shard`` puts one of its own in its place."""
     kind = type(module)
+    while kind.__name__ in WRAPPERS:
+        inner = variables_of(module).get("_modules", {}).get(WRAPPERS[kind.__name__])
+        if inner is None:
+            break
+        module, kind = inner, type(inner)
     is_sharded = kind.__bases__[0].__name__ == "FSDPModule"
     return kind.__bases__[-1] if is_sharded else kind
 

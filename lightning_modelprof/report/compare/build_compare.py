@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from lightning_modelprof.report.compare.differences import (
     Difference,
     find_differences,
     has_other_batches,
+    side_warnings,
     warnings,
     why_no_speedup,
 )
@@ -30,13 +32,16 @@ from lightning_modelprof.report.compare.tables import (
     phases_table,
     settings_table,
 )
-from lightning_modelprof.report.model import Report, Status
+from lightning_modelprof.report.model import WARNING, Report, Status
 from lightning_modelprof.report.rules.rule import INFLATED
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import duration_unit, percent, three_digits
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
 """What the command ends with; 1 is an error, as of every command."""
+
+_LEAST_APART: Final = timedelta(minutes=1)
+"""Runs that started closer together are ranks of one job, or ran side by side."""
 
 _Runs = Sequence[ComparedRun]
 
@@ -115,8 +120,22 @@ def _takes_turns(before: _Runs, after: _Runs) -> bool:
     """Whether the runs, in the order they were given and by when they started, make pairs of neighbours."""
     if len(before) != len(after) or len(before) < 2:
         return False
-    pairs = [tuple(sorted((old.created, new.created))) for old, new in zip(before, after, strict=True)]
-    return all(first[1] < second[0] for first, second in pairwise(pairs))
+    times = [(old.started, new.started) for old, new in zip(before, after, strict=True)]
+    pairs = [sorted((old, new)) for old, new in times if old is not None and new is not None]
+    return len(pairs) == len(times) and all(first[1] < second[0] for first, second in pairwise(pairs))
+
+
+def _order(before: _Runs, after: _Runs) -> str:
+    """That all runs before are newer; ``""`` if they aren't, or if their times don't say."""
+    sides = [[run.started for run in runs] for runs in (before, after)]
+    known = [[time for time in times if time is not None] for times in sides]
+    if known != sides:
+        return ""
+    old, new = min(known[0]), max(known[1])
+    if old - new < _LEAST_APART:
+        return ""
+    starts = [time.astimezone(old.tzinfo).strftime("%Y-%m-%d %H:%M") for time in (old, new)]
+    return f"Before is the newer run (started {starts[0]}, after {starts[1]}). Swap them?"
 
 
 def _first_line(result: Comparison, before: _Runs, after: _Runs, differences: Sequence[Difference]) -> str:
@@ -160,11 +179,9 @@ def _facts(
     result: Comparison, before: _Runs, after: _Runs, differences: Sequence[Difference]
 ) -> tuple[tuple[str, str], ...]:
     facts = warnings(differences)
-    if min(run.created for run in before) > max(run.created for run in after):
-        starts = [runs[0].created[:16].replace("T", " ") for runs in (before, after)]
-        facts.append(
-            ("Order", f"Before is the newer run (started {starts[0]}, after {starts[1]}). Swap them?")
-        )
+    facts += [(WARNING, sentence) for sentence in side_warnings(before, after)]
+    if order := _order(before, after):
+        facts.append(("Order", order))
     if result.reason:
         facts.append(("Why", f"{result.reason[0].upper()}{result.reason[1:]}."))
     if result.times_as_fast is not None and not differences:
@@ -208,12 +225,6 @@ def _notes(result: Comparison, before: _Runs, after: _Runs) -> tuple[str, ...]:
             "Batch sizes differ, so time per sample decides"
             + (", over all ranks." if any(run.world_size > 1 for run in (*before, *after)) else ".")
         )
-    notes += _other_things(before, after)
-    for run in (*before, *after):
-        if run.status != "finished":
-            notes.append(f"{run.source}: the run is {run.status}, not finished.")
-    if any(run.world_size > 1 for run in (*before, *after)):
-        notes.append("All figures and phases are from the first rank.")
     return tuple(notes)
 
 
@@ -235,28 +246,6 @@ def _interval_note(result: Comparison) -> str:
         else " Interleave the runs (before, after, before, after) for a tighter interval."
     )
     return f"{method} or from the differences between runs of the same side, whichever is wider.{turns}"
-
-
-def _other_things(before: _Runs, after: _Runs) -> list[str]:
-    """How ranks differ between the sides, and runs within one."""
-    notes = []
-    worlds = [" | ".join(dict.fromkeys(str(run.world_size) for run in runs)) for runs in (before, after)]
-    if worlds[0] != worlds[1]:
-        notes.append(
-            f"Different world sizes: {worlds[0]} before, {worlds[1]} after. The result includes this"
-            " difference."
-        )
-    for label, runs in (("before", before), ("after", after)):
-        mixed = [
-            name
-            for name, value in runs[0].settings.items()
-            if any(run.settings.get(name) != value for run in runs)
-        ]
-        if mixed:
-            notes.append(
-                f"The runs {label} aren't repeats of the same run; they differ in {', '.join(mixed)}."
-            )
-    return notes
 
 
 def _section(result: Comparison, differences: Sequence[Difference]) -> dict[str, Any]:

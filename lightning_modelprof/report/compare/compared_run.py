@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from lightning_modelprof.analysis.compare import batch_size, run_settings
 from lightning_modelprof.analysis.facts import Facts
@@ -42,6 +43,15 @@ class ComparedRun(Record, frozen=True, kw_only=True):
         """Samples of a usual step of all ranks, taken as equal; ``None`` if not counted."""
         samples = batch_size(self.steps)
         return None if samples is None else samples * self.world_size
+
+    @property
+    def started(self) -> datetime | None:
+        """``created`` as a time; ``None`` if it can't be read or has no time zone."""
+        try:
+            time = datetime.fromisoformat(self.created)
+        except ValueError:
+            return None
+        return None if time.tzinfo is None else time
 
 
 def compared_run(source: str, facts: Facts, report: Report) -> ComparedRun:

@@ -8,7 +8,11 @@ from typing import Any, Final, NamedTuple
 from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
-from lightning_modelprof.report.compare.differences import find_differences, why_no_speedup
+from lightning_modelprof.report.compare.differences import (
+    find_differences,
+    why_no_speedup,
+    world_size_warnings,
+)
 from lightning_modelprof.report.model import WARNING, Report, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import loop_of
@@ -41,9 +45,9 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
     return Report(
         title=f"{len(runs)} runs: {found}",
         facts=tuple(
-            (WARNING, f"{run.source}: {one.sentence}")
+            (WARNING, f"{run.source}: {sentence}")
             for run, found in zip(runs[1:], differences, strict=True)
-            for one in found
+            for sentence in (*(one.sentence for one in found), *world_size_warnings(runs[:1], [run]))
         ),
         tables=(table,),
         notes=(),

@@ -19,8 +19,11 @@ _MOST_LINES: Final = 2
 """Of one fact or list."""
 
 _MOST_HEAD: Final = 12
-_FIRST: Final = (WARNING, "Order", "Why", "Change", "Before", "After")
-"""Facts that are always shown; the others, of which there may be one for each run, where there is room."""
+_LEAST_PHASES: Final = 2
+"""Lines on phases that are always left."""
+
+_FIRST: Final = ("Order", "Why", "Change", "Before", "After")
+"""Facts that are shown after the warnings; the others, one for each run, only if there is room."""
 
 _TONES: Final = {"less": "blue", "more": "yellow"}
 """As in pages: blue is better."""
@@ -43,16 +46,18 @@ def comparison_lines(report: Report, screen: Screen | None, last_words: Sequence
     tables = {table.id: _rows(table) for table in report.tables}
     first, *rest = wrap(printable(report.title), width)
     word, colon, text = first.partition(":")
-    head = [screen.paint(word, "bold") + colon + text, *rest]
+    title = [screen.paint(word, "bold") + colon + text, *rest]
     facts = [(label, _cut(f"{label}: {printable(value)}", width)) for label, value in report.facts]
-    head += [line for wanted in _FIRST for label, lines in facts if label == wanted for line in lines]
+    first_facts = [line for wanted in _FIRST for label, lines in facts if label == wanted for line in lines]
     tail = [line for text in _finding_texts(tables[_FINDINGS]) for line in _cut(text, width)]
     tail += last_words
-    head = head[:_MOST_HEAD]
+    most = min(_MOST_HEAD, MAX_LINES - len(tail) - _LEAST_PHASES)
+    warnings = [lines for label, lines in facts if label == WARNING]
+    head = [*title, *_fit(warnings, most - len(title) - len(first_facts)), *first_facts][:most]
     room = MAX_LINES - len(head) - len(tail)
     phases = [*_phase_lines(tables[_PHASES], screen, room)]
     for label, lines in facts:
-        if label not in _FIRST and len(head) + len(lines) + len(phases) + len(tail) <= MAX_LINES:
+        if label not in (WARNING, *_FIRST) and len(head) + len(lines) + len(phases) + len(tail) <= MAX_LINES:
             head += lines
     return [*head, *phases, *tail]
 
@@ -67,6 +72,18 @@ def _cut(text: str, width: int) -> list[str]:
     if len(lines) <= _MOST_LINES:
         return lines
     return [*lines[: _MOST_LINES - 1], shorten(shorten_end(lines[_MOST_LINES - 1], width), width)]
+
+
+def _fit(warnings: Sequence[list[str]], room: int) -> list[str]:
+    """The warnings in at most ``room`` lines, but at least their number."""
+    shown = list(warnings)
+    while sum(map(len, shown)) + (len(shown) < len(warnings)) > max(room, 1):
+        shown.pop()
+    lines = [line for one in shown for line in one]
+    if hidden := len(warnings) - len(shown):
+        more = "more " if shown else ""
+        lines.append(f"{hidden} {more}warning{'s' if hidden > 1 else ''} in all tables")
+    return lines
 
 
 def _phase_lines(rows: Sequence[Mapping[str, Any]], screen: Screen, room: int) -> Iterator[str]:
