@@ -5,7 +5,7 @@
 
 The first part is CPU time of this process, all threads, of the same call with and without the callback in
 turns: medians, their difference with its quartiles, and the ratio. The second part is what
-``loop/step_boundaries.py`` supposes beforehand: the wall time that counting a step and a window of ten
+``engine/step_boundaries.py`` supposes beforehand: the wall time that counting a step and a window of ten
 steps took beyond usual steps, and the estimate.
 """
 
@@ -29,10 +29,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.loop import step_boundaries
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
-from lightning_modelprof.loop.step_boundaries import StepBoundaries
+from lightning_modelprof.engine import step_boundaries
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
+from lightning_modelprof.engine.step_boundaries import StepBoundaries
 from lightning_modelprof.measure.window.capture import Capture
 
 BATCH: Final = 384

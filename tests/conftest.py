@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.loop import budget, inspection_plan, instruments, process_loops, session, windows
-from lightning_modelprof.loop.helper import Helper
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
+from lightning_modelprof.engine import budget, inspection_plan, instruments, process_loops, session, windows
+from lightning_modelprof.engine.helper import Helper
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.measure.setup.source_file import SourceFile
 from tests.support.chromium import start_chromium
 

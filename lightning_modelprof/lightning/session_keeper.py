@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, describe_error, traceback_text, warn
-from lightning_modelprof.lightning.phases import OutsideLoopClock, check_names
-from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore, StepAnnouncements, steps_until_stop
-from lightning_modelprof.lightning.trainer_loop import TrainerLoop
-from lightning_modelprof.loop.process_loops import (
+from lightning_modelprof.engine.process_loops import (
     PROCESS_LOOPS,
     ShortLoop,
     end_with_process,
     is_worker,
     short_loop,
 )
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine.session import LoopSession
+from lightning_modelprof.errors import ConfigError, describe_error, traceback_text, warn
+from lightning_modelprof.lightning.phases import OutsideLoopClock, check_names
+from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore, StepAnnouncements, steps_until_stop
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from lightning_modelprof import threads
-from lightning_modelprof.loop import helper
-from lightning_modelprof.loop.trace_work import Setting
+from lightning_modelprof.engine import helper
+from lightning_modelprof.engine.trace_work import Setting
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.window.other_profilers import watch
 from lightning_modelprof.report.options import DEFAULT_OPTIONS

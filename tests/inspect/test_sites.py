@@ -25,11 +25,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from lightning_modelprof.engine import instruments
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
 from lightning_modelprof.inspect.lines.site_sums import probe_of
 from lightning_modelprof.inspect.lines.sites import BatchSites, SiteWatch
-from lightning_modelprof.loop import instruments
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.sites import (
     BATCH_END,

@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
+from lightning_modelprof.engine.loop import num_prefetched
+from lightning_modelprof.engine.session import LoopSession
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.lightning.classify import ActionTable
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop.loop import num_prefetched
-from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX
@@ -384,7 +384,7 @@ def test_trainer_of_pytorch_lightning(bench, key):
 def test_device_times(monkeypatch, bench, key):
     """The device takes three times the host's time; predictions are fetched from it."""
     bench.truth.device = FakeDeviceClock()
-    monkeypatch.setattr("lightning_modelprof.loop.step_timing.device_clock", lambda _: bench.truth.device)
+    monkeypatch.setattr("lightning_modelprof.engine.step_timing.device_clock", lambda _: bench.truth.device)
     bench.run(key, PlainNet(bench.truth), bench.data())
     bench.check(num_steps=3)
     device_ns = bench.record.steps.device_phases_ns
@@ -888,8 +888,8 @@ DDP = """
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.loop import process_loops
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine import process_loops
+from lightning_modelprof.engine.session import LoopSession
 from tests.support.fits import *
 
 process_loops.SHORT_EVALUATION = 0  # or 16 batches have no report

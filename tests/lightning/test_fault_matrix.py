@@ -26,6 +26,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lightning_modelprof.engine import instruments, outputs, session, step_timing, trace_work, windows
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.memory import LoopMemory
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.session import LoopSession
+from lightning_modelprof.engine.step_boundaries import SaveTimer
+from lightning_modelprof.engine.step_timing import LiveFigures
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
@@ -33,13 +40,6 @@ from lightning_modelprof.lightning import callback as hooks
 from lightning_modelprof.lightning import classify, in_validation, session_keeper, trainer_loop
 from lightning_modelprof.lightning import classify as evaluation
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop import instruments, outputs, session, step_timing, trace_work, windows
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.memory import LoopMemory
-from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.session import LoopSession
-from lightning_modelprof.loop.step_boundaries import SaveTimer
-from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.resources.memory import MemoryCurve
 from lightning_modelprof.measure.sampling import sampler
 from lightning_modelprof.measure.sampling.sampler import Sampler

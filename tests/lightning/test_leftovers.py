@@ -22,8 +22,8 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import LoopProfiler, ModelProfiler
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.session import LoopSession
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.window.capture import Capture
 from tests.support.fits import Net, Numbers, fit_quietly, grouped, loader, make_callback, make_trainer

@@ -26,8 +26,8 @@ from lightning.pytorch.loggers.logger import Logger
 from torch.utils.data import DataLoader, _utils
 
 from lightning_modelprof import ConfigError
-from lightning_modelprof.loop import step_boundaries as save_timer
-from lightning_modelprof.loop.step_boundaries import SaveTimer
+from lightning_modelprof.engine import step_boundaries as save_timer
+from lightning_modelprof.engine.step_boundaries import SaveTimer
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
@@ -69,8 +69,8 @@ import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
-import lightning_modelprof.loop.step_boundaries as save_timer
-from lightning_modelprof.loop.session import LoopSession
+import lightning_modelprof.engine.step_boundaries as save_timer
+from lightning_modelprof.engine.session import LoopSession
 from tests.support.fits import *
 
 save_timer._MIN_INTERVAL_NS = save_timer._INTERVAL_FACTOR = 0  # save at every step

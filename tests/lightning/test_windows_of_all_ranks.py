@@ -16,7 +16,7 @@ from tensorboard.context import RequestContext
 
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.config.options import ReportOptions
-from lightning_modelprof.loop.outputs import Outputs
+from lightning_modelprof.engine.outputs import Outputs
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import StoredProfiles
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render

@@ -10,7 +10,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_modelprof.analysis.steps.phase_times import own_cost
 from lightning_modelprof.analysis.steps.step_costs import step_costs
-from lightning_modelprof.loop.windows import WindowResults
+from lightning_modelprof.engine.windows import WindowResults
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals

@@ -14,9 +14,9 @@ from isal import igzip
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
-from lightning_modelprof.loop import trace_work
-from lightning_modelprof.loop.outputs import NOWHERE, Outputs
-from lightning_modelprof.loop.windows import WindowResults
+from lightning_modelprof.engine import trace_work
+from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.windows import WindowResults
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 from lightning_modelprof.run.archive import load_run

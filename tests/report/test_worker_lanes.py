@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.worker_batches import find_worker_batches
-from lightning_modelprof.loop import instruments
+from lightning_modelprof.engine import instruments
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.report.timeline.worker_lanes import GROUP
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY

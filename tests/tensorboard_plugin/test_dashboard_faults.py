@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_modelprof.loop import outputs, trace_work, windows
+from lightning_modelprof.engine import outputs, trace_work, windows
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from rich.progress import Progress
 
+from lightning_modelprof.engine.session import LoopSession
 from lightning_modelprof.errors import describe_error
-from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.show.findings import verdict_word
 from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.show.terminal.terminal import print_report

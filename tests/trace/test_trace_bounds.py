@@ -16,9 +16,9 @@ from lightning.pytorch.callbacks import Callback
 from torch.profiler import record_function
 
 from lightning_modelprof.config.options import Bounds, ProfileConfig
-from lightning_modelprof.loop import windows
-from lightning_modelprof.loop.outputs import NOWHERE, Outputs
-from lightning_modelprof.loop.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
+from lightning_modelprof.engine import windows
+from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
 from lightning_modelprof.measure.window.capture import NEVER, Capture, ScheduledSteps, sooner
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction

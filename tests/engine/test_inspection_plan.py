@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
+from lightning_modelprof.engine.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 
 SMALL = st.integers(0, 6)

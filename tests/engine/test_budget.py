@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop import budget, step_boundaries
-from lightning_modelprof.loop.budget import Budget
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.inspection_plan import plan_inspection
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.step_boundaries import SaveTimer, StepBoundaries
-from lightning_modelprof.loop.step_timing import StepTiming
+from lightning_modelprof.engine import budget, step_boundaries
+from lightning_modelprof.engine.budget import Budget
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.inspection_plan import plan_inspection
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.step_boundaries import SaveTimer, StepBoundaries
+from lightning_modelprof.engine.step_timing import StepTiming
 from lightning_modelprof.measure.steps.ledger import LOGGING
 from lightning_modelprof.measure.window.capture import Capture, ScheduledSteps
 from lightning_modelprof.measure.window.schedule import Schedule

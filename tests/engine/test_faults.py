@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
+from lightning_modelprof.engine import instruments, outputs, trace_work, windows
+from lightning_modelprof.engine import step_timing as live
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
+from lightning_modelprof.engine.session import LoopSession
 from lightning_modelprof.lightning.phases import GuardedAction, PhaseProfiler
-from lightning_modelprof.loop import instruments, outputs, trace_work, windows
-from lightning_modelprof.loop import step_timing as live
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
-from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.measure.steps.actions import Action
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.run.archive import load_run
@@ -390,7 +390,7 @@ import json
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine.session import LoopSession
 from lightning_modelprof.measure.steps.actions import Action
 from tests.support.fits import *
 

@@ -14,9 +14,9 @@ from tensorboard.data.provider import RunTagFilter
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from lightning_modelprof.config.options import ReportOptions
-from lightning_modelprof.loop import memory as loop_memory
-from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.run_folder import claim_directory
+from lightning_modelprof.engine import memory as loop_memory
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.run_folder import claim_directory
 from lightning_modelprof.measure.resources.memory import DeviceBytes, ProcessMemory
 from tests.support.fits import run_fit
 

@@ -20,10 +20,10 @@ import psutil
 import pytest
 import torch
 
-from lightning_modelprof.loop import helper as helpers
-from lightning_modelprof.loop import trace_work
-from lightning_modelprof.loop.helper import Helper, ProcessHelper, ThreadHelper
-from lightning_modelprof.loop.trace_work import Setting, TraceTask
+from lightning_modelprof.engine import helper as helpers
+from lightning_modelprof.engine import trace_work
+from lightning_modelprof.engine.helper import Helper, ProcessHelper, ThreadHelper
+from lightning_modelprof.engine.trace_work import Setting, TraceTask
 from lightning_modelprof.measure.resources.cpu import ProcessPace, read_cpu, read_pace
 from lightning_modelprof.processes import OWN_PROCESSES, start_module
 from lightning_modelprof.reading import read_report
@@ -100,7 +100,7 @@ def helper_of(callback):
 def slowly(seconds, name, *arguments, **how):
     """Start the process so that it sleeps before each task."""
     code = (
-        "import sys, time; from lightning_modelprof.loop import helper, trace_work\n"
+        "import sys, time; from lightning_modelprof.engine import helper, trace_work\n"
         "do = trace_work.TraceWork.do\n"
         f"trace_work.TraceWork.do = lambda *given: (time.sleep({seconds}), do(*given))[1]\n"
         "helper.main()"
@@ -145,7 +145,9 @@ def test_it_does_what_is_done_without_it(tmp_path, temporary):
 
 
 def test_it_has_no_torch():
-    code = "import sys, lightning_modelprof.loop.helper; assert not {'torch', 'lightning'} & set(sys.modules)"
+    code = (
+        "import sys, lightning_modelprof.engine.helper; assert not {'torch', 'lightning'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -482,12 +484,12 @@ def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, executabl
         monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)
     with pytest.raises(OSError, match="can't start Python"):
-        start_module("lightning_modelprof.loop.helper")
+        start_module("lightning_modelprof.engine.helper")
 
 
 def test_what_it_uses_is_not_the_workers(tmp_path, temporary):
     numbers = (str(os.getpid()), "1", "1")
-    process = start_module("lightning_modelprof.loop.helper", *numbers, stdin=subprocess.PIPE)
+    process = start_module("lightning_modelprof.engine.helper", *numbers, stdin=subprocess.PIPE)
     try:
         assert process.pid in OWN_PROCESSES
         assert process.pid in [one.pid for one in psutil.Process().children()]
@@ -501,7 +503,7 @@ def test_what_it_uses_is_not_the_workers(tmp_path, temporary):
 CLOSES_ALL = """
     import os, resource, sys, time
     from pathlib import Path
-    from lightning_modelprof.loop import helper as helpers
+    from lightning_modelprof.engine import helper as helpers
     from tests.support.fits import *
 
     helpers._NICENESS = 1
@@ -551,7 +553,7 @@ SCRIPT = """
     import os, signal, sys, tempfile, time
     from pathlib import Path
     from lightning.pytorch import Callback
-    from lightning_modelprof.loop import helper as helpers
+    from lightning_modelprof.engine import helper as helpers
     from tests.support.fits import *
 
     helpers._NICENESS = 1

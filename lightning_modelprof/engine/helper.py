@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.loop.trace_work import (
+from lightning_modelprof.engine.trace_work import (
     Answer,
     ReportAnswer,
     ReportTask,

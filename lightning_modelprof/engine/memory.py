@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.inspect.modules.live_tensors import (
     LiveTensors,
@@ -11,7 +12,6 @@ from lightning_modelprof.inspect.modules.live_tensors import (
     held_parameters,
     storages_of,
 )
-from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.measure.resources.growing import GrowthWatch
 from lightning_modelprof.measure.resources.memory import (
     MemoryCurve,

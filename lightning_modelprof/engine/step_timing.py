@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.loop import Loop, batches_made
+from lightning_modelprof.engine.loop import Loop, batches_made
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes

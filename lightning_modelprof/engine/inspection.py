@@ -16,6 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.config.options import InspectOptions
+from lightning_modelprof.engine.inspection_plan import InspectionPlan, SizePlan
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.memory import FollowedStep
 from lightning_modelprof.errors import ModelProfError, describe_error
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.core.model_copies import (
@@ -38,9 +41,6 @@ from lightning_modelprof.inspect.lines.waste import WasteWatch
 from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.inspect.modules.modules import module_records
-from lightning_modelprof.loop.inspection_plan import InspectionPlan, SizePlan
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.memory import FollowedStep
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
 from lightning_modelprof.measure.stored import is_trained, parameters_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_modelprof.engine.step_timing import OwnBudget
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.loop.step_timing import OwnBudget
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
 from tests.measure.test_own_cost import steps_of

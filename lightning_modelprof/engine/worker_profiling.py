@@ -7,9 +7,9 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine.instrument import Instrument
+from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.errors import describe_error
-from lightning_modelprof.loop.instrument import Instrument
-from lightning_modelprof.loop.loop import Loop
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.probes import WorkerProbes
 

@@ -11,15 +11,15 @@ from typing import Any, Final, Protocol
 
 from lightning_modelprof import __version__
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.inspection_plan import NUM_TIMED, SHORT_LOOP, plan_inspection
-from lightning_modelprof.loop.instrument import Instrument, trace_metadata
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.memory import LoopMemory
-from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.step_timing import StepTiming
-from lightning_modelprof.loop.windows import WindowResults, make_capture, recording_ranks
-from lightning_modelprof.loop.worker_profiling import worker_profiling
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.inspection_plan import NUM_TIMED, SHORT_LOOP, plan_inspection
+from lightning_modelprof.engine.instrument import Instrument, trace_metadata
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.memory import LoopMemory
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.step_timing import StepTiming
+from lightning_modelprof.engine.windows import WindowResults, make_capture, recording_ranks
+from lightning_modelprof.engine.worker_profiling import worker_profiling
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.sampling.sampler import MIN_INTERVAL_NS, Probe, Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe

@@ -1,6 +1,6 @@
 """What follows when torch has written a window's trace: it is packed, analyzed and reported.
 
-It needs neither torch nor the loop, so it is done beside the training (``loop/helper.py``).
+It needs neither torch nor the loop, so it is done beside the training (``engine/helper.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
+from lightning_modelprof.engine.outputs import FILES, NOWHERE, Outputs, Whereabouts, trace_name
 from lightning_modelprof.errors import TraceError, describe_error, traceback_text
-from lightning_modelprof.loop.outputs import FILES, NOWHERE, Outputs, Whereabouts, trace_name
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import run_profile, window_profile

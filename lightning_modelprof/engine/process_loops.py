@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.run_folder import claim_directory
+from lightning_modelprof.engine.step_boundaries import SaveTimer
 from lightning_modelprof.errors import warn
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.outputs import NOWHERE, Outputs
-from lightning_modelprof.loop.run_folder import claim_directory
-from lightning_modelprof.loop.step_boundaries import SaveTimer
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import with_loops

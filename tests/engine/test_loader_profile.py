@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ModelProfError, profile_loader
 from lightning_modelprof.cli.loader import find_loader
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.loop import loader_profile
+from lightning_modelprof.engine import loader_profile
 
 
 class Slow(Dataset):

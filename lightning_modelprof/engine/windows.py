@@ -12,9 +12,9 @@ from shutil import disk_usage
 from typing import Any, Final
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.helper import INTERRUPTED, Helper, make_helper
-from lightning_modelprof.loop.outputs import TRACES, Outputs, trace_name
-from lightning_modelprof.loop.trace_work import (
+from lightning_modelprof.engine.helper import INTERRUPTED, Helper, make_helper
+from lightning_modelprof.engine.outputs import TRACES, Outputs, trace_name
+from lightning_modelprof.engine.trace_work import (
     READS_IT,
     Answer,
     ReportTask,

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from lightning_modelprof.engine import outputs, run_folder
+from lightning_modelprof.engine.outputs import CLAIM_FILE
+from lightning_modelprof.engine.run_folder import check_writeable, claim_directory
+from lightning_modelprof.engine.step_boundaries import StepBoundaries
 from lightning_modelprof.errors import ConfigError
-from lightning_modelprof.loop import outputs, run_folder
-from lightning_modelprof.loop.outputs import CLAIM_FILE
-from lightning_modelprof.loop.run_folder import check_writeable, claim_directory
-from lightning_modelprof.loop.step_boundaries import StepBoundaries
 from lightning_modelprof.measure.setup import environment
 from lightning_modelprof.run import archive
 from lightning_modelprof.run.archive import load_run

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Final, Protocol
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.budget import Budget
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.inspection_plan import plan_later
-from lightning_modelprof.loop.instruments import Instruments
-from lightning_modelprof.loop.loop import Loop, num_prefetched
-from lightning_modelprof.loop.step_timing import StepTiming
+from lightning_modelprof.engine.budget import Budget
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.inspection_plan import plan_later
+from lightning_modelprof.engine.instruments import Instruments
+from lightning_modelprof.engine.loop import Loop, num_prefetched
+from lightning_modelprof.engine.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.stored import modules_of
 from lightning_modelprof.measure.window.capture import NEVER, Capture

@@ -14,11 +14,11 @@ from torch import nn
 
 from lightning_modelprof.config.checks import make_config
 from lightning_modelprof.config.sources import is_switched_off
+from lightning_modelprof.engine.loop import Loop, check_machine, print_switched_off
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS, end_with_process, is_worker
+from lightning_modelprof.engine.run_folder import check_writeable
+from lightning_modelprof.engine.session import LoopSession, end_status
 from lightning_modelprof.errors import ConfigError, describe_error, did_you_mean, quoted, traceback_text, warn
-from lightning_modelprof.loop.loop import Loop, check_machine, print_switched_off
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, end_with_process, is_worker
-from lightning_modelprof.loop.run_folder import check_writeable
-from lightning_modelprof.loop.session import LoopSession, end_status
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.actions import (
     INHERIT,

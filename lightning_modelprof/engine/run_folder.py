@@ -13,8 +13,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine.outputs import CLAIM_FILE, REPORT_FILES
 from lightning_modelprof.errors import ConfigError, describe_error
-from lightning_modelprof.loop.outputs import CLAIM_FILE, REPORT_FILES
 from lightning_modelprof.run.locate import DEFAULT_FOLDER, RUN_FILE
 from lightning_modelprof.run.ranks import rank_file
 

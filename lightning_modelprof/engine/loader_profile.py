@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from lightning_modelprof.engine.profiler import LoopProfiler
 from lightning_modelprof.errors import ModelProfError, quoted
-from lightning_modelprof.loop.profiler import LoopProfiler
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import Run
 from lightning_modelprof.show.notebook import show_in_notebook

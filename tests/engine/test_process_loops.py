@@ -19,10 +19,10 @@ from torch import nn
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine import process_loops
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop, short_loop
 from lightning_modelprof.lightning.trainer_loop import TrainerLoop
-from lightning_modelprof.loop import process_loops
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS, ProcessLoops, ShortLoop, short_loop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
 from tests.support.bench import make_trainer

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Final
 
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine.inspection_plan import steps_to_skip
+from lightning_modelprof.engine.instrument import Instrument, record_fields
+from lightning_modelprof.engine.instruments import Instruments, Sampling, early_instruments, make_instruments
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.step_boundaries import Announcements, SaveTimer, StepBoundaries
+from lightning_modelprof.engine.step_timing import StepTiming
+from lightning_modelprof.engine.windows import why_no_window
 from lightning_modelprof.errors import describe_error
-from lightning_modelprof.loop.inspection_plan import steps_to_skip
-from lightning_modelprof.loop.instrument import Instrument, record_fields
-from lightning_modelprof.loop.instruments import Instruments, Sampling, early_instruments, make_instruments
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.step_boundaries import Announcements, SaveTimer, StepBoundaries
-from lightning_modelprof.loop.step_timing import StepTiming
-from lightning_modelprof.loop.windows import why_no_window
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.training_setup import finish_setup
 from lightning_modelprof.measure.window.other_profilers import CLAIM

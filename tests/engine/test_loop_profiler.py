@@ -220,7 +220,7 @@ def test_a_loop_that_is_left_early_and_one_that_fails():
 
 def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
     model, optimizer, batches = small()
-    monkeypatch.setattr("lightning_modelprof.loop.profiler.LoopProfiler._end_step", lambda _: 1 / 0)
+    monkeypatch.setattr("lightning_modelprof.engine.profiler.LoopProfiler._end_step", lambda _: 1 / 0)
     with (
         pytest.warns(RuntimeWarning, match="LoopProfiler: an internal error .* the loop continues") as warned,
         LoopProfiler(model, **quiet()) as profiler,
