@@ -364,7 +364,7 @@ class LoopSession:
         if self._config.bounds.max_overhead is None:
             return ""
         self.live.poll()
-        return self._timing.budget.why_not(self._clock() - self.ledger.step_end_ns)
+        return self._timing.budget.why_no_window(self._clock() - self.ledger.step_end_ns)
 
     def _on_window(self, window: Window, raw_path: Path | None) -> None:
         assert self._instruments is not None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.engine.budget import Budget
+from lightning_modelprof.engine.budget import LONGEST_WAIT, RETRY_SHARE, USUAL_OPERATORS
 from lightning_modelprof.engine.inspection import Inspection
 from lightning_modelprof.engine.inspection_plan import plan_later
 from lightning_modelprof.engine.instruments import Instruments
@@ -17,7 +17,7 @@ from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.stored import modules_of
 from lightning_modelprof.measure.window.capture import NEVER, Capture
 from lightning_modelprof.measure.window.other_profilers import is_profiling_anywhere
-from lightning_modelprof.run.steps import SPECIAL, StepTag
+from lightning_modelprof.run.steps import StepTag
 
 _DEFAULT_CUT: Final = 50
 """Steps between two cuts for a progress bar when nothing is logged: as often as Lightning logs by default."""
@@ -25,14 +25,6 @@ _DEFAULT_CUT: Final = 50
 
 _LOOK_EVERY: Final = 500
 """Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
-
-
-_USUAL_OPERATORS: Final = 15_000
-"""Operator calls of a step whose operators weren't counted."""
-
-
-_LONGEST_WAIT: Final = 10**9
-"""Steps; no loop has as many."""
 
 
 _WAITED: Final = "{what} would have taken more than 5% of {loop}; set {ask} to do it anyway"
@@ -47,10 +39,6 @@ _NOT_AGREED: Final = "the ranks couldn't agree on a step for {what}; set {ask} t
 
 
 _MISSED: Final = "this rank learned too late at which step the other ranks did it; set {ask} to do it anyway"
-
-
-_RETRY_SHARE: Final = 8
-"""What had to wait is looked at again after an eighth more steps at the earliest."""
 
 
 _LEAST_GAP: Final = 8
@@ -116,17 +104,9 @@ class StepBoundaries:
         self._saves = saves
         self._save = save
         self._clock = clock
-        self._armed_ns = clock()
-        self._warm_ns = 0  # when the first step ended
+        self._budget = timing.budget
+        self._budget.begin_loop()
         self._inspection_began_ns = 0
-        self._budget = Budget(clock, is_alone=loop.world_size == 1)
-        self._slowed_since_ns: int | None = None  # when the running step began, if we make it slower
-        self._usual_ns = 0.0  # what it would take otherwise
-        self._window_ns = 0.0  # how much longer the steps of the open window took than usual ones
-        self._expected_ns = 0.0  # what we think the inspection of the running step costs
-        self._inspected_ns = 0.0  # how much longer the newest inspected step took
-        self._counted_ns = 0.0  # the same with what is done after it, the most so far
-        self._num_waiting = 1  # ranks that wait while this one inspects a step by itself
         # Several ranks end at the same batch instead, on which they agree before training.
         self._stops_trainer = config.stop_after_profile and loop.kind.is_fit and loop.world_size == 1
         log_every = config.log_every_n_steps
@@ -147,9 +127,12 @@ class StepBoundaries:
         timing, instruments = self._timing, self._instruments
         ledger, capture = timing.ledger, instruments.capture
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
-        self._end_slowed_step(self._budget.begin())
+        now = self._budget.begin()
+        if self._budget.is_step_slowed:
+            is_inspected = ledger.inspection is not None
+            self._budget.end_slowed_step(now, timing.recorder.newest_tags, is_inspected=is_inspected)
         if step == 1:
-            self._warm_ns = self._clock()
+            self._budget.end_first_step()
             self._check()
         instruments.memory.growth.look(step)
         if instruments.sampling is None and ledger.ranges is None:
@@ -171,24 +154,8 @@ class StepBoundaries:
         if step:
             self._save_if_due(step)
         ledger.next_boundary = self._next_boundary(step)
-        now = self._budget.end()
         is_slowed = ledger.inspection is not None or (capture is not None and capture.is_open)
-        self._slowed_since_ns = now if is_slowed else None
-
-    def _end_slowed_step(self, now: int) -> None:
-        """The step that ended may have been slower because of us: count that as ours."""
-        since_ns, self._slowed_since_ns = self._slowed_since_ns, None
-        if since_ns is None:
-            return
-        tags = self._timing.recorder.newest_tags
-        longer_ns = now - since_ns - self._usual_ns
-        if self._timing.ledger.inspection is None:
-            # A validation or the turn of an epoch takes longer by what the user does.
-            self._window_ns += 0 if tags & SPECIAL else longer_ns
-            return
-        self._inspected_ns = self._expected_ns if tags & SPECIAL else max(0.0, longer_ns)
-        if not self._config.asks_for_inspection:
-            self._budget.spend(self._inspected_ns * self._num_waiting)
+        self._budget.end(slows_step=is_slowed)
 
     def _step_window(self, capture: Capture, step: int) -> None:
         """Open or close a window, which the sampling thread is not to be seen in."""
@@ -196,7 +163,8 @@ class StepBoundaries:
         if self._must_wait(capture, step):
             return
         if not capture.is_open:
-            self._usual_ns, self._window_ns = self._usual_step_ns(step), 0.0
+            timing.live.poll()
+            self._budget.begin_window(step)
         if sampling is not None:
             sampling.pause()
         tags = capture.begin_step(step)
@@ -204,9 +172,7 @@ class StepBoundaries:
             sampling.resume()
         timing.ledger.tags |= tags
         if StepTag.PROFILER_STOP in tags:
-            if not self._config.asks_for_window:
-                self._budget.spend(self._window_ns)
-            self._window_ns = 0.0
+            self._budget.end_window()
             timing.recorder.drain(step, num_prefetched(self._loop))
         timing.ledger.ranges = capture.ranges
         timing.phase_source.choose_table()
@@ -220,8 +186,7 @@ class StepBoundaries:
             ledger.inspection = None
             begin_ns = self._budget.now()
             inspection.end_step()
-            longer_ns = self._inspected_ns + self._budget.now() - begin_ns
-            self._counted_ns = max(self._counted_ns, longer_ns)
+            self._budget.end_inspection(begin_ns)
             ledger.tags |= StepTag.INSPECTED  # what was done just now is in the step that begins
             self._timing.live.set_flops(inspection.cost)
             # Meanwhile the workers went on, by no more batches than steps would have fitted in.
@@ -233,7 +198,6 @@ class StepBoundaries:
             elif self._leaves_rest(inspection, step):
                 return
         if inspection.begin_step(step):
-            self._num_waiting = 1
             self._begin_inspected_step(inspection, step)
 
     def _begin_inspected_step(self, inspection: Inspection, step: int) -> None:
@@ -241,7 +205,8 @@ class StepBoundaries:
         ledger.inspection = inspection
         ledger.tags |= StepTag.INSPECTED
         self._inspection_began_ns = self._clock()
-        self._usual_ns = self._usual_step_ns(step)
+        self._timing.live.poll()
+        self._budget.begin_inspected_step(step)
 
     def _must_wait(self, capture: Capture, step: int) -> bool:
         """Whether the window that is to begin comes later, as nobody has asked for it."""
@@ -249,9 +214,9 @@ class StepBoundaries:
         if not capture.may_wait or config.asks_for_window:
             return False
         sites = None if inspection is None else inspection.cost.sites
-        operators = _USUAL_OPERATORS if sites is None else sum(line.calls for line in sites.lines)
-        window_ns = WINDOW_NS + config.schedule.active * operators * NS_PER_OPERATOR
-        wait = self._steps_to_wait(step, window_ns)
+        operators = USUAL_OPERATORS if sites is None else sum(line.calls for line in sites.lines)
+        window_ns = self._budget.window_cost_ns(operators)
+        wait = self._budget.steps_to_wait(step, window_ns)
         if inspection is not None and not inspection.is_done:  # whose count says how large a trace will be
             wait = max(1, inspection.next_step + 1 - step)
         wait, why = self._agree(_WINDOW, step, wait, window_ns)
@@ -262,9 +227,9 @@ class StepBoundaries:
     def _is_postponed(self, inspection: Inspection, step: int) -> bool:
         """Whether the steps that are to be inspected come later, as nobody has asked for them."""
         config = self._config
-        self._expected_ns = self._count_ns(step)
-        wait = self._steps_to_wait(step, self._expected_ns) or self._steps_unseen(step)
-        wait, why = self._agree(_COUNT, step, wait, self._expected_ns)
+        cost_ns = self._budget.expect(self._count_ns(step))
+        wait = self._budget.steps_to_wait(step, cost_ns) or self._steps_unseen(step)
+        wait, why = self._agree(_COUNT, step, wait, cost_ns)
         if wait:
             inspection.postpone(
                 partial(
@@ -283,8 +248,8 @@ class StepBoundaries:
         A rank that timed its modules later than the others would keep them waiting once more.
         """
         config = self._config
-        self._expected_ns = self._inspected_ns
-        wait = self._steps_to_wait(step, self._expected_ns) or self._steps_unseen(step)
+        cost_ns = self._budget.expect(self._budget.inspected_ns)
+        wait = self._budget.steps_to_wait(step, cost_ns) or self._steps_unseen(step)
         if not wait:
             return False
         why = self._waited(_TIMES)
@@ -305,7 +270,7 @@ class StepBoundaries:
     @staticmethod
     def _steps_unseen(step: int) -> int:
         """In how many steps to look again whether no other profiler records; 0 if none does."""
-        return max(1, step // _RETRY_SHARE) if is_profiling_anywhere() else 0
+        return max(1, step // RETRY_SHARE) if is_profiling_anywhere() else 0
 
     def _waited(self, what: tuple[str, str, str]) -> str:
         _, named, ask = what
@@ -328,10 +293,10 @@ class StepBoundaries:
             return wait, self._waited(what)
         others = self._announcements
         if others is None:
-            return _LONGEST_WAIT, _NOT_AGREED.format(what=named, ask=ask)
+            return LONGEST_WAIT, _NOT_AGREED.format(what=named, ask=ask)
         start = others.announced(key)
         if start is not None and start < step:
-            return _LONGEST_WAIT, _MISSED.format(ask=ask)
+            return LONGEST_WAIT, _MISSED.format(ask=ask)
         if start is not None:
             self._budget.reserve(0 if start == step else cost_ns)
             return start - step, self._waited(what)
@@ -347,29 +312,7 @@ class StepBoundaries:
         """What counting a step takes, about."""
         module = self._loop.module
         num_modules = sum(1 for _ in modules_of(module)) if module is not None else 0
-        steps_ns = COUNT_STEPS * self._budget_step_ns(step)
-        return COUNT_NS + min(steps_ns, NS_PER_MODULE * num_modules)
-
-    def _steps_to_wait(self, step: int, cost_ns: float) -> int:
-        """In how many steps something of such cost is within bounds; 0 if it is now."""
-        wait_ns = self._budget.wait_ns(cost_ns)
-        if not wait_ns:
-            return 0
-        wait = -(-wait_ns // self._budget_step_ns(step))
-        return min(_LONGEST_WAIT, max(wait, step // _RETRY_SHARE))  # to ask again costs time, too
-
-    def _budget_step_ns(self, step: int) -> int:
-        """What a step took so far as the budget counts, at least 1."""
-        return max(1, self._budget.elapsed_ns // max(step, 1))
-
-    def _usual_step_ns(self, step: int) -> float:
-        """What a step takes in which nothing of ours or special happens, as the budget counts."""
-        self._timing.live.poll()
-        usual_ns = self._timing.budget.usual_ns
-        elapsed_ns, passed_ns = self._budget.elapsed_ns, self._clock() - self._armed_ns
-        if not usual_ns or passed_ns <= 0:
-            return self._budget_step_ns(step)
-        return usual_ns * elapsed_ns / passed_ns
+        return self._budget.count_cost_ns(step, num_modules)
 
     def meet_size(self, size: int) -> None:
         """The running step has a batch of another size than the one before: count it, if that tells more."""
@@ -391,7 +334,7 @@ class StepBoundaries:
         inspection.begin_size(step, size)
         self._begin_inspected_step(inspection, step)
         ledger.next_boundary = step + 1
-        self._slowed_since_ns = self._budget.now()
+        self._budget.slow_running_step()
 
     def _may_count_size(self, step: int) -> bool:
         """Ranks count their sizes at steps of their own, and all wait for each."""
@@ -399,17 +342,17 @@ class StepBoundaries:
             return True
         if is_profiling_anywhere():
             return False
-        self._num_waiting = self._loop.world_size if self._loop.kind.is_fit else 1
-        self._expected_ns = max(self._count_ns(step), self._counted_ns)
-        return not self._steps_to_wait(step, self._expected_ns * self._num_waiting)
+        num_waiting = self._loop.world_size if self._loop.kind.is_fit else 1
+        cost_ns = self._budget.expect_count_again(self._count_ns(step), num_waiting)
+        return not self._budget.steps_to_wait(step, cost_ns)
 
     def _cut_if_affordable(self, step: int) -> None:
         """Show figures now if that is within bounds, or else later, over all steps until then."""
         live, is_asked = self._timing.live, bool(self._config.log_every_n_steps)
         if not is_asked and not self._cut_ns and self._logs_scalars:
             live.poll()
-            self._cut_ns = self._timing.budget.most_logging_ns  # the user's own figures take as long
-        wait = 0 if is_asked else self._steps_to_wait(step, self._cut_ns)
+            self._cut_ns = self._budget.most_logging_ns  # the user's own figures take as long
+        wait = 0 if is_asked else self._budget.steps_to_wait(step, self._cut_ns)
         self._has_left_out = wait > 0
         if not wait:
             with self._budget.asked_for(by_name=is_asked):
@@ -446,7 +389,7 @@ class StepBoundaries:
 
     def _drain(self, step: int, paused_ns: int) -> None:
         """The next steps find batches that workers made while the loop stood still."""
-        per_step_ns = self._step_ns(self._clock() - paused_ns, step)
+        per_step_ns = self._budget.step_ns(self._clock() - paused_ns, step)
         most = num_prefetched(self._loop)
         self._timing.recorder.drain(step, min(most, paused_ns // per_step_ns))
 
@@ -464,7 +407,7 @@ class StepBoundaries:
         else:
             # Slow steps: the archive is due before the next cut.
             now = self._clock()
-            upcoming.append(step + max(1, (self._saves.next_ns - now) // self._step_ns(now, step)))
+            upcoming.append(step + max(1, (self._saves.next_ns - now) // self._budget.step_ns(now, step)))
         if capture is not None and capture.next_step != NEVER:
             upcoming.append(capture.next_step)
         if inspection is not None:
@@ -472,35 +415,6 @@ class StepBoundaries:
             if inspection.again_at > step:
                 upcoming.append(inspection.again_at)
         return min(upcoming)
-
-    def _step_ns(self, now: int, step: int) -> int:
-        """What a step took so far, at least 1; without the first one, in which much is done once."""
-        first, begin_ns = (1, self._warm_ns) if step > 1 and self._warm_ns else (0, self._armed_ns)
-        return max(1, (now - begin_ns) // max(1, step - first))
-
-
-WINDOW_NS: Final = 100_000_000
-
-
-NS_PER_OPERATOR: Final = 20_000
-"""What a window takes: so much, and so much for each operator call of each step; mostly to close it.
-
-Source: benchmarks/short_fit.py, and the 19 windows of benchmarks/verdicts/trainings: an operator call becomes
-two to six events, and closing a window takes 4 to 7 µs for each of them.
-"""
-
-
-COUNT_NS: Final = 10_000_000
-
-
-NS_PER_MODULE: Final = 1_000_000
-
-
-COUNT_STEPS: Final = 7
-"""What counting a step takes: so much, and for each module so much, but no more than so many steps.
-
-Source: as above.
-"""
 
 
 # A save costs its time again only after this many times that time has passed.

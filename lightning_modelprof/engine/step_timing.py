@@ -6,12 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
 from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine.budget import Budget
 from lightning_modelprof.engine.loop import Loop, batches_made
 from lightning_modelprof.measure.clock import HostClock, device_clock
 from lightning_modelprof.measure.resources.cpu import CpuOfSteps
@@ -24,10 +22,9 @@ from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import ModelCost
-from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
+from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import NOT_MEASURED, PROFILER, SPECIAL, StepTag, StepTimings
-from lightning_modelprof.units import digits
+from lightning_modelprof.run.steps import StepTimings
 
 
 class StepTiming:
@@ -58,7 +55,7 @@ class StepTiming:
         self.sizes = BatchShapes() if config.wants_flops else None
         self.recorder = Recorder(config.skip_first, sizes=self.sizes)
         self.slow = SlowStepWatch()
-        self.budget = OwnBudget(config.bounds.max_overhead)
+        self.budget = Budget(clock, config, is_alone=loop.world_size == 1)
         self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
         marks = device_clock(loop.device) if config.inspect.device_timing else None
         self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device, clock)
@@ -202,107 +199,3 @@ class _Unseen:
 
 def _ms(time_ns: float | None) -> float | None:
     return None if time_ns is None else time_ns / 1e6
-
-
-_IN_WINDOWS: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
-
-
-_SLOWED: Final = _IN_WINDOWS | int(StepTag.INSPECTED)
-
-
-_LOGGING: Final = PHASE_INDEX["logging"]
-
-
-class OwnBudget:
-    """Counts the time that is this profiler's, and says when another window would be too much.
-
-    Args:
-        max_overhead: share of the loop that may be ours; ``None`` sets no limit.
-
-    Attributes:
-        most_logging_ns: the most a step's own logging took.
-    """
-
-    def __init__(self, max_overhead: float | None) -> None:
-        self._max_overhead = max_overhead
-        self._loop_ns = self._work_ns = self._opening_ns = self._closing_ns = 0
-        self._slowed, self._in_windows, self._clean = _Steps(), _Steps(), _Steps()
-        self._plain = _Steps()  # with those that the benchmark skips
-        self._num_windows = 0
-        self.most_logging_ns = 0
-
-    def add(self, steps: StepTimings) -> None:
-        work_ns = steps.phases_ns[:, PROFILER]
-        work_ns = work_ns * (work_ns != NOT_MEASURED)
-        others_ns = steps.duration_ns - work_ns
-        is_usual = (steps.tags & SPECIAL) == 0
-        is_in_window = (steps.tags & _IN_WINDOWS) != 0
-        self._loop_ns += int(steps.duration_ns.sum())
-        self._work_ns += int(work_ns.sum())
-        self._opening_ns += int(work_ns[is_in_window].sum())
-        self._slowed.add(others_ns[is_usual & ((steps.tags & _SLOWED) != 0)])
-        self._in_windows.add(others_ns[is_usual & is_in_window])
-        self._clean.add(steps.clean().duration_ns)
-        self._plain.add(others_ns[is_usual & ((steps.tags & _SLOWED) == 0) & (steps.step > 0)])
-        self.most_logging_ns = max(self.most_logging_ns, int(steps.phases_ns[:, _LOGGING].max(initial=0)))
-
-    def add_window(self, close_ns: int) -> None:
-        """A window was recorded and took so long to close; the rest of what it takes is in its steps."""
-        self._num_windows += 1
-        self._closing_ns += close_ns
-
-    @property
-    def own_ns(self) -> float:
-        """Work between steps, and how much longer than clean ones the steps took that were slowed down."""
-        return self._work_ns + self._slowed.beyond(self._clean)
-
-    @property
-    def usual_ns(self) -> float:
-        """Mean of the steps in which nothing of ours or special happened; 0 before the first."""
-        return self._plain.mean_ns
-
-    @property
-    def window_ns(self) -> float:
-        """What a window has taken in the mean; 0 before the first."""
-        if not self._num_windows:
-            return 0.0
-        in_steps_ns = self._opening_ns + self._in_windows.beyond(self._clean)
-        return (in_steps_ns + self._closing_ns) / self._num_windows
-
-    def why_not(self, pending_ns: int = 0) -> str:
-        """Why another window would be too much, ``""`` if it would not; the first one is always recorded.
-
-        Args:
-            pending_ns: what has been done in the step that is about to begin, such as closing a window.
-        """
-        limit, loop_ns = self._max_overhead, self._loop_ns + pending_ns + self.window_ns
-        if limit is None or not self._num_windows or not loop_ns:
-            return ""
-        with_another_ns = self.own_ns + pending_ns + self.window_ns
-        if with_another_ns <= limit * loop_ns:
-            return ""
-        return (
-            f"another window would have raised the overhead to {digits(100 * with_another_ns / loop_ns)}%"
-            f' (bounds={{"max_overhead": {limit:g}}})'
-        )
-
-
-class _Steps:
-    """How many steps of a kind there were, and how long they took together."""
-
-    def __init__(self) -> None:
-        self._count = self._ns = 0
-
-    def add(self, durations_ns: NDArray[np.int64]) -> None:
-        self._count += len(durations_ns)
-        self._ns += int(durations_ns.sum())
-
-    @property
-    def mean_ns(self) -> float:
-        return self._ns / self._count if self._count else 0.0
-
-    def beyond(self, usual: _Steps) -> float:
-        """Nanoseconds more than as many usual steps take; 0 while there is none of these."""
-        if not usual._count:
-            return 0.0
-        return max(0.0, self._ns - self._count * usual._ns / usual._count)

@@ -13,9 +13,8 @@ from torch import nn
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.engine import budget, trace_work
-from lightning_modelprof.engine.budget import Budget
+from lightning_modelprof.engine.budget import NS_PER_OPERATOR, WINDOW_NS, Budget
 from lightning_modelprof.engine.inspection_plan import InspectionPlan, plan_later
-from lightning_modelprof.engine.step_boundaries import NS_PER_OPERATOR, WINDOW_NS
 from lightning_modelprof.measure.window import capture, torch_profiler
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.report.build import build_report
@@ -115,8 +114,8 @@ class Ticks:
 def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypatch):
     """What was taken and what the window will take are 5% of the time until then, and not much less."""
     monkeypatch.setattr(budget, "LEAST_NS", 0)
-    monkeypatch.setattr("lightning_modelprof.engine.step_boundaries.WINDOW_NS", 10_000_000)
-    monkeypatch.setattr("lightning_modelprof.engine.step_boundaries.COUNT_NS", 2_000_000)
+    monkeypatch.setattr("lightning_modelprof.engine.budget.WINDOW_NS", 10_000_000)
+    monkeypatch.setattr("lightning_modelprof.engine.budget.COUNT_NS", 2_000_000)
     callback, _ = fit(tmp_path, 1_500, Ticks())
     record = callback.run.ranks[0]
     [window] = record.windows

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.engine import budget, step_boundaries
+from lightning_modelprof.engine import budget
 from lightning_modelprof.engine.budget import Budget
 from lightning_modelprof.engine.inspection import Inspection
 from lightning_modelprof.engine.inspection_plan import plan_inspection
@@ -41,9 +41,16 @@ class Clock:
         return self.now
 
 
+def budget_of(clock, **options):
+    """That of a loop which begins now, in which nothing was asked for by name."""
+    made = Budget(clock, ProfileConfig(), **options)
+    made.begin_loop()
+    return made
+
+
 def test_a_tenth_of_a_second_is_free_and_then_5_percent():
     clock = Clock()
-    allowed = Budget(clock)
+    allowed = budget_of(clock)
     assert allowed.wait_ns(0.1 * S) == 0
     assert allowed.wait_ns(0.25 * S) == 5 * S
     clock.now += 3 * S
@@ -59,7 +66,7 @@ def test_a_tenth_of_a_second_is_free_and_then_5_percent():
 
 def test_with_several_ranks_nothing_is_free():
     clock = Clock()
-    allowed = Budget(clock, is_alone=False)
+    allowed = budget_of(clock, is_alone=False)
     assert allowed.wait_ns(0.05 * S) == S
     clock.now += S
     assert allowed.wait_ns(0.05 * S) == 0
@@ -67,7 +74,7 @@ def test_with_several_ranks_nothing_is_free():
 
 def test_what_was_asked_for_by_name_is_not_counted():
     clock = Clock()
-    allowed = Budget(clock)
+    allowed = budget_of(clock)
     allowed.begin()
     clock.now += S // 10
     with allowed.asked_for(by_name=True):
@@ -85,7 +92,7 @@ def test_what_was_asked_for_by_name_is_not_counted():
 def test_time_without_a_cpu_is_neither_the_loops_nor_ours():
     """A machine with four times as much to do makes all of it four times as long."""
     clock = Clock()
-    allowed = Budget(clock, cpu_wait=lambda: clock.waited)
+    allowed = budget_of(clock, cpu_wait=lambda: clock.waited)
     clock.now, clock.waited = clock.now + 40 * S, 30 * S
     assert allowed.elapsed_ns == 10 * S
     assert allowed.wait_ns(0.6 * S) == 2 * S, "0.6 s are 5% of 12"
@@ -98,11 +105,11 @@ def test_time_without_a_cpu_is_neither_the_loops_nor_ours():
 
 def test_where_nobody_counts_waiting_the_wall_clock_counts():
     clock, said = Clock(), [5 * S, None]
-    allowed = Budget(clock, cpu_wait=lambda: said[0])
+    allowed = budget_of(clock, cpu_wait=lambda: said[0])
     said[0] = None  # the file is gone
     clock.now += S
     assert allowed.elapsed_ns == S
-    never = Budget(clock, cpu_wait=lambda: None)
+    never = budget_of(clock, cpu_wait=lambda: None)
     clock.now += S
     assert never.elapsed_ns == S
 
@@ -134,7 +141,7 @@ class Window(Capture):
         self._of = rank
 
     def _prepare(self):
-        self._of.take("window", step_boundaries.WINDOW_NS + 10 * 15_000 * step_boundaries.NS_PER_OPERATOR)
+        self._of.take("window", budget.WINDOW_NS + 10 * 15_000 * budget.NS_PER_OPERATOR)
         self._profiler = object()
 
     def _start(self):
@@ -177,9 +184,9 @@ class Count(Inspection):
         is_first = self.may_wait
         if not super().begin_step(step):
             return False
-        costs, steps_ns = self._of.costs, self._of.step_ns * step_boundaries.COUNT_STEPS
+        costs, steps_ns = self._of.costs, self._of.step_ns * budget.COUNT_STEPS
         num_modules = len(list(self._of.loop.module.modules()))
-        expected = step_boundaries.COUNT_NS + min(steps_ns, num_modules * step_boundaries.NS_PER_MODULE)
+        expected = budget.COUNT_NS + min(steps_ns, num_modules * budget.NS_PER_MODULE)
         if not is_first:  # as the inspected step before it
             expected = costs["times" if self._of.taken_of("times") else "count"]
         self._of.take("count" if is_first else "times", expected)

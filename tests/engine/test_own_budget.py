@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modelprof.engine.step_timing import OwnBudget
+from lightning_modelprof.config.options import Bounds, ProfileConfig
+from lightning_modelprof.engine.budget import Budget
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
@@ -15,7 +16,7 @@ MS = 1_000_000
 
 
 def budget_of(max_overhead, *parts, num_windows=1, close_ms=20):
-    budget = OwnBudget(max_overhead)
+    budget = Budget(int, ProfileConfig(bounds=Bounds(max_overhead=max_overhead)))
     for rows in parts:
         budget.add(steps_of(rows))
     for _ in range(num_windows):
@@ -38,11 +39,11 @@ def test_another_window_must_fit_in():
     loop_ms = 970 + 17 + 14 + 30
     assert budget_of(None, CLEAN, WINDOW).window_ns == 31 * MS
     share = (31 + 31) / (loop_ms + 31)  # with another one like the first, which is in the loop as well
-    assert budget_of(share * 1.001, CLEAN, WINDOW).why_not() == ""
-    reason = budget_of(share * 0.999, CLEAN, WINDOW).why_not()
+    assert budget_of(share * 1.001, CLEAN, WINDOW).why_no_window() == ""
+    reason = budget_of(share * 0.999, CLEAN, WINDOW).why_no_window()
     assert 'raised the overhead to 5.84% (bounds={"max_overhead": 0.058' in reason
     twice = budget_of(0.05, CLEAN, WINDOW, num_windows=2, close_ms=10)  # the third is half as much
-    assert twice.why_not() == ""
+    assert twice.why_no_window() == ""
 
 
 def test_what_is_not_a_windows_does_not_come_again_with_the_next():
@@ -52,19 +53,19 @@ def test_what_is_not_a_windows_does_not_come_again_with_the_next():
     assert budget.window_ns == (20 + 20) * MS
     assert budget.own_ns == (600 + 20) * MS
     share = (600 + 20 + 40) / (10_000 + 640 + 120 + 40)
-    assert budget_of(share * 1.001, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_not() == ""
-    assert budget_of(share * 0.999, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_not() != ""
+    assert budget_of(share * 1.001, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_no_window() == ""
+    assert budget_of(share * 0.999, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_no_window() != ""
 
 
 def test_no_share_is_more_than_the_whole():
     """Where nothing but windows was recorded."""
-    reason = budget_of(0.5, WINDOW, num_windows=1, close_ms=10_000).why_not()
+    reason = budget_of(0.5, WINDOW, num_windows=1, close_ms=10_000).why_no_window()
     assert "raised the overhead to 99.6%" in reason  # 10,022 of 10,062 ms
 
 
 def test_the_first_window_is_always_recorded():
-    assert budget_of(0.0001, WINDOW, num_windows=0).why_not() == ""
-    assert budget_of(None, WINDOW).why_not() == ""
+    assert budget_of(0.0001, WINDOW, num_windows=0).why_no_window() == ""
+    assert budget_of(None, WINDOW).why_no_window() == ""
 
 
 def test_what_the_user_does_in_a_window_is_not_ours():
@@ -74,16 +75,16 @@ def test_what_the_user_does_in_a_window_is_not_ours():
 
 def test_what_was_done_just_now_counts():
     budget = budget_of(0.1, CLEAN, WINDOW)
-    assert budget.why_not() == ""
-    assert budget.why_not(100 * MS).startswith("another window would have raised the overhead")
+    assert budget.why_no_window() == ""
+    assert budget.why_no_window(100 * MS).startswith("another window would have raised the overhead")
 
 
 def test_with_time_the_budget_grows():
     budget = budget_of(0.01, CLEAN, WINDOW)
-    assert budget.why_not()
+    assert budget.why_no_window()
     for _ in range(6):
         budget.add(steps_of(CLEAN))
-    assert budget.why_not() == ""
+    assert budget.why_no_window() == ""
 
 
 def test_windows_beyond_the_budget_are_skipped(tmp_path):
