@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,7 +12,7 @@ from lightning_modelprof import __version__
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.inspection import Inspection
 from lightning_modelprof.engine.inspection_plan import NUM_TIMED, SHORT_LOOP, plan_inspection
-from lightning_modelprof.engine.instrument import Instrument, trace_metadata
+from lightning_modelprof.engine.instrument import Instrument
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.memory import LoopMemory
 from lightning_modelprof.engine.outputs import Outputs
@@ -27,8 +26,8 @@ from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.training_setup import read_setup
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.measure.window.capture import Capture
-from lightning_modelprof.run.records import RunInfo, Window
+from lightning_modelprof.measure.window.capture import Capture, WindowOwner
+from lightning_modelprof.run.records import RunInfo
 from lightning_modelprof.run.setup import TrainingSetup
 
 _EARLY: Final = (worker_profiling,)
@@ -71,9 +70,7 @@ def make_instruments(
     *,
     directory: Path | None,
     is_first: bool,
-    on_window: Callable[[Window, Path | None], None],
-    why_no_window: Callable[[], str],
-    others: Sequence[Instrument],
+    owner: WindowOwner,
     clock: HostClock,
     warn: Callable[[str], None],
     cleanup: ExitStack,
@@ -82,8 +79,6 @@ def make_instruments(
 
     Args:
         directory: claimed for files; ``None`` writes none.
-        why_no_window: why another window would be too much, ``""`` while it would not.
-        others: what was made before, see :func:`early_instruments`.
     """
     setup = read_setup(loop)
     info = run_info(
@@ -114,19 +109,7 @@ def make_instruments(
             outputs.all_ranks_command if len(recording_ranks(config, loop.world_size)) > 1 else ""
         ),
     )
-    capture = make_capture(
-        config,
-        results.raw_path,
-        on_window,
-        clock=clock,
-        rank=loop.rank,
-        world_size=loop.world_size,
-        accumulate=loop.accumulate,
-        why_not=why_no_window,
-        epoch_step=lambda: timing.ledger.epoch_step,
-        metadata=partial(trace_metadata, others),
-        theirs=timing.phase_source.inner,
-    )
+    capture = make_capture(config, loop, owner, clock, theirs=timing.phase_source.inner)
     has_bar = bool(config.report.progress_bar) and loop.kind.is_fit and loop.progress_bar is not None
     if has_bar:
         loop.join_progress_bar(timing.live, cleanup)

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.inspection_plan import steps_to_skip
-from lightning_modelprof.engine.instrument import Instrument, record_fields
+from lightning_modelprof.engine.instrument import Instrument, record_fields, trace_metadata
 from lightning_modelprof.engine.instruments import Instruments, Sampling, early_instruments, make_instruments
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import Outputs
@@ -137,9 +137,7 @@ class LoopSession:
             timing,
             directory=directory,
             is_first=self.is_first,
-            on_window=self._on_window,
-            why_no_window=self._why_no_window,
-            others=self._others,
+            owner=self,
             clock=self._clock,
             warn=self._warn,
             cleanup=self._cleanup,
@@ -360,13 +358,30 @@ class LoopSession:
         if self._boundaries is not None:
             self._boundaries.meet_size(size)
 
-    def _why_no_window(self) -> str:
+    # As the owner of windows
+
+    @property
+    def rank(self) -> int:
+        return self._loop.rank
+
+    @property
+    def epoch_step(self) -> int:
+        return self.ledger.epoch_step
+
+    def trace_metadata(self, begin_ns: int, end_ns: int) -> Mapping[str, Any]:
+        return trace_metadata(self._others, begin_ns, end_ns)
+
+    def raw_path(self, window: Window) -> Path:
+        assert self._instruments is not None
+        return self._instruments.results.raw_path(window)
+
+    def why_no_window(self) -> str:
         if self._config.bounds.max_overhead is None:
             return ""
         self.live.poll()
         return self._timing.budget.why_no_window(self._clock() - self.ledger.step_end_ns)
 
-    def _on_window(self, window: Window, raw_path: Path | None) -> None:
+    def take_window(self, window: Window, raw_path: Path | None) -> None:
         assert self._instruments is not None
         results = self._instruments.results
         results.add(window, raw_path, self._clock)

@@ -15,7 +15,7 @@ from lightning_modelprof.engine.loop import Loop, num_prefetched
 from lightning_modelprof.engine.step_timing import StepTiming
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.stored import modules_of
-from lightning_modelprof.measure.window.capture import NEVER, Capture
+from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.other_profilers import is_profiling_anywhere
 from lightning_modelprof.run.steps import StepTag
 
@@ -137,7 +137,7 @@ class StepBoundaries:
         instruments.memory.growth.look(step)
         if instruments.sampling is None and ledger.ranges is None:
             instruments.memory.look(step)  # not in a window: torch's Python tracer would record it
-        if capture is not None and step == capture.next_step:
+        if capture is not None and step == capture.plan.next_step:
             with self._budget.asked_for(by_name=self._config.asks_for_window):
                 self._step_window(capture, step)
         if instruments.inspection is not None:
@@ -176,7 +176,7 @@ class StepBoundaries:
             timing.recorder.drain(step, num_prefetched(self._loop))
         timing.ledger.ranges = capture.ranges
         timing.phase_source.choose_table()
-        if capture.is_done and self._stops_trainer:
+        if capture.plan.is_done and self._stops_trainer:
             self._loop.stop()
 
     def _inspect(self, inspection: Inspection, step: int) -> None:
@@ -221,7 +221,7 @@ class StepBoundaries:
             wait = max(1, inspection.next_step + 1 - step)
         wait, why = self._agree(_WINDOW, step, wait, window_ns)
         if wait:
-            capture.postpone(wait, why)
+            capture.plan.postpone(wait, why)
         return wait > 0
 
     def _is_postponed(self, inspection: Inspection, step: int) -> bool:
@@ -408,8 +408,8 @@ class StepBoundaries:
             # Slow steps: the archive is due before the next cut.
             now = self._clock()
             upcoming.append(step + max(1, (self._saves.next_ns - now) // self._budget.step_ns(now, step)))
-        if capture is not None and capture.next_step != NEVER:
-            upcoming.append(capture.next_step)
+        if capture is not None:
+            upcoming.append(capture.plan.next_step)
         if inspection is not None:
             upcoming.append(step + 1 if self._timing.ledger.inspection is not None else inspection.next_step)
             if inspection.again_at > step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.helper import INTERRUPTED, Helper, make_helper
+from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import TRACES, Outputs, trace_name
 from lightning_modelprof.engine.trace_work import (
     READS_IT,
@@ -24,13 +25,9 @@ from lightning_modelprof.engine.trace_work import (
     TraceWork,
 )
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.window.capture import (
-    BYTES_PER_MB,
-    Capture,
-    ScheduledSteps,
-    nothing_known,
-)
+from lightning_modelprof.measure.window.capture import BYTES_PER_MB, Capture, WindowOwner
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
+from lightning_modelprof.measure.window.window_plan import WindowPlan
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SHOWN_WINDOWS, TableOptions
 from lightning_modelprof.run.loops import FIT, LoopKind
@@ -59,47 +56,27 @@ _NO_ROOM_BYTES: Final = 1 << 16
 
 
 def make_capture(
-    config: ProfileConfig,
-    export_path: Callable[[Window], Path],
-    on_close: Callable[[Window, Path | None], None],
-    *,
-    clock: HostClock,
-    rank: int,
-    world_size: int = 1,
-    accumulate: int = 1,
-    why_not: Callable[[], str] = str,
-    epoch_step: Callable[[], int] = int,
-    metadata: Callable[[int, int], Mapping[str, Any]] = nothing_known,
-    theirs: Any = None,
+    config: ProfileConfig, loop: Loop, owner: WindowOwner, clock: HostClock, theirs: Any = None
 ) -> Capture | None:
     """The windows that a configuration asks for; ``None`` if it asks for none.
 
     Args:
-        accumulate: batches per optimizer step: without one, ranks do not wait for each other.
         theirs: the user's own profiler of Lightning's.
     """
-    if not config.schedule.active or not recording_ranks(config, world_size) or _is_of_torch(theirs):
+    recording = recording_ranks(config, loop.world_size)
+    if not config.schedule.active or not recording or _is_of_torch(theirs):
         return None
+    # Without an optimizer step, ranks do not wait for each other.
+    lag = loop.accumulate - 1 if loop.world_size > 1 else None
     options = CaptureOptions(
         activities=config.activities,
         record_shapes=config.record_shapes,
         with_stack=config.with_stack,
         profile_memory=config.profile_memory,
-    )
-    return Capture(
-        config.schedule,
-        options,
-        export_path=export_path,
-        on_close=on_close,
-        clock=clock,
-        rank=rank,
-        records=rank in recording_ranks(config, world_size),
         max_trace_mb=config.bounds.max_trace_mb,
-        scheduled=ScheduledSteps(config.schedule, lag=accumulate - 1) if world_size > 1 else None,
-        why_not=why_not,
-        epoch_step=epoch_step,
-        metadata=metadata,
     )
+    plan = WindowPlan(config.schedule, records=loop.rank in recording, lag=lag)
+    return Capture(plan, options, owner, clock)
 
 
 def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any = None) -> str:

@@ -18,8 +18,9 @@ from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.step_boundaries import SaveTimer, StepBoundaries
 from lightning_modelprof.engine.step_timing import StepTiming
 from lightning_modelprof.measure.steps.ledger import LOGGING
-from lightning_modelprof.measure.window.capture import Capture, ScheduledSteps
+from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.schedule import Schedule
+from lightning_modelprof.measure.window.window_plan import WindowPlan
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
 
@@ -127,16 +128,14 @@ class Ranges:
 class Window(Capture):
     """Opens and closes as the real one; nothing is recorded."""
 
-    def __init__(self, rank, scheduled):
+    def __init__(self, rank):
         super().__init__(
-            rank.config.schedule,
+            WindowPlan(rank.config.schedule, lag=0 if rank.loop.world_size > 1 else None),
             SimpleNamespace(
                 make_size=lambda: SimpleNamespace(begin=int, end_step=int, with_another_step=int)
             ),
-            export_path=lambda window: None,
-            on_close=lambda window, path: rank.windows.append(window),
-            clock=rank.clock,
-            scheduled=scheduled,
+            SimpleNamespace(epoch_step=0, take_window=lambda window, path: rank.windows.append(window)),
+            rank.clock,
         )
         self._of = rank
 
@@ -159,7 +158,7 @@ class Window(Capture):
 
     def _close(self, status, reason=""):
         self._of.pay(self._of.costs["window"] - 10 * MS)  # the other 10 ms were in its steps
-        self._on_close(self._record(status, reason), None)
+        self._owner.take_window(self._record(status, reason), None)
         self._next_window()
         self._profiler = self.ranges = None
 
@@ -231,10 +230,9 @@ class Rank:
             config, loop, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_missed_end=int
         )
         self.ledger = timing.ledger
-        scheduled = ScheduledSteps(config.schedule) if world_size > 1 else None
         parts = SimpleNamespace(
             outputs=SimpleNamespace(has_loggers=number == 0, log_scalars=self.log),
-            capture=Window(self, scheduled) if config.schedule.active else None,
+            capture=Window(self) if config.schedule.active else None,
             inspection=Count(self) if config.wants_flops else None,
             memory=SimpleNamespace(
                 growth=SimpleNamespace(look=lambda step: None, next_step=10**9),

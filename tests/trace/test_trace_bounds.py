@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,12 +17,14 @@ from torch.profiler import record_function
 
 from lightning_modelprof.config.options import Bounds, ProfileConfig
 from lightning_modelprof.engine import windows
+from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import NOWHERE, Outputs
 from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
-from lightning_modelprof.measure.window.capture import NEVER, Capture, ScheduledSteps, sooner
+from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
+from lightning_modelprof.measure.window.window_plan import NEVER, WindowPlan
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
@@ -51,10 +53,11 @@ MB = 1_000_000
 def tags_of(steps, num_steps):
     """Step number → its tags, asking only when asked to, as the loop does."""
     tags = [NONE] * num_steps
+    plan = getattr(steps, "plan", steps)
     for step in range(num_steps):
-        if step == steps.next_step:
+        if step == plan.next_step:
             tags[step] = steps.begin_step(step)
-            assert steps.next_step == NEVER or steps.next_step > step
+            assert plan.next_step > step
     return tags
 
 
@@ -62,15 +65,20 @@ TWICE = Schedule(skip_first=2, wait=1, warmup=1, active=2, repeat=2)
 """Steps 0 and 1 skipped, 2 wait, 3 warm-up, 4 and 5 active, 6 wait, 7 warm-up, 8 and 9 active."""
 
 
+def watching(schedule, lag=0):
+    """A rank without windows of its own."""
+    return WindowPlan(schedule, records=False, lag=lag)
+
+
 def test_scheduled_steps():
     expected = [NONE] * 3 + [WARMUP, PROFILED, PROFILED, STOP, WARMUP, PROFILED, PROFILED, STOP] + [NONE] * 5
-    assert tags_of(ScheduledSteps(TWICE), 16) == expected
+    assert tags_of(watching(TWICE), 16) == expected
 
 
 def test_scheduled_steps_of_ranks_that_may_be_ahead():
     """With three batches for each optimizer step the closing may be waited for two steps later."""
     first = [NONE] * 3 + [WARMUP, PROFILED, PROFILED, STOP, STOP | WARMUP, STOP | PROFILED, PROFILED]
-    assert tags_of(ScheduledSteps(TWICE, lag=2), 16) == first + [STOP] * 3 + [NONE] * 3
+    assert tags_of(watching(TWICE, lag=2), 16) == first + [STOP] * 3 + [NONE] * 3
 
 
 @pytest.mark.parametrize("repeat", [0, 1, 3])
@@ -89,40 +97,41 @@ def test_scheduled_steps_by_the_action_of_each_step(repeat, wait, warmup):
         | (STOP if step and schedule.action(step - 1) is WindowAction.ACTIVE_LAST else NONE)
         for step in range(25)
     ]
-    assert tags_of(ScheduledSteps(schedule), 25) == expected
+    assert tags_of(watching(schedule), 25) == expected
 
 
 def test_no_schedule_has_no_steps():
-    steps = ScheduledSteps(Schedule(active=0))
+    steps = watching(Schedule(active=0))
     assert (steps.next_step, steps.is_done) == (NEVER, True)
-    assert (sooner(NEVER, 3), sooner(3, NEVER), sooner(4, 3), sooner(NEVER, NEVER)) == (3, 3, 3, NEVER)
 
 
-def make_capture(folder, schedule, *, closed=None, **kwargs):
-    def on_close(window, path):
+def make_capture(folder, schedule, *, closed=None, max_trace_mb=None, **plan):
+    def take_window(window, path):
         assert closed is not None, f"{window} on a rank that records nothing"
         closed.append(window)
 
-    return Capture(
-        schedule,
-        CaptureOptions(),
-        export_path=lambda window: folder / f"{window.index}.json",
-        on_close=on_close,
-        clock=lambda: 0,
-        **kwargs,
+    owner = SimpleNamespace(
+        rank=0,
+        epoch_step=0,
+        why_no_window=str,
+        raw_path=lambda window: folder / f"{window.index}.json",
+        trace_metadata=lambda begin_ns, end_ns: {},
+        take_window=take_window,
     )
+    options = CaptureOptions(max_trace_mb=max_trace_mb)
+    return Capture(WindowPlan(schedule, **plan), options, owner, lambda: 0)
 
 
 def test_a_rank_that_records_nothing_tags_the_same_steps(tmp_path):
     closed = []
-    recording = make_capture(tmp_path, TWICE, closed=closed, scheduled=ScheduledSteps(TWICE))
-    watching = make_capture(tmp_path, TWICE, records=False, scheduled=ScheduledSteps(TWICE))
-    other = tags_of(watching, 16)
+    recording = make_capture(tmp_path, TWICE, closed=closed, lag=0)
+    other_rank = make_capture(tmp_path, TWICE, records=False, lag=0)
+    other = tags_of(other_rank, 16)
     assert not is_profiling()
-    assert tags_of(recording, 16) == other == tags_of(ScheduledSteps(TWICE), 16)
+    assert tags_of(recording, 16) == other == tags_of(watching(TWICE), 16)
     assert [window.status for window in closed] == [WindowStatus.COMPLETE] * 2
-    watching.finish("training ended first")
-    watching.abandon()
+    other_rank.finish("training ended first")
+    other_rank.abandon()
 
 
 def grow_by(*growths):
@@ -148,15 +157,15 @@ def test_ranks_are_done_at_the_same_step_though_one_window_ends_early(tmp_path, 
     """Lightning asks each rank by itself whether it should stop: those that differ wait forever."""
     growing(monkeypatch)
     schedule, closed = Schedule(wait=1, active=6), []
-    full = make_capture(tmp_path, schedule, closed=closed, max_trace_mb=1, scheduled=ScheduledSteps(schedule))
-    watching = make_capture(tmp_path, schedule, records=False, scheduled=ScheduledSteps(schedule))
+    full = make_capture(tmp_path, schedule, closed=closed, max_trace_mb=1, lag=0)
+    other_rank = make_capture(tmp_path, schedule, records=False, lag=0)
     alone = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1)
     done = []
-    for capture in (full, watching, alone):
+    for capture in (full, other_rank, alone):
         for step in range(12):
-            if step == capture.next_step:
+            if step == capture.plan.next_step:
                 capture.begin_step(step)
-            if capture.is_done:
+            if capture.plan.is_done:
                 done.append(step)
                 break
     assert closed[0].recorded_steps == (1, 2)
@@ -166,7 +175,7 @@ def test_ranks_are_done_at_the_same_step_though_one_window_ends_early(tmp_path, 
 def test_steps_of_other_ranks_stay_tagged_when_an_own_window_ends_early(tmp_path, monkeypatch):
     growing(monkeypatch)
     schedule = Schedule(wait=1, active=5)
-    capture = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1, scheduled=ScheduledSteps(schedule))
+    capture = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1, lag=0)
     assert tags_of(capture, 8) == [NONE, PROFILED, PROFILED, PROFILED | STOP, PROFILED, PROFILED, STOP, NONE]
     alone = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1)
     assert tags_of(alone, 8) == [NONE, PROFILED, PROFILED, STOP, NONE, NONE, NONE, NONE]
@@ -245,10 +254,15 @@ def test_a_window_that_ends_early_on_one_rank_keeps_nobody_waiting(ddp):
 
 def test_ranks_wait_for_each_other_where_the_optimizer_steps():
     config = ProfileConfig(skip_first=0, wait=0, warmup=0, active=1, bounds=Bounds(ranks=[0]))
-    unused = {"export_path": None, "on_close": None, "clock": None, "rank": 1}
-    make = partial(windows.make_capture, config, **unused)
-    assert tags_of(make(world_size=2, accumulate=1), 4) == [PROFILED, STOP, NONE, NONE]
-    assert tags_of(make(world_size=2, accumulate=2), 4) == [PROFILED, STOP, STOP, NONE]
+    loop = Loop()
+    loop.rank, loop.world_size = 1, 2
+
+    def tags(accumulate):
+        loop.accumulate = accumulate
+        return tags_of(windows.make_capture(config, loop, None, None), 4)
+
+    assert tags(1) == [PROFILED, STOP, NONE, NONE]
+    assert tags(2) == [PROFILED, STOP, STOP, NONE]
 
 
 @pytest.mark.parametrize(
