@@ -16,9 +16,10 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_modelprof.config.options import InspectOptions
-from lightning_modelprof.engine.inspection_plan import InspectionPlan, SizePlan
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.memory import FollowedStep
+from lightning_modelprof.engine.plan import InspectedSteps
+from lightning_modelprof.engine.size_plan import SizePlan
 from lightning_modelprof.errors import ModelProfError, describe_error
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.core.model_copies import (
@@ -42,18 +43,17 @@ from lightning_modelprof.inspect.modules.model_size import model_size
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.inspect.modules.modules import module_records
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.steps.batch_shapes import BatchShapes, own_tensors, shapes_of
+from lightning_modelprof.measure.steps.batch_shapes import own_tensors, shapes_of
+from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.stored import is_trained, parameters_of
 from lightning_modelprof.measure.user_code import loop_codes
+from lightning_modelprof.measure.window.schedule import Schedule
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.batches import Shapes
 from lightning_modelprof.run.model_cost import ForwardTable, ModelCost
 from lightning_modelprof.run.sites import BATCH_END, BATCH_START
 from lightning_modelprof.run.steps import NOT_MEASURED
 from lightning_modelprof.signals import raised_by_signal
-
-NEVER: Final = 2**62
-
 
 _WITHOUT_COMPILE: Final = "To count FLOPs, profile a short run without torch.compile"
 
@@ -65,33 +65,31 @@ class Inspection:
     """Finds out what a step costs.
 
     Args:
+        steps: those that are inspected.
+        ledger: knows the running batch's size and samples.
         options: of the user: formulas, peaks, and whether fvcore counts too.
-        samples: how many there are in the running batch; ``NOT_MEASURED`` if unknown.
-
-    Attributes:
-        next_step: the next step that begins or ends something; ``NEVER`` when all is done.
     """
 
     def __init__(
         self,
-        plan: InspectionPlan,
+        steps: InspectedSteps,
         loop: Loop,
+        ledger: PhaseLedger,
         *,
         options: InspectOptions,
         follows_memory: bool,
-        samples: Callable[[], int],
-        sizes: BatchShapes,
         clock: HostClock,
     ) -> None:
-        self._plan = plan
+        assert ledger.sizes is not None, "batches have no size where no FLOPs are wanted"
+        self.steps = steps
         self._loop = loop
         self._module: nn.Module = loop.module
         self._options = options
-        self._get_samples = samples
+        self._ledger = ledger
         self._clock = clock
         self._samples: int | None = None
-        self._sizes = sizes
-        self._size_plan = SizePlan(sizes, lambda: tuple(map(is_trained, parameters_of(self._module))))
+        self._sizes = ledger.sizes
+        self._size_plan = SizePlan(ledger.sizes, lambda: tuple(map(is_trained, parameters_of(self._module))))
         self._size: int | None = None  # of the running step, if that is counted for it
         self._counter: FlopCounter | None = None
         self._is_counting = False
@@ -106,18 +104,17 @@ class Inspection:
         self._waste: WasteWatch | None = None
         self._frozen: FrozenWatch | None = None
         self._varying: VaryingWatch | None = None  # of the counted step, when that is over
-        self.followed = FollowedStep(loop, plan.counted, is_wanted=follows_memory)
+        self.followed = FollowedStep(loop, steps.counted, is_wanted=follows_memory)
         self._timed: list[int] = []  # steps
         self._timed_sizes: dict[Shapes, None] = {}
         self._begin_note = ""  # why timing could not begin
         self._copy_reason = ""  # why a copy is counted and not the step itself
         self._instead = ""  # what to do where a copy cannot be counted
-        self._steps = {plan.counted, *plan.timed} - {None}
         self.cost = ModelCost(
             count_note=(
                 f"profiler windows cover every {loop.kind.step} (set wait=10 to leave some out)"
-                if plan.counted is None
-                else f"{loop.kind.subject} ended before {loop.kind.step} {plan.counted}, the one to count"
+                if steps.counted is None
+                else f"{loop.kind.subject} ended before {loop.kind.step} {steps.counted}, the one to count"
             ),
             times_note=f"{loop.kind.subject} ended before modules were timed",
             size_note=f"{loop.kind.subject} ended before sizes were recorded",
@@ -126,37 +123,19 @@ class Inspection:
             sites_note=f"{loop.kind.subject} ended before the {loop.kind.step} whose lines are watched",
         )
 
-    @property
-    def next_step(self) -> int:
-        """The next step at whose boundary there is something to do."""
-        return min((step for step in self._steps if step is not None), default=NEVER)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no step is left that is to be inspected, but for sizes that come."""
-        return self.next_step == NEVER
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether nothing has been inspected yet."""
-        return self._plan.counted is not None and self._plan.counted in self._steps
-
-    def postpone(self, later: Callable[[InspectionPlan], InspectionPlan], why: str) -> None:
+    def postpone(self, by: int, why: str, *, schedule: Schedule | None, accumulate: int) -> None:
         """Other steps are inspected in place of those that are left, if the loop lasts.
 
         Args:
+            by: at least so many steps later; the rest as of ``InspectedSteps``.
             why: a clause that says so, for the report of a loop that does not last.
         """
-        if not self.may_wait:
-            left = tuple(step for step in self._plan.timed if step in self._steps)
-            plan = later(InspectionPlan(counted=None, timed=left))
-            self._plan = InspectionPlan(counted=self._plan.counted, timed=plan.timed)
-            self._steps = {*plan.timed}
+        has_begun = not self.steps.may_wait
+        self.steps.postpone(by, schedule=schedule, accumulate=accumulate)
+        if has_begun:
             self._note_left(why)
-            return
-        self._plan = later(self._plan)
-        self._steps = {self._plan.counted, *self._plan.timed} - {None}
-        self.cost = replace(self.cost, count_note=why, times_note=why, size_note=why, sites_note=why)
+        else:
+            self.cost = replace(self.cost, count_note=why, times_note=why, size_note=why, sites_note=why)
 
     def leave_rest(self, why: str) -> None:
         """No further step is inspected; to be called when one was.
@@ -164,7 +143,7 @@ class Inspection:
         Args:
             why: a clause that says so.
         """
-        self._steps = set()
+        self.steps.leave_rest()
         self._note_left(why)
 
     def _note_left(self, why: str) -> None:
@@ -176,11 +155,10 @@ class Inspection:
 
     def begin_step(self, step: int) -> bool:
         """A step begins: whether it is inspected."""
-        if step not in self._steps:
+        if not self.steps.begin_step(step):
             return False
-        self._steps.discard(step)
         self._step = step
-        if step == self._plan.counted:
+        if step == self.steps.counted:
             _attempt(self._begin_watch)
         return True
 
@@ -223,11 +201,11 @@ class Inspection:
         if self._step is None or self._is_counting or self._is_timing:
             return
         self._watch_batch_sites(None)
-        if self._step == self._plan.counted:
+        if self._step == self.steps.counted:
             self._size = self._sizes(batch)
         is_counted = self._size is not None
         if is_counted:
-            samples = self._get_samples()
+            samples = self._ledger.samples
             self._samples = None if samples == NOT_MEASURED else samples
             self._arguments = self._step_arguments(batch, batch_idx, dataloader_idx)
         self._stack.deepen()
@@ -268,7 +246,7 @@ class Inspection:
                 self._module,
                 self._options.flop_formulas,
                 force_eager=False,
-                watches=self._watches(batch) if self._step == self._plan.counted else (),
+                watches=self._watches(batch) if self._step == self.steps.counted else (),
             )
             counter.__enter__()
             self._counter, self._is_counting = counter, True
@@ -339,14 +317,14 @@ class Inspection:
         if step is None:
             return
         with _disable_current_modes():  # a mode of the user's around the fit is not to see what is ours
-            if size is not None or step == self._plan.counted:
+            if size is not None or step == self.steps.counted:
                 self._take_count(step, size)
-            if self.next_step == NEVER and (size is None or step == self._plan.counted):
+            if self.steps.is_done and (size is None or step == self.steps.counted):
                 self._take_rest()
 
     def close(self) -> None:
         """The loop ended, perhaps with an exception: nothing of ours stays on the model."""
-        self._steps = set()
+        self.steps.leave_rest()
         self._step = self._size = self._arguments = None
         self.end_batch(failed=True)
         self._end_watch(None)
@@ -375,7 +353,7 @@ class Inspection:
                 sites, note = _attempt(lambda: watch.result(step=step, device=device))
                 self.cost = replace(self.cost, sites=sites, sites_note=note)
                 return
-        if step is not None and step == self._plan.counted:
+        if step is not None and step == self.steps.counted:
             why = f" because {self._copy_reason}" if self._copy_reason else ""
             note = f"the {self._loop.kind.step} was not watched{why}"
             self.cost = replace(self.cost, sites_note=note)
@@ -407,7 +385,7 @@ class Inspection:
         self.cost = replace(
             self.cost, size_counts=self._size_plan.counts, size_counts_note=self._size_plan.note
         )
-        if step != self._plan.counted:
+        if step != self.steps.counted:
             return
         seen = None if waste is None or counter is None else _attempt(waste.result)[0]
         self.cost = replace(self.cost, count=count, count_note=note, waste=seen)

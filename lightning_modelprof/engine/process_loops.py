@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.plan import save_interval_ns
 from lightning_modelprof.engine.run_folder import claim_directory
-from lightning_modelprof.engine.step_boundaries import SaveTimer
 from lightning_modelprof.errors import warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.record import Record
@@ -147,7 +147,7 @@ class ProcessLoops:
         self._printed: set[tuple[str, object]] = set()
         self._is_unsaved = False
         self._clock = host_clock
-        self._saves = SaveTimer(self._clock)
+        self._next_save_ns = 0
 
     def claim(self, wanted: Path, kind: LoopKind) -> Path:
         """The folder of a loop: ``wanted``, or one in that of the loop of this process which wanted the same.
@@ -194,8 +194,11 @@ class ProcessLoops:
         if first is None and outputs.directory in (None, *self._roots.values()):
             self._first = outputs.without_loggers(), run, report
         self._is_unsaved |= len(self._lines) > 1
-        if self._clock() >= self._saves.next_ns:
-            self._saves.save(self.save)
+        if self._clock() >= self._next_save_ns:
+            begin_ns = self._clock()
+            self.save()
+            now = self._clock()
+            self._next_save_ns = now + save_interval_ns(now - begin_ns)
 
     def renew(self, run: Run, report: Report) -> None:
         if self._first is not None and self._first[1].info is run.info:

@@ -17,7 +17,7 @@ from lightning_modelprof.config.sources import is_switched_off
 from lightning_modelprof.engine.loop import Loop, check_machine, print_switched_off
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS, end_with_process, is_worker
 from lightning_modelprof.engine.run_folder import check_writeable
-from lightning_modelprof.engine.session import LoopSession, end_status
+from lightning_modelprof.engine.session import Session, end_status
 from lightning_modelprof.errors import ConfigError, describe_error, did_you_mean, quoted, traceback_text, warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.actions import (
@@ -255,7 +255,7 @@ class LoopProfiler:
         self._clock = host_clock
         self._count: Callable[[Any], int] = SampleCounter()
         self._loop: _PlainLoop | None = None
-        self._session: LoopSession | None = None
+        self._session: Session | None = None
         self._phase_source: _PlainPhases | None = None
         self._fetches = False  # whether batches come by fetch()
         self._has_batch = False  # a batch that came by it and has not ended
@@ -293,13 +293,12 @@ class LoopProfiler:
         end_with_process(self)
 
     def _begin(self, loop: _PlainLoop, folder: Path | None) -> None:
-        session = self._session = LoopSession(
+        session = self._session = Session(
             self.config,
             loop,
             clock=self._clock,
             warn=_warn,
             guard=self._guard,
-            on_missed_end=_nothing,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         claimed = None
@@ -344,7 +343,7 @@ class LoopProfiler:
         loop = self._loop
         return loop is not None and (PROCESS_LOOPS.has_printed(loop.kind) or is_worker(loop))
 
-    def _take_results(self, session: LoopSession) -> None:
+    def _take_results(self, session: Session) -> None:
         self.report, self.run = session.report or self.report, session.run or self.run
 
     # Steps

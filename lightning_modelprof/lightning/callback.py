@@ -25,7 +25,7 @@ from lightning_modelprof.config.options import DEFAULTS, FIELDS, Bounds, Inspect
 from lightning_modelprof.config.sources import explain_unknown_arguments, is_switched_off, read_yaml
 from lightning_modelprof.engine.loop import check_machine, print_switched_off
 from lightning_modelprof.engine.run_folder import wanted_folder
-from lightning_modelprof.engine.session import LoopSession, end_status
+from lightning_modelprof.engine.session import Session, end_status
 from lightning_modelprof.errors import ConfigError, warn
 from lightning_modelprof.lightning.checks import check_ignored, ignore_repeats, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
@@ -381,7 +381,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         roots = [kind.__module__.partition(".")[0] for kind in type(trainer).__mro__]
         self._package = next((root for root in roots if root in _PACKAGES), "")
 
-    def _take_results(self, of: LoopSession | SessionKeeper) -> None:
+    def _take_results(self, of: Session | SessionKeeper) -> None:
         super()._take_results(of)
         self._has_own_results = self.report is not None or self.run is not None
         original = None if self._original is None else self._original()

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from lightning_modelprof.engine.live_figures import LiveFigures
 from lightning_modelprof.engine.loop import Loop
-from lightning_modelprof.engine.step_timing import LiveFigures
 from lightning_modelprof.lightning.in_validation import time_metrics
 from lightning_modelprof.lightning.phases import (
     SILENT_PROFILERS,

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.engine import budget, trace_work
 from lightning_modelprof.engine.budget import NS_PER_OPERATOR, WINDOW_NS, Budget
-from lightning_modelprof.engine.inspection_plan import InspectionPlan, plan_later
+from lightning_modelprof.engine.plan import InspectedSteps
 from lightning_modelprof.measure.window import capture, torch_profiler
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.report.build import build_report
@@ -32,15 +32,28 @@ S = 1_000_000_000
 def test_steps_that_are_put_off_are_in_no_window(skip, wait, active, by, accumulate):
     """Later by at least so many, at the same place among accumulated batches, outside of windows."""
     schedule = Schedule(skip_first=skip, wait=wait, warmup=1, active=active, repeat=2)
-    plan = InspectionPlan(counted=3, timed=(4, 5, 6))
-    later = plan_later(plan, by, schedule=schedule, accumulate=accumulate)
-    moved = later.counted - plan.counted
+    later = InspectedSteps(3, (4, 5, 6))
+    later.postpone(by, schedule=schedule, accumulate=accumulate)
+    moved = later.counted - 3
     assert moved >= by
     assert moved % accumulate == 0
-    assert later.timed == tuple(step + moved for step in plan.timed)
+    assert later.next_step == later.counted
+    assert later.timed == tuple(step + moved for step in (4, 5, 6))
     assert all(schedule.action(step) is WindowAction.WAIT for step in (later.counted, *later.timed))
-    free = plan_later(plan, by, schedule=None, accumulate=accumulate)
-    assert 0 <= free.counted - plan.counted - by < accumulate
+    free = InspectedSteps(3, (4, 5, 6))
+    free.postpone(by, schedule=None, accumulate=accumulate)
+    assert 0 <= free.counted - 3 - by < accumulate
+
+
+def test_only_what_is_left_is_put_off():
+    steps = InspectedSteps(3, (4, 5, 6))
+    assert steps.begin_step(3)
+    assert steps.begin_step(4)
+    assert not steps.begin_step(4)
+    steps.postpone(10, schedule=None, accumulate=4)
+    assert (steps.counted, steps.timed, steps.next_step) == (3, (17, 18), 17)
+    steps.leave_rest()
+    assert steps.is_done
 
 
 class Small(LightningModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,17 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.engine import budget
+from lightning_modelprof.engine import budget, inspection_control, plan, windows
+from lightning_modelprof.engine import session as sessions
 from lightning_modelprof.engine.budget import Budget
 from lightning_modelprof.engine.inspection import Inspection
-from lightning_modelprof.engine.inspection_plan import plan_inspection
+from lightning_modelprof.engine.instrument import Instrument
 from lightning_modelprof.engine.loop import Loop
-from lightning_modelprof.engine.step_boundaries import SaveTimer, StepBoundaries
-from lightning_modelprof.engine.step_timing import StepTiming
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.measure.steps.ledger import LOGGING
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.schedule import Schedule
-from lightning_modelprof.measure.window.window_plan import WindowPlan
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.run.steps import StepTag
 
@@ -128,15 +128,9 @@ class Ranges:
 class Window(Capture):
     """Opens and closes as the real one; nothing is recorded."""
 
-    def __init__(self, rank):
-        super().__init__(
-            WindowPlan(rank.config.schedule, lag=0 if rank.loop.world_size > 1 else None),
-            SimpleNamespace(
-                make_size=lambda: SimpleNamespace(begin=int, end_step=int, with_another_step=int)
-            ),
-            SimpleNamespace(epoch_step=0, take_window=lambda window, path: rank.windows.append(window)),
-            rank.clock,
-        )
+    def __init__(self, plan, options, owner, clock, *, rank):
+        size = SimpleNamespace(begin=int, end_step=int, with_another_step=int)
+        super().__init__(plan, SimpleNamespace(make_size=lambda: size), owner, clock)
         self._of = rank
 
     def _prepare(self):
@@ -166,21 +160,12 @@ class Window(Capture):
 class Count(Inspection):
     """Inspects steps as the real one; nothing is looked at."""
 
-    def __init__(self, rank):
-        timing = rank.timing
-        super().__init__(
-            plan_inspection(rank.config.schedule, skip_first=rank.config.skip_first, num_timed=3),
-            rank.loop,
-            options=rank.config.inspect,
-            follows_memory=False,
-            samples=lambda: 1,
-            sizes=timing.sizes,
-            clock=rank.clock,
-        )
+    def __init__(self, *args, rank, **options):
+        super().__init__(*args, **options)
         self._of = rank
 
     def begin_step(self, step):
-        is_first = self.may_wait
+        is_first = self.steps.may_wait
         if not super().begin_step(step):
             return False
         costs, steps_ns = self._of.costs, self._of.step_ns * budget.COUNT_STEPS
@@ -211,54 +196,88 @@ class Board:
         return SimpleNamespace(is_first=rank == 0, announce=self.said.__setitem__, announced=announced)
 
 
+class Phases:
+    """A loop's own phases, of which there are none."""
+
+    inner = None
+
+    def __init__(self, ledger):
+        self.arm, self.disarm = ledger.restart, int
+
+    choose_table = staticmethod(int)
+    callback_times = staticmethod(tuple)
+
+
+class Logger:
+    def __init__(self, rank):
+        self._rank = rank
+
+    def log_metrics(self, metrics, step):
+        self._rank.log(metrics)
+
+
+class OneRank(Loop):
+    """A loop of a model with twenty layers, whose logger has a price."""
+
+    log_every_n_steps = 1
+    make_phase_source = staticmethod(Phases)
+
+    def __init__(self, rank, number, world_size):
+        self.rank, self.world_size, self.is_first = number, world_size, number == 0
+        self.module = nn.Sequential(*(nn.Identity() for _ in range(20)))
+        self.loggers = [Logger(rank)] if self.is_first else []
+
+
+class NoSampling(Instrument):
+    """In the place of the thread that samples."""
+
+    def __init__(self, *parts):
+        self.pause = self.resume = int
+
+
 class Rank:
-    """One rank's loop."""
+    """One rank's loop: a session, whose windows and inspected steps do nothing but cost time."""
 
     def __init__(self, costs, step_ns, config, board, number=0, world_size=1, deaf=False):
         self.costs, self.step_ns, self.config = costs, step_ns, config
         self.clock, self.number = Clock(), number
         self.began_ns, self.ours_ns, self.asked_ns = self.clock.now, 0, 0
-        self.windows, self.opened, self.taken, self.logged = [], [], [], []
+        self.opened, self.taken, self.logged = [], [], []
         self.slowed = self.surprise_ns = 0
-        loop = self.loop = Loop()
-        loop.rank, loop.world_size = number, world_size
-        loop.module = nn.Sequential(*(nn.Identity() for _ in range(20)))
-        loop.log_every_n_steps = 1
-        loop.make_phase_source = lambda ledger: SimpleNamespace(choose_table=int)
+        self.is_over = False
         self.free_ns = FREE_NS if world_size == 1 else 0
-        timing = self.timing = StepTiming(
-            config, loop, clock=self.clock, on_boundary=self.boundary, on_failure=int, on_missed_end=int
-        )
-        self.ledger = timing.ledger
-        parts = SimpleNamespace(
-            outputs=SimpleNamespace(has_loggers=number == 0, log_scalars=self.log),
-            capture=Window(self) if config.schedule.active else None,
-            inspection=Count(self) if config.wants_flops else None,
-            memory=SimpleNamespace(
-                growth=SimpleNamespace(look=lambda step: None, next_step=10**9),
-                look=lambda step: None,
-                scalars=dict,
-            ),
-            has_bar=False,
-            sampling=None,
-        )
-        saves = SaveTimer(self.clock)
-        saves.next_ns = 10**18
-        self.boundaries = StepBoundaries(
+        self.loop = OneRank(self, number, world_size)
+        session = self.session = Session(
             config,
-            loop,
-            timing,
-            parts,
-            check=int,
-            saves=saves,
-            save=int,
+            self.loop,
             clock=self.clock,
-            announcements=board.of(number, deaf) if world_size > 1 else None,
+            warn=pytest.fail,
+            guard=lambda work: work(),
+            samples_note=str,
         )
-        self.parts = parts
+        self.ledger = session.ledger
+        session.announcements = board.of(number, deaf) if world_size > 1 else None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan, "_MIN_INTERVAL_NS", 10**18)
+            patch.setattr(plan, "_MAX_INTERVAL_NS", 10**18)
+            patch.setattr(windows, "Capture", partial(Window, rank=self))
+            patch.setattr(inspection_control, "Inspection", partial(Count, rank=self))
+            patch.setattr(sessions, "Sampling", NoSampling)
+            session.arm(None)
+        self.ledger.begin_epoch()
 
-    def boundary(self):
-        self.boundaries.begin_step()
+    @property
+    def record(self):
+        """What is known so far."""
+        return self.session._measured()
+
+    @property
+    def windows(self):
+        return self.record.windows
+
+    def finish(self):
+        self.session.stop("finished")
+        self.session.finish("finished", {}, {})
 
     @property
     def allowed_ns(self):
@@ -292,10 +311,11 @@ class Rank:
         else:
             self.ours_ns += ns
 
-    def log(self, scalars, step):
-        self.take("logger", self.costs["logger"] if self.logged else self.costs["user_logger"])
+    def log(self, metrics):
+        if not self.is_over:
+            self.take("logger", self.costs["logger"] if self.logged else self.costs["user_logger"])
         self.pay(self.costs["logger"], "logger")
-        self.logged.append(scalars)
+        self.logged.append(metrics)
 
     def step(self):
         ledger = self.ledger
@@ -308,7 +328,7 @@ class Rank:
         if inspected is not None:
             self.slowed = 0
             self.pay(slowed, self.taken[-1][0])
-        if ledger.tags & StepTag.PROFILED and self.parts.capture.is_open:
+        if ledger.ranges is not None:
             self.pay(1 * MS)
         ledger.charge()
         ledger.end_step()
@@ -321,9 +341,6 @@ def run(costs, step_ns, num_steps, *, world_size=1, deaf=(), **options):
         Rank(costs, step_ns, config, board, number, world_size, number in deaf)
         for number in range(world_size)
     ]
-    for rank in ranks:
-        rank.ledger.restart()
-        rank.ledger.begin_epoch()
     for _ in range(num_steps):
         for rank in reversed(ranks):  # the others look before the first one has said anything
             rank.step()
@@ -352,7 +369,10 @@ COSTS = st.fixed_dictionaries(
 
 
 @given(COSTS, STEP_NS, STEPS, st.sampled_from([1, 1, 2, 3]))
-@settings(max_examples=40)
+@settings(
+    max_examples=40,
+    phases=[p for p in __import__("hypothesis").Phase if p.name != "shrink" and p.name != "explain"],
+)
 def test_nothing_begins_for_which_there_is_no_room(costs, step_ns, num_steps, world_size):
     """So no more is taken than 5% or 0.1 s, and what something took beyond all that was known of it."""
     ranks = run(costs, step_ns, num_steps, world_size=world_size)
@@ -406,19 +426,18 @@ def test_a_slow_logger_has_fewer_points_and_each_is_of_all_steps_since_the_last(
     assert 30 <= len(rank.logged) <= 41, "5% of 16 s are 0.8 s, or 40 calls"
     assert rank.ours_ns <= rank.allowed_ns
     # The last ones are logged when the loop is over, once.
-    before, rank.costs["logger"] = len(rank.logged), 0
-    assert rank.boundaries._has_left_out
-    rank.timing.live.flush()
-    rank.boundaries.log_last()
-    rank.boundaries.log_last()
+    before, rank.costs["logger"], rank.costs["user_logger"] = len(rank.logged), 0, 0
+    rank.is_over = True
+    rank.finish()
+    rank.finish()
     assert len(rank.logged) == before + 1
 
 
 def test_a_quick_logger_has_all_points_and_none_more_at_the_end():
     [rank] = run(costs_of(logger=0.1), 20 * MS, 400, flops=False, active=0, skip_first=0)
     assert len(rank.logged) == 399
-    rank.timing.live.flush()
-    rank.boundaries.log_last()
+    rank.is_over = True
+    rank.finish()
     assert len(rank.logged) == 399
 
 
@@ -428,7 +447,7 @@ def test_a_dear_count_is_the_last_thing_done_in_a_short_fit():
     assert rank.taken[:1] == [("count", 6)]
     assert "times" not in dict(rank.taken)
     assert rank.ours_ns == 150 * MS <= 0.05 * 80 * 40 * MS
-    assert rank.parts.inspection.cost.times_note == (
+    assert rank.record.model_cost.times_note == (
         "timing modules would have taken more than 5% of training; set flops=True to do it anyway"
     )
 
@@ -458,7 +477,7 @@ def test_a_short_fit_of_several_ranks_has_no_window():
     ranks = run(costs_of(count=17), 3 * MS, 100, world_size=2)
     assert len(ranks) == 2
     for rank in ranks:
-        rank.parts.capture.finish("training ended first")
+        rank.finish()
         [window] = rank.windows
         assert window.status is WindowStatus.NOT_REACHED
         assert window.note == (
@@ -491,7 +510,7 @@ def test_a_rank_that_hears_too_late_says_so(monkeypatch):
     monkeypatch.setattr(Board, "of", late)
     first, second = run(costs_of(), 40 * MS, 6_000, world_size=2, flops=False)
     assert (len(first.opened), len(second.opened)) == (1, 0)
-    second.parts.capture.finish("training ended first")
+    second.finish()
     assert second.windows[-1].note == (
         "this rank learned too late at which step the other ranks did it; set active=10 to do it anyway"
     )
@@ -502,7 +521,7 @@ def test_ranks_that_cannot_talk_have_no_window_unless_asked_for(monkeypatch):
     ranks = run(costs_of(), 40 * MS, 3_000, world_size=2)
     assert [rank.opened for rank in ranks] == [[], []]
     for rank in ranks:
-        rank.parts.capture.finish("training ended first")
+        rank.finish()
         assert rank.windows[-1].note == (
             "the ranks couldn't agree on a step for a profiler window; set active=10 to do it anyway"
         )
@@ -515,8 +534,6 @@ def test_the_ranks_look_seldom():
     told = SimpleNamespace(is_first=False, announced=asked.append, announce=None)
     board = SimpleNamespace(of=lambda *_: told)
     rank = Rank(costs_of(), 40 * MS, ProfileConfig(flops=False), board, 1, 2)
-    rank.ledger.restart()
-    rank.ledger.begin_epoch()
     for _ in range(10_000):
         rank.step()
     assert 10 <= len(asked) <= 40
@@ -525,15 +542,13 @@ def test_the_ranks_look_seldom():
 def test_a_validation_in_an_inspected_step_is_not_ours():
     config = ProfileConfig(active=0)
     rank = Rank(costs_of(count=20, times=20), 40 * MS, config, Board())
-    rank.ledger.restart()
-    rank.ledger.begin_epoch()
     for _ in range(60):
         if rank.ledger.inspection is not None:
             rank.ledger.tags |= StepTag.VALIDATION
             rank.clock.now += 90 * S
         rank.step()
     assert [what for what, _ in rank.taken if what != "logger"] == ["count", *["times"] * 3]
-    assert rank.boundaries._budget._spent_ns <= 4 * 31 * MS
+    assert rank.session._budget._spent_ns <= 4 * 31 * MS
 
 
 def test_the_defaults_are_what_the_docs_say():

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
-from lightning_modelprof.engine import instruments, outputs, trace_work, windows
-from lightning_modelprof.engine import step_timing as live
+from lightning_modelprof.engine import live_figures as live
+from lightning_modelprof.engine import outputs, session, trace_work, windows
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
-from lightning_modelprof.engine.session import LoopSession
+from lightning_modelprof.engine.results import Results
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.lightning.phases import GuardedAction, PhaseProfiler
 from lightning_modelprof.measure.steps.actions import Action
 from lightning_modelprof.measure.window.capture import Capture
@@ -99,9 +100,9 @@ def harmless(tmp_path, weights, monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "name", "num_steps"),
     [
-        pytest.param(LoopSession, "arm", None, id="arm"),
-        pytest.param(instruments, "run_info", None, id="inside arm"),
-        pytest.param(LoopSession, "_on_boundary", 0, id="first boundary"),
+        pytest.param(Session, "arm", None, id="arm"),
+        pytest.param(session, "run_info", None, id="inside arm"),
+        pytest.param(Session, "_on_boundary", 0, id="first boundary"),
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),
         pytest.param(Capture, "_close", 6, id="window closes"),
@@ -142,14 +143,14 @@ def test_an_internal_error_between_start_and_stop_of_a_window(tmp_path, monkeypa
 
 
 def test_an_internal_error_at_the_very_end(tmp_path, monkeypatch, harmless):
-    monkeypatch.setattr(LoopSession, "_report", broken())
+    monkeypatch.setattr(Session, "_report", broken())
     callback, messages = harmless(active=0, steps=None)
     assert len(messages) == 1, messages
     assert len(callback.run.ranks[0].steps) == 32
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Capture, "abandon"), (LoopSession, "_make_run")], ids=["stopping", "saving"]
+    ("owner", "name"), [(Capture, "abandon"), (Results, "make_run")], ids=["stopping", "saving"]
 )
 def test_stepping_aside_fails_as_well(monkeypatch, harmless, owner, name):
     monkeypatch.setattr(windows.WindowResults, "add", broken())  # the profiler has stopped by then
@@ -390,7 +391,7 @@ import json
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.engine.session import LoopSession
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.measure.steps.actions import Action
 from tests.support.fits import *
 
@@ -398,7 +399,7 @@ class BreaksRankOne(Callback):
     # What is broken on one rank must not make the others wait.
     def on_train_start(self, trainer, module):
         if trainer.global_rank == 1:
-            LoopSession._on_boundary = lambda self: 1 / 0
+            Session._on_boundary = lambda self: 1 / 0
 
 def fit(folder, *others):
     torch.manual_seed(1)
@@ -528,13 +529,13 @@ def child_ends():
 
 @pytest.fixture
 def child_ends_at_stop(child_ends, monkeypatch):
-    stop = LoopSession.stop
+    stop = Session.stop
 
     def stop_meanwhile(self, status):
         child_ends()
         stop(self, status)
 
-    monkeypatch.setattr(LoopSession, "stop", stop_meanwhile)
+    monkeypatch.setattr(Session, "stop", stop_meanwhile)
 
 
 class BreaksOff(Callback):

@@ -13,9 +13,9 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_modelprof.engine import outputs, run_folder
+from lightning_modelprof.engine.inspection_control import InspectionControl
 from lightning_modelprof.engine.outputs import CLAIM_FILE
 from lightning_modelprof.engine.run_folder import check_writeable, claim_directory
-from lightning_modelprof.engine.step_boundaries import StepBoundaries
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.measure.setup import environment
 from lightning_modelprof.run import archive
@@ -358,21 +358,21 @@ def test_an_error_of_ours_where_nothing_can_be_saved_is_saved_later(tmp_path, mo
         batch = index
 
     failed_at = []
-    write, inspect = archive.write_atomically, StepBoundaries._inspect
+    write, inspect = archive.write_atomically, InspectionControl.begin_step
 
     def writes(path, raw):
         if 4 <= batch < 12:
             raise OSError(code, os.strerror(code), str(path))
         write(path, raw)
 
-    def fails(self, inspection, step):
+    def fails(self, step):
         if 5 <= step < 12:
             failed_at.append(step)
             raise OSError(code, os.strerror(code))
-        inspect(self, inspection, step)
+        inspect(self, step)
 
     monkeypatch.setattr(archive, "write_atomically", writes)
-    monkeypatch.setattr(StepBoundaries, "_inspect", fails)
+    monkeypatch.setattr(InspectionControl, "begin_step", fails)
     with our_warnings() as messages:
         callback = run_fit(tmp_path, module=Net(note), active=1, wait=3, flops=True)
     run = load_run(tmp_path / "modelprof")

@@ -726,8 +726,8 @@ def test_boundaries_are_our_own_work(tmp_path, monkeypatch):
         seen.append(self._stack._ledger.current)
         return fields(self)
 
-    monkeypatch.setattr("lightning_modelprof.engine.step_boundaries._MIN_INTERVAL_NS", 0)
-    monkeypatch.setattr("lightning_modelprof.engine.step_boundaries._INTERVAL_FACTOR", 0)
+    monkeypatch.setattr("lightning_modelprof.engine.plan._MIN_INTERVAL_NS", 0)
+    monkeypatch.setattr("lightning_modelprof.engine.plan._INTERVAL_FACTOR", 0)
     monkeypatch.setattr(Sampling, "fields", slow)
     run_fit(tmp_path, data=loader(20), active=0, sampling=True)
     assert len(seen) > 3

@@ -1,84 +1,18 @@
-"""What times every step of a loop, from ``setup`` to the loop's end."""
+"""Figures while a loop runs: averages over its newest steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
 from lightning_modelprof.analysis.modules.model_flops import ModelRates
 from lightning_modelprof.analysis.steps.benchmark import Averages, averages
-from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.engine.budget import Budget
-from lightning_modelprof.engine.loop import Loop, batches_made
-from lightning_modelprof.measure.clock import HostClock, device_clock
-from lightning_modelprof.measure.resources.cpu import CpuOfSteps
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
-from lightning_modelprof.measure.steps.device_phases import DevicePhases
-from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.steps.recorder import Recorder
-from lightning_modelprof.measure.steps.repeated_samples import RepeatedSampleWatch
-from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
-from lightning_modelprof.measure.steps.validation_parts import ValidationParts
 from lightning_modelprof.run.batches import BatchSizes
 from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTimings
-
-
-class StepTiming:
-    """The phase source that hears of phases, the ledger that it feeds, and those who keep its steps.
-
-    Args:
-        on_boundary: called where a step begins at which there is something to do.
-        on_failure: called when an exception ends the loop.
-        on_missed_end: called when Lightning won't call our callback at the end.
-
-    Attributes:
-        sizes: of the batches; ``None`` where no FLOPs are counted.
-        repeated: compares samples of a few indices; ``None`` outside of a fit.
-        slow: keeps the slowest of them with what went on.
-        device: device time by phase; ``None`` without device events.
-    """
-
-    def __init__(
-        self,
-        config: ProfileConfig,
-        loop: Loop,
-        *,
-        clock: HostClock,
-        on_boundary: Callable[[], None],
-        on_failure: Callable[[], None],
-        on_missed_end: Callable[[], None],
-    ) -> None:
-        self.sizes = BatchShapes() if config.wants_flops else None
-        self.recorder = Recorder(config.skip_first, sizes=self.sizes)
-        self.slow = SlowStepWatch()
-        self.budget = Budget(clock, config, is_alone=loop.world_size == 1)
-        self.live = LiveFigures(self.recorder, config.unit, self.slow, self.budget, sizes=self.sizes)
-        marks = device_clock(loop.device) if config.inspect.device_timing else None
-        self.device = None if marks is None else DevicePhases(marks, self.recorder.add_device, clock)
-        self.ledger = PhaseLedger(
-            clock,
-            self.recorder.add,
-            on_boundary,
-            device=self.device,
-            validation=ValidationParts(marks),
-            cpu=CpuOfSteps(config.skip_first, partial(batches_made, loop)),
-        )
-        self.ledger.on_failure, self.ledger.on_missed_end = on_failure, on_missed_end
-        self.ledger.sizes = self.sizes
-        self.repeated = RepeatedSampleWatch(loop) if loop.kind.is_fit else None
-        self.ledger.repeated = self.repeated
-        self.skip_first = config.skip_first
-        self.phase_source = loop.make_phase_source(self.ledger)
-
-    def skip(self, skip_first: int) -> None:
-        """Leave out so many first steps; to be called before the first."""
-        self.skip_first = self.recorder.skip_first = skip_first
-        self.ledger.cpu.skip(skip_first)
-
 
 _MANY: Final = 256
 

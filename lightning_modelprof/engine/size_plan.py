@@ -1,119 +1,19 @@
-"""Which steps of a fit are inspected: one that is counted, and some in which modules are timed."""
+"""Which sizes of batches are counted, where batches vary."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from lightning_modelprof.analysis.modules.size_law import REACH, FlopsBySize, why_not_by_size
-from lightning_modelprof.config.options import DEFAULTS, ProfileConfig
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
-from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
-from lightning_modelprof.record import Record
+from lightning_modelprof.measure.window.window_plan import NEVER
 from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
-NUM_TIMED: Final = 3
-"""Steps in which modules are timed: enough to see one slow step for what it is."""
-
-
-SKIPPED_SHARE: Final = 1 / 6
-"""Of a loop that is known to be short no more is skipped, or too few steps would be left for a verdict."""
-
-
-SHORT_LOOP: Final = 30
-"""Steps; in a loop of fewer, modules are timed in one of them."""
-
-
-_WARM: Final = 1
-"""The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
-
-
-class InspectionPlan(Record, frozen=True, kw_only=True):
-    """Step numbers of a fit.
-
-    Attributes:
-        counted: the step whose FLOPs are counted; ``None`` when every step is in a profiler window.
-        timed: the steps in which modules are timed.
-    """
-
-    counted: int | None
-    timed: tuple[int, ...]
-
-
-def plan_later(
-    plan: InspectionPlan, by: int, *, schedule: Schedule | None, accumulate: int
-) -> InspectionPlan:
-    """The same steps, at least so many steps later.
-
-    Args:
-        schedule: of windows that do not wait as well; ``None`` if there are none.
-        accumulate: batches per optimizer step: the counted step stays at the same place among them.
-    """
-    wanted = (*(() if plan.counted is None else (plan.counted,)), *plan.timed)
-    by = math.ceil(by / accumulate) * accumulate
-    if schedule is not None and schedule.active:
-        end = by + schedule.skip_first + 2 * accumulate * max(schedule.cycle, 1)
-        free = (
-            one
-            for one in range(by, end, accumulate)
-            if all(schedule.action(step + one) is WindowAction.WAIT for step in wanted)
-        )
-        by = next(free, end)
-    return InspectionPlan(
-        counted=None if plan.counted is None else plan.counted + by,
-        timed=tuple(step + by for step in plan.timed),
-    )
-
-
-def steps_to_skip(config: ProfileConfig, num_steps: int | None) -> int:
-    """How many first steps the benchmark leaves out: what was asked for, or fewer in a short loop.
-
-    Args:
-        config: its default is no order.
-        num_steps: length of the loop; ``None`` if unknown.
-    """
-    if num_steps is None or config.skip_first != DEFAULTS.skip_first:
-        return config.skip_first
-    return max(1, math.floor(min(num_steps * SKIPPED_SHARE, config.skip_first)))
-
-
-def plan_inspection(
-    schedule: Schedule,
-    *,
-    skip_first: int,
-    accumulate: int = 1,
-    num_steps: int | None = None,
-    num_timed: int = NUM_TIMED,
-) -> InspectionPlan:
-    """Choose steps that are in no profiler window, and if possible among those that the benchmark skips.
-
-    Args:
-        accumulate: batches per optimizer step; the counted step ends with one, if possible.
-        num_steps: length of the fit; ``None`` if unknown.
-    """
-    wanted = accumulate + num_timed
-    # Every kind of step has come by then; without waits, free steps come only after the last window.
-    cycles = 2 if schedule.wait else max(2, schedule.repeat)
-    behind = skip_first + cycles * schedule.cycle + wanted + _WARM
-    last = behind if num_steps is None else min(behind, num_steps)
-    begin = max(_WARM, skip_first - wanted)
-    if last <= begin:
-        begin = max(0, min(_WARM, last - 1), last - wanted)
-    free = [step for step in range(begin, last) if schedule.action(step) is WindowAction.WAIT]
-    stepping = [step for step in free[:-num_timed] or free if (step + 1) % accumulate == 0]
-    counted = next(iter(stepping or free), None)
-    timed = [step for step in free if counted is not None and step > counted]
-    return InspectionPlan(counted=counted, timed=tuple(timed[:num_timed]))
-
-
 MOST_COUNTED: Final = 16
 """Steps of a loop that are counted for their size."""
-
-
-NEVER: Final = 2**62
 
 
 _LOOK_EVERY: Final = 25

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.engine.inspection_plan import NUM_TIMED, plan_inspection, steps_to_skip
+from lightning_modelprof.engine.plan import NUM_TIMED, choose_inspected, steps_to_skip
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 
 SMALL = st.integers(0, 6)
@@ -35,7 +35,7 @@ SMALL = st.integers(0, 6)
     ],
 )
 def test_the_plan(schedule, skip_first, options, counted, timed):
-    plan = plan_inspection(schedule, skip_first=skip_first, **options)
+    plan = choose_inspected(schedule, skip_first=skip_first, **options)
     assert (plan.counted, plan.timed) == (counted, timed)
 
 
@@ -50,7 +50,7 @@ def test_the_plan(schedule, skip_first, options, counted, timed):
 )
 def test_no_inspected_step_is_in_a_window(skip_first, wait, warmup, active, repeat, accumulate, num_steps):
     schedule = Schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=active, repeat=repeat)
-    plan = plan_inspection(schedule, skip_first=skip_first, accumulate=accumulate, num_steps=num_steps)
+    plan = choose_inspected(schedule, skip_first=skip_first, accumulate=accumulate, num_steps=num_steps)
     steps = [step for step in (plan.counted, *plan.timed) if step is not None]
     assert steps == sorted(set(steps))
     assert len(plan.timed) <= NUM_TIMED
