@@ -19,7 +19,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.engine import live_figures as live
-from lightning_modelprof.engine import outputs, session, trace_work, windows
+from lightning_modelprof.engine import outputs, run_folder, session, trace_work, windows
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.engine.results import Results
 from lightning_modelprof.engine.session import Session
@@ -143,7 +143,7 @@ def test_an_internal_error_between_start_and_stop_of_a_window(tmp_path, monkeypa
 
 
 def test_an_internal_error_at_the_very_end(tmp_path, monkeypatch, harmless):
-    monkeypatch.setattr(Session, "_report", broken())
+    monkeypatch.setattr(Results, "conclude", broken())
     callback, messages = harmless(active=0, steps=None)
     assert len(messages) == 1, messages
     assert len(callback.run.ranks[0].steps) == 32
@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, harmless, name):
     assert "No space left on device" in messages[0]
     folder = tmp_path / "modelprof"
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    claim = {outputs.CLAIM_FILE} if name == "run.json" else set()  # until there is an archive
+    claim = {run_folder.CLAIM_FILE} if name == "run.json" else set()  # until there is an archive
     raw = {name.removesuffix(".gz")} if name.endswith(".gz") else set()  # as torch wrote it
     assert found == FILES - {name} | claim | raw
     assert len(steps_of(callback)) == 32
