@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from lightning_modelprof.config.options import ReportOptions
+from lightning_modelprof.engine.run_folder import CLAIM_FILE, PAGE, RunFolder
 from lightning_modelprof.errors import describe_error, printable
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.run.archive import check_same_run, pack, save_run
+from lightning_modelprof.run.archive import pack, save_run
 from lightning_modelprof.run.locate import RUN_FILE
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.opening import write_atomically
-from lightning_modelprof.run.ranks import rank_file
 from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.show.findings import brief_line
 from lightning_modelprof.show.html.page import render_html
@@ -44,21 +43,12 @@ LAYOUT: Final = {
     "MFU": ["modelprof/mfu"],
 }
 
-_PAGE: Final = "report.html"
-REPORT_FILES: Final = ("report.json", _PAGE, "report.txt")
-
-CLAIM_FILE: Final = ".run.json.claimed"
-"""Says that a folder is a run's until its archive does."""
-
 TEXTS_BYTES: Final = 2**20
 """What the texts of a report take at most."""
 
 SPARE_BYTES: Final = 2**26
 """Room on a disk that is left to others."""
 
-
-TRACES: Final = "traces"
-"""Folder in that of a run."""
 
 FILES: Final = "files"
 """What the files of a run are called where one is warned of an output that fails."""
@@ -67,45 +57,27 @@ NOWHERE: Final = ReportOptions(terminal=False, tensorboard=False)
 """For files alone."""
 
 
-Whereabouts: TypeAlias = tuple[str, tuple[int, int] | None]
-"""Where the links of a path lead, and the device and number of what is there."""
-
-
 class Outputs:
     """Writes what one rank of one fit has to say.
 
     Args:
-        directory: the run's directory; ``None`` writes no files.
+        folder: of the run.
         loggers: the trainer's loggers; empty on all ranks but the first.
-        rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
-            the first.
-        created: when the loop began, as in the run.
         warn: called with one sentence when an output fails.
-        claimed: where the folder was when it was claimed; by default where it is now.
     """
 
     def __init__(
         self,
-        directory: Path | None,
-        loggers: list[Any],
+        folder: RunFolder,
+        loggers: Sequence[Any],
         report: ReportOptions,
-        *,
-        rank: int,
-        created: str,
-        is_first: bool = True,
         warn: Callable[[str], None],
-        claimed: Whereabouts | None = None,
     ) -> None:
-        self.directory = directory
+        self.folder = folder
         self._loggers = loggers
-        self._options = report if is_first else NOWHERE
-        self.is_first = is_first
-        self._archive_name = RUN_FILE if is_first else rank_file(rank)
-        self._rank = rank
+        self._options = report if folder.is_first else NOWHERE
         self._warn = warn
-        self.created = created
         self._work_folder = _work_folder()
-        self.claimed = _whereabouts(directory) if claimed is None and directory is not None else claimed
         self._failed: set[str] = set()
         self._has_files = False
         self._charts: dict[str, list[str]] = {}
@@ -123,33 +95,19 @@ class Outputs:
 
     def save_run(self, run: Run) -> bool:
         """Save what was measured so far; returns ``False`` if that failed."""
-        if self.directory is None:
+        path = self.folder.archive
+        if path is None:
             return True
-        path = self.directory / self._archive_name
         is_saved = self._try_file(path, lambda: save_run(run, path))
-        if is_saved and self.is_first:
+        if is_saved and self.folder.is_first:
             with contextlib.suppress(OSError):
-                (self.directory / CLAIM_FILE).unlink(missing_ok=True)
+                path.with_name(CLAIM_FILE).unlink(missing_ok=True)
         return is_saved
-
-    @property
-    def archive(self) -> Path | None:
-        """Where runs are saved; ``None`` writes no files."""
-        return None if self.directory is None else self.directory / self._archive_name
 
     def save_trace(self, window: Window, raw: bytes) -> bool:
         """Save a window's trace, packed; returns ``False`` if that failed."""
-        path = self.trace_path(window)
+        path = self.folder.trace_path(window)
         return path is not None and self._try_file(path, lambda: write_atomically(path, pack(raw)))
-
-    def trace_path(self, window: Window) -> Path | None:
-        """Where a window's trace is saved, packed; ``None`` writes no files."""
-        return None if self.directory is None else self.directory / trace_name(window, self._rank)
-
-    @property
-    def report_paths(self) -> list[Path]:
-        directory = self.directory if self.is_first else None
-        return [] if directory is None else [directory / name for name in REPORT_FILES]
 
     @property
     def has_terminal(self) -> bool:
@@ -162,14 +120,15 @@ class Outputs:
 
     def remove_trace(self, trace_file: str) -> bool:
         """Remove a trace that was saved; returns whether it is gone."""
-        if self.directory is None:
+        if self.folder.path is None:
             return False
-        path = self.directory / trace_file
+        path = self.folder.path / trace_file
         return self._try_file(path, lambda: path.unlink(missing_ok=True))
 
     def save_report(self, report: Report) -> None:
         """Write report.json, report.html and report.txt."""
-        for path, render in zip(self.report_paths, (render_json, render_html, _render_text), strict=False):
+        renderings = (render_json, render_html, _render_text)
+        for path, render in zip(self.folder.report_paths, renderings, strict=False):
             self._try_file(path, partial(_write_rendered, path, render, report))
 
     def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:
@@ -230,18 +189,18 @@ class Outputs:
         """
         if not (self._options.tensorboard and any(map(_is_tensorboard, self._loggers))):
             return ""
-        if self.directory is not None:
-            return _name_of(self.directory)
-        return re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self.created}")
+        if self.folder.path is not None:
+            return _name_of(self.folder.path)
+        return re.sub(r"\W+", "_", f"{TAG_PREFIX}_{self.folder.created}")
 
     @property
     def all_ranks_command(self) -> str:
         """Brings the traces of all ranks into TensorBoard; ``""`` where there is none, or no folder."""
         folders = [logger.save_dir for logger in self._loggers if _is_tensorboard(logger) and logger.save_dir]
-        if not (self._options.tensorboard and self.directory is not None and folders):
+        if not (self._options.tensorboard and self.folder.path is not None and folders):
             return ""
         paths = (
-            _short_path(self.directory, self._work_folder),
+            _short_path(self.folder.path, self._work_folder),
             _short_path(Path(folders[0]), self._work_folder),
         )
         return printable("lightning-modelprof tensorboard {} --logdir {}".format(*map(shlex.quote, paths)))
@@ -249,21 +208,21 @@ class Outputs:
     @property
     def _place(self) -> str:
         """Of the files; ``""`` where there are none."""
-        return str(self.directory) if self.directory is not None and self._has_files else ""
+        return str(self.folder.path) if self.folder.path is not None and self._has_files else ""
 
     @property
     def _page(self) -> str:
         """As it can be opened from the working directory; ``""`` where there is none."""
-        if self.directory is None or not self._has(_PAGE):
+        if self.folder.path is None or not self._has(PAGE):
             return ""
-        return f"{_short_path(self.directory, self._work_folder)}/{_PAGE}"
+        return f"{_short_path(self.folder.path, self._work_folder)}/{PAGE}"
 
     def _has(self, name: str) -> bool:
         """Whether a file of ours lies in the folder: a disk may be full, and folders go."""
-        if self.directory is None or not self._has_files:
+        if self.folder.path is None or not self._has_files:
             return False
         try:
-            return (self.directory / name).is_file()
+            return (self.folder.path / name).is_file()
         except OSError:
             return False
 
@@ -272,8 +231,9 @@ class Outputs:
         places = []
         if self._page:
             places.append(f"page: {self._page}")
-        if self.directory is not None and self._has(self._archive_name):
-            folder = shlex.quote(_short_path(self.directory, self._work_folder))
+        archive = self.folder.archive
+        if archive is not None and self._has(archive.name):
+            folder = shlex.quote(_short_path(archive.parent, self._work_folder))
             places.append(f"all tables: lightning-modelprof report {folder} --full")
         loggers = filter(_is_tensorboard, self._loggers if self._options.tensorboard else ())
         folders = {str(logger.save_dir): None for logger in loggers if logger.save_dir}
@@ -310,7 +270,7 @@ class Outputs:
     def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
         """Write a file; a folder is warned of once, with the first file that could not be written."""
         try:
-            self._check_folder()
+            self.folder.check()
             write()
         except Exception as error:  # as in _try
             self.warn_once(
@@ -327,15 +287,6 @@ class Outputs:
         if what not in self._failed:
             self._failed.add(what)
             self._warn(sentence)
-
-    def _check_folder(self) -> None:
-        """Refuse to write where another run is, or through a link to another folder than at the start."""
-        if self.directory is None or self.claimed is None:
-            return
-        check_same_run(self.directory / self._archive_name, self.created)
-        real, number = _whereabouts(self.directory)
-        if real != self.claimed[0] and number != self.claimed[1]:
-            raise OSError(f"{self.directory} now points to another directory: {real}")
 
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
@@ -371,14 +322,6 @@ def _render_text(report: Report) -> bytes:
 
 def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Report) -> None:
     write_atomically(path, render(report))
-
-
-def _whereabouts(folder: Path) -> Whereabouts:
-    try:
-        found = folder.stat()
-    except OSError:  # not made yet, or gone
-        return os.path.realpath(folder), None
-    return os.path.realpath(folder), (found.st_dev, found.st_ino)
 
 
 def _work_folder() -> Path:
@@ -433,9 +376,3 @@ def _check_room(folder: str | None, size: int) -> None:
         return
     if free < size + SPARE_BYTES:
         raise OSError(f"only {free:,} bytes are free in {folder}, which the logger needs")
-
-
-def trace_name(window: Window, rank: int) -> str:
-    """Where a window's trace lies in the run's directory."""
-    steps = window.recorded_steps
-    return f"{TRACES}/rank{rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"

@@ -22,7 +22,7 @@ from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import NOWHERE, Outputs
 from lightning_modelprof.engine.plan import save_interval_ns
-from lightning_modelprof.engine.run_folder import claim_directory
+from lightning_modelprof.engine.run_folder import RunFolder, claim_directory
 from lightning_modelprof.errors import warn
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.record import Record
@@ -190,8 +190,8 @@ class ProcessLoops:
         """
         if len(self._lines) < MAX_LINES:
             self._lines.append(_line(outputs, run, report))
-        first = None if self._first is None else self._first[0].directory
-        if first is None and outputs.directory in (None, *self._roots.values()):
+        first = None if self._first is None else self._first[0].folder.path
+        if first is None and outputs.folder.path in (None, *self._roots.values()):
             self._first = outputs.without_loggers(), run, report
         self._is_unsaved |= len(self._lines) > 1
         if self._clock() >= self._next_save_ns:
@@ -228,7 +228,7 @@ class ProcessLoops:
             info = RunInfo(
                 created=self._short_created, loop=short[0].loop, status="finished", model=short[0].model
             )
-            outputs = Outputs(root, [], NOWHERE, rank=0, created=info.created, warn=warn)
+            outputs = Outputs(RunFolder.claimed_now(root, created=info.created), [], NOWHERE, warn)
             outputs.save_run(
                 Run(
                     info=info,
@@ -270,7 +270,7 @@ def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
         steps_per_s=rate.get("avg"),
         standard_error=rate.get("standard_error"),
         verdict="" if report.verdict is None else report.verdict.kind,
-        folder="" if outputs.directory is None else str(outputs.directory),
+        folder="" if outputs.folder.path is None else str(outputs.folder.path),
     )
 
 

@@ -75,7 +75,7 @@ class Results:
         # A program that ends while another thread trains may give it no other time.
         if is_saved and self.is_report_due and (CLAIM.is_ending or self._has_run_long):
             self.is_report_due = False
-            self.windows.ask_for_report(self.outputs.archive)
+            self.windows.ask_for_report(self.outputs.folder.archive)
 
     @property
     def _has_run_long(self) -> bool:

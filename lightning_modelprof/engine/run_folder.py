@@ -1,4 +1,4 @@
-"""Which folder the files of a loop go to: chosen, checked before training starts, and claimed."""
+"""The folder that the files of a loop go to: chosen, checked before training starts, claimed, and kept to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,28 @@ import re
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.engine.outputs import CLAIM_FILE, REPORT_FILES
 from lightning_modelprof.errors import ConfigError, describe_error
+from lightning_modelprof.record import Record
+from lightning_modelprof.run.archive import check_same_run
 from lightning_modelprof.run.locate import DEFAULT_FOLDER, RUN_FILE
 from lightning_modelprof.run.ranks import rank_file
+from lightning_modelprof.run.records import Window
+
+PAGE: Final = "report.html"
+REPORT_FILES: Final = ("report.json", PAGE, "report.txt")
+
+CLAIM_FILE: Final = ".run.json.claimed"
+"""Says that a folder is a run's until its archive does."""
+
+TRACES: Final = "traces"
+"""Folder in that of a run."""
+
+Whereabouts: TypeAlias = tuple[str, tuple[int, int] | None]
+"""Where the links of a path lead, and the device and number of what is there."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
 """What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
@@ -25,6 +39,72 @@ _TRIED: Final[set[Path]] = set()
 """Folders in which something could be made; that is not tried again before each of many loops."""
 
 _LOCAL_SCHEME: Final = re.compile(r"^(file|local):/+")
+
+
+class RunFolder(Record, frozen=True, kw_only=True):
+    """The folder of one run, as one rank writes to it.
+
+    Attributes:
+        path: ``None`` writes no files.
+        created: when the loop began, as in the run.
+        rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
+            the first.
+        claimed: where the folder was when it was claimed.
+    """
+
+    path: Path | None
+    created: str
+    rank: int = 0
+    is_first: bool = True
+    claimed: Whereabouts | None = None
+
+    @staticmethod
+    def claimed_now(path: Path | None, *, created: str, rank: int = 0, is_first: bool = True) -> RunFolder:
+        """The folder that is claimed where it is now."""
+        claimed = None if path is None else _whereabouts(path)
+        return RunFolder(path=path, created=created, rank=rank, is_first=is_first, claimed=claimed)
+
+    @property
+    def archive(self) -> Path | None:
+        """Where runs are saved."""
+        name = RUN_FILE if self.is_first else rank_file(self.rank)
+        return None if self.path is None else self.path / name
+
+    @property
+    def report_paths(self) -> list[Path]:
+        """Files of the report, which the first rank writes."""
+        path = self.path if self.is_first else None
+        return [] if path is None else [path / name for name in REPORT_FILES]
+
+    def trace_name(self, window: Window) -> str:
+        """Where a window's trace lies in the folder."""
+        steps = window.recorded_steps
+        return f"{TRACES}/rank{self.rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"
+
+    def trace_path(self, window: Window) -> Path | None:
+        """Where a window's trace is saved, packed."""
+        return None if self.path is None else self.path / self.trace_name(window)
+
+    def check(self) -> None:
+        """Refuse to write where another run is, or through a link to another folder than at the start.
+
+        Raises:
+            OSError: then.
+        """
+        if self.path is None or self.archive is None or self.claimed is None:
+            return
+        check_same_run(self.archive, self.created)
+        real, number = _whereabouts(self.path)
+        if real != self.claimed[0] and number != self.claimed[1]:
+            raise OSError(f"{self.path} now points to another directory: {real}")
+
+
+def _whereabouts(folder: Path) -> Whereabouts:
+    try:
+        found = folder.stat()
+    except OSError:  # not made yet, or gone
+        return os.path.realpath(folder), None
+    return os.path.realpath(folder), (found.st_dev, found.st_ino)
 
 
 def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str]:

@@ -26,6 +26,7 @@ from lightning_modelprof.engine.memory import LoopMemory
 from lightning_modelprof.engine.outputs import Outputs
 from lightning_modelprof.engine.plan import Plan, steps_to_skip
 from lightning_modelprof.engine.results import Results
+from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.engine.step_times import StepTimes
 from lightning_modelprof.engine.window_control import WindowControl
 from lightning_modelprof.engine.windows import WindowResults, make_capture, recording_ranks, why_no_window
@@ -179,13 +180,10 @@ class Session:
             libraries=setup.libraries,
         )
         outputs = Outputs(
-            directory,
+            RunFolder.claimed_now(directory, created=info.created, rank=loop.rank, is_first=self.is_first),
             list(loop.loggers) if loop.is_first else [],
             config.report,
-            rank=loop.rank,
-            created=info.created,
-            is_first=self.is_first,
-            warn=self._warn,
+            self._warn,
         )
         windows = WindowResults(
             outputs,
@@ -517,7 +515,7 @@ class Session:
     def _call_on_trace_ready(self, window: Window, report: Report) -> None:
         assert self._results is not None
         assert self.on_trace_ready is not None
-        folder = self._results.outputs.directory
+        folder = self._results.outputs.folder.path
         path = folder / window.trace_file if folder is not None and window.trace_file else None
         try:
             self.on_trace_ready(path, report)

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.engine.outputs import FILES, NOWHERE, Outputs, Whereabouts, trace_name
+from lightning_modelprof.engine.outputs import FILES, NOWHERE, Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.errors import TraceError, describe_error, traceback_text
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build import build_report
@@ -43,22 +44,16 @@ class Setting(Record, frozen=True, kw_only=True):
     """What is the same for all windows of one rank.
 
     Attributes:
-        directory: the run's directory; ``None`` writes no files.
-        created: when the loop began, as in the run.
+        folder: of the run.
         loop: the Trainer's method.
         all_ranks_command: brings the traces of all ranks into TensorBoard, where several record windows and
             this one has an event file; ``""`` otherwise.
-        claimed: where the folder was when it was claimed.
     """
 
-    directory: Path | None
-    created: str
-    rank: int
-    is_first: bool
+    folder: RunFolder
     loop: str
     options: TableOptions
     all_ranks_command: str = ""
-    claimed: Whereabouts | None = None
 
 
 class TraceTask(Record, frozen=True, kw_only=True):
@@ -142,14 +137,10 @@ class TraceWork:
         self._setting = setting
         self._problems: list[Problem] = []
         self._outputs = Outputs(
-            setting.directory,
+            setting.folder,
             [],
             NOWHERE,
-            rank=setting.rank,
-            created=setting.created,
-            is_first=setting.is_first,
-            warn=lambda sentence: self._problems.append(Problem(FILES, sentence)),
-            claimed=setting.claimed,
+            lambda sentence: self._problems.append(Problem(FILES, sentence)),
         )
         self.facts: dict[int, TraceFacts] = dict(facts or {})
         self._notes: dict[int, str] = {}  # why there are none
@@ -170,8 +161,9 @@ class TraceWork:
 
     def clean_up(self, task: Task) -> None:
         """Remove the files that whoever was killed in a task has not written to their end."""
-        trace = self._outputs.trace_path(task.window) if isinstance(task, TraceTask) else None
-        for path in self._outputs.report_paths if isinstance(task, ReportTask) else filter(None, [trace]):
+        folder = self._setting.folder
+        paths = [folder.trace_path(task.window)] if isinstance(task, TraceTask) else folder.report_paths
+        for path in filter(None, paths):
             remove_unfinished(path)
 
     def report(self, task: ReportTask) -> ReportAnswer:
@@ -188,11 +180,11 @@ class TraceWork:
         """Put the trace in its place, and only then analyze it."""
         self._problems.clear()
         index, is_packed, wanted = task.window.index, False, _Wanted()
-        name = trace_name(task.window, self._setting.rank)
+        name = self._setting.folder.trace_name(task.window)
         is_shown = bool(task.tag_folder or task.wants_report or num_newer < SHOWN_WINDOWS)
         note = task.why_not or ("" if is_shown else f"newer windows replaced it during training; {READS_IT}")
         try:
-            packed = self._outputs.trace_path(task.window)
+            packed = self._setting.folder.trace_path(task.window)
             if task.packs and not task.raw.exists() and packed is not None and packed.exists():
                 is_packed = True  # by a process that came no further
                 trace = None if note else replace(read_trace(packed), source=name)

@@ -14,7 +14,8 @@ from typing import Any, Final
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.helper import INTERRUPTED, Helper, make_helper
 from lightning_modelprof.engine.loop import Loop
-from lightning_modelprof.engine.outputs import TRACES, Outputs, trace_name
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.run_folder import TRACES
 from lightning_modelprof.engine.trace_work import (
     READS_IT,
     Answer,
@@ -140,11 +141,7 @@ class WindowResults:
         self._outputs = outputs
         self._loop_kind = loop_kind
         self._setting = Setting(
-            directory=outputs.directory,
-            claimed=outputs.claimed,
-            created=outputs.created,
-            rank=rank,
-            is_first=outputs.is_first,
+            folder=outputs.folder,
             loop=loop_kind.key,
             options=options,
             all_ranks_command=all_ranks_command,
@@ -167,9 +164,9 @@ class WindowResults:
     def raw_path(self, window: Window) -> Path:
         """Where torch writes the trace: beside its place, or in the temporary folder."""
         # torch cannot write to a folder whose name has a line break, or is not UTF-8.
-        if self._outputs.directory is not None and str(self._outputs.directory).isprintable():
-            name = Path(trace_name(window, self._rank))
-            path = self._outputs.directory / name.with_name(f".{name.stem}")
+        if self._outputs.folder.path is not None and str(self._outputs.folder.path).isprintable():
+            name = Path(self._outputs.folder.trace_name(window))
+            path = self._outputs.folder.path / name.with_name(f".{name.stem}")
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError:
@@ -202,7 +199,7 @@ class WindowResults:
         self.trace_notes[window.index] = (
             f"training was interrupted while its trace was saved; torch's own file is {raw_path.name}"
         )
-        directory, name = self._outputs.directory, trace_name(window, self._rank)
+        directory, name = self._outputs.folder.path, self._outputs.folder.trace_name(window)
         try:
             num_bytes = raw_path.stat().st_size
             packs = directory is not None and self._outputs.may_write(directory / name)
@@ -340,7 +337,7 @@ class WindowResults:
 
     def _keep_raw(self, index: int, raw_path: Path) -> None:
         """A trace was not packed, or nobody knows: it stays as it is, where there is a folder for it."""
-        directory = self._outputs.directory
+        directory = self._outputs.folder.path
         if directory is None or raw_path.parent != (directory / TRACES):
             with contextlib.suppress(OSError):
                 raw_path.unlink()

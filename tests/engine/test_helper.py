@@ -23,6 +23,7 @@ import torch
 from lightning_modelprof.engine import helper as helpers
 from lightning_modelprof.engine import trace_work
 from lightning_modelprof.engine.helper import Helper, ProcessHelper, ThreadHelper
+from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.engine.trace_work import Setting, TraceTask
 from lightning_modelprof.measure.resources.cpu import ProcessPace, read_cpu, read_pace
 from lightning_modelprof.processes import OWN_PROCESSES, start_module
@@ -296,7 +297,7 @@ def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, fi
 
 
 def setting_of(folder=None):
-    return Setting(directory=folder, created="", rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS)
+    return Setting(folder=RunFolder(path=folder, created=""), loop="fit", options=DEFAULT_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -336,10 +337,7 @@ def test_a_trace_that_was_packed_before_is_read_from_there(tmp_path):
     (window,) = windows_of(callback)
     folder = tmp_path / "modelprof"
     setting = Setting(
-        directory=folder,
-        created=callback.run.info.created,
-        rank=0,
-        is_first=True,
+        folder=RunFolder(path=folder, created=callback.run.info.created),
         loop="fit",
         options=DEFAULT_OPTIONS,
     )

@@ -16,7 +16,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from lightning_modelprof.config.options import ReportOptions
 from lightning_modelprof.engine import memory as loop_memory
 from lightning_modelprof.engine.outputs import Outputs
-from lightning_modelprof.engine.run_folder import claim_directory
+from lightning_modelprof.engine.run_folder import RunFolder, claim_directory
 from lightning_modelprof.measure.resources.memory import DeviceBytes, ProcessMemory
 from tests.support.fits import run_fit
 
@@ -110,7 +110,7 @@ def test_tensorboard_has_one_run_one_text_and_the_charts_that_have_a_curve(tmp_p
 def test_a_chart_comes_with_its_first_figure(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="net")
     options = ReportOptions(tensorboard=True)
-    shown = Outputs(None, [logger], options, rank=0, created="now", warn=pytest.fail)
+    shown = Outputs(RunFolder(path=None, created="now"), [logger], options, pytest.fail)
     shown.log_scalars({"modelprof/ips": 1.0}, 5)
     logger.experiment.flush()
     assert Reader(tmp_path).charts() == ["Steps per second"]

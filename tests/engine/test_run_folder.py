@@ -14,8 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_modelprof.engine import outputs, run_folder
 from lightning_modelprof.engine.inspection_control import InspectionControl
-from lightning_modelprof.engine.outputs import CLAIM_FILE
-from lightning_modelprof.engine.run_folder import check_writeable, claim_directory
+from lightning_modelprof.engine.run_folder import CLAIM_FILE, check_writeable, claim_directory
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.measure.setup import environment
 from lightning_modelprof.run import archive

@@ -16,6 +16,7 @@ from lightning.pytorch.profilers import PyTorchProfiler
 
 from lightning_modelprof.engine import trace_work
 from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.engine.windows import WindowResults
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
@@ -728,7 +729,7 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
 def test_facts_of_the_newest_windows_are_kept(tmp_path):
     """A long run has thousands of windows, and the facts of each take memory."""
     warnings = []
-    outputs = Outputs(None, [], NOWHERE, rank=0, created="", warn=warnings.append)
+    outputs = Outputs(RunFolder(path=None, created=""), [], NOWHERE, warnings.append)
     results = WindowResults(outputs, 0, warnings.append)
     for index in range(5):
         raw = tmp_path / "raw.json"

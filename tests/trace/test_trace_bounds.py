@@ -19,6 +19,7 @@ from lightning_modelprof.config.options import Bounds, ProfileConfig
 from lightning_modelprof.engine import windows
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
 from lightning_modelprof.measure.window.capture import Capture
@@ -567,7 +568,7 @@ def window_of(index, status=WindowStatus.COMPLETE):
 
 
 def make_results(directory, warnings, **kwargs):
-    outputs = Outputs(directory, [], NOWHERE, rank=0, created="", warn=warnings.append)
+    outputs = Outputs(RunFolder.claimed_now(directory, created=""), [], NOWHERE, warnings.append)
     return WindowResults(outputs, 0, warnings.append, **kwargs)
 
 
