@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.engine import budget, plan, process_loops, results, windows
+from lightning_modelprof.engine import budget, plan, process_loops, results, traces
 from lightning_modelprof.engine.helper import Helper
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.measure.setup.source_file import SourceFile
@@ -112,7 +112,7 @@ def _a_process_of_its_own(request, monkeypatch):
         for (module, name), value in _SHORT.items():
             monkeypatch.setattr(module, name, value)
     if request.node.get_closest_marker("helper") is None:
-        monkeypatch.setattr(windows, "make_helper", Helper)
+        monkeypatch.setattr(traces, "make_helper", Helper)
     PROCESS_LOOPS.forget()
     yield
     PROCESS_LOOPS.forget()

@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import Outputs
-from lightning_modelprof.engine.windows import WindowResults
+from lightning_modelprof.engine.traces import Traces
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.other_profilers import CLAIM
 from lightning_modelprof.report.model import Report
@@ -23,7 +23,7 @@ class Results:
 
     Args:
         outputs: where they go.
-        windows: analyzes traces and makes the report.
+        traces: analyzes those of windows, and makes the report.
         info: of the run.
         measured: gives the record of this rank, so far.
 
@@ -39,7 +39,7 @@ class Results:
         self,
         loop: Loop,
         outputs: Outputs,
-        windows: WindowResults,
+        traces: Traces,
         *,
         info: RunInfo,
         measured: Callable[[], RankRecord],
@@ -47,7 +47,7 @@ class Results:
     ) -> None:
         self._loop = loop
         self.outputs = outputs
-        self.windows = windows
+        self.traces = traces
         self._info = info
         self._measured = measured
         self._clock = clock
@@ -75,7 +75,7 @@ class Results:
         # A program that ends while another thread trains may give it no other time.
         if is_saved and self.is_report_due and (CLAIM.is_ending or self._has_run_long):
             self.is_report_due = False
-            self.windows.ask_for_report(self.outputs.folder.archive)
+            self.traces.ask_for_report(self.outputs.folder.archive)
 
     @property
     def _has_run_long(self) -> bool:
@@ -114,5 +114,5 @@ class Results:
     def _make_report(self, run: Run) -> Report:
         self.run = run
         self.outputs.save_run(run)
-        self.report = self.windows.make_report(run)
+        self.report = self.traces.make_report(run)
         return self.report

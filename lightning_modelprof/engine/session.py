@@ -28,8 +28,10 @@ from lightning_modelprof.engine.plan import Plan, steps_to_skip
 from lightning_modelprof.engine.results import Results
 from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.engine.step_times import StepTimes
+from lightning_modelprof.engine.trace_work import Setting
+from lightning_modelprof.engine.traces import Traces
 from lightning_modelprof.engine.window_control import WindowControl
-from lightning_modelprof.engine.windows import WindowResults, make_capture, recording_ranks, why_no_window
+from lightning_modelprof.engine.windows import Windows, make_capture, recording_ranks, why_no_window
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.environment import run_info
@@ -162,7 +164,7 @@ class Session:
         self.is_armed = True
         self._save()
         if self.on_trace_ready is not None:
-            results.windows.on_trace = self._call_on_trace_ready
+            results.traces.on_trace = self._call_on_trace_ready
         if config.inspect.sampling:
             sampling = self._sampling = Sampling(self.ledger, loop.module, self._memory, self._clock)
             self._cleanup.callback(sampling.pause)
@@ -185,19 +187,17 @@ class Session:
             config.report,
             self._warn,
         )
-        windows = WindowResults(
-            outputs,
-            loop.rank,
-            self._warn,
-            loop.kind,
-            config.table_options,
-            max_trace_mb=config.bounds.max_trace_mb,
-            keep_windows=config.bounds.keep_windows,
+        setting = Setting(
+            folder=outputs.folder,
+            loop=loop.kind.key,
+            options=config.table_options,
             all_ranks_command=(
                 outputs.all_ranks_command if len(recording_ranks(config, loop.world_size)) > 1 else ""
             ),
         )
-        return Results(loop, outputs, windows, info=info, measured=self._measured, clock=self._clock)
+        windows = Windows(outputs, self._warn, loop.kind, keep=config.bounds.keep_windows)
+        traces = Traces(windows, outputs, setting, config.bounds.max_trace_mb)
+        return Results(loop, outputs, traces, info=info, measured=self._measured, clock=self._clock)
 
     def note(self, sentence: str) -> None:
         """Say it in the report, once."""
@@ -263,12 +263,12 @@ class Session:
             return
         results.is_reported = True
         with ExitStack() as stack:
-            stack.callback(results.windows.close)
+            stack.callback(results.traces.close)
             stack.callback(self._waiting.close)
             stack.callback(self._conclude, results, status, (messages, absent), is_brief, on_report)
             if results.outputs.has_terminal:
                 self._waiting.enter_context(show_waiting("lightning-modelprof: making the report"))
-            results.windows.wait()  # Ctrl-C costs what the traces say, and no more
+            results.traces.wait()  # Ctrl-C costs what the traces say, and no more
 
     def _conclude(
         self,
@@ -289,7 +289,7 @@ class Session:
         outputs.show_report(
             report, step, is_brief=bool(self._config.report.terminal) and (has_nothing or is_brief())
         )
-        results.windows.write_run_profile(step)
+        results.traces.write_run_profile(step)
         if self.is_first and on_report is not None:
             on_report(outputs, run, report)
         if status != "finished":
@@ -350,7 +350,7 @@ class Session:
                 f"An internal error stopped the profiler before {self._loop.kind.subject} ended."
             )
             self._results.abort()
-        self._results.windows.close()
+        self._results.traces.close()
 
     def save_aborted(self) -> None:
         """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
@@ -361,7 +361,7 @@ class Session:
 
     def _on_boundary(self) -> None:
         if self._plan is not None and self._results is not None and self._memory is not None:
-            self._results.windows.poll()
+            self._results.traces.poll()
             for one in self._others:
                 one.poll()
             self._begin_step(self._plan, self._memory)
@@ -490,7 +490,7 @@ class Session:
 
     def raw_path(self, window: Window) -> Path:
         assert self._results is not None
-        return self._results.windows.raw_path(window)
+        return self._results.traces.windows.raw_path(window)
 
     def why_no_window(self) -> str:
         if self._config.bounds.max_overhead is None:
@@ -501,12 +501,13 @@ class Session:
     def take_window(self, window: Window, raw_path: Path | None) -> None:
         assert self._results is not None
         assert self._plan is not None
-        windows = self._results.windows
-        windows.add(window, raw_path, self._clock)
+        traces = self._results.traces
+        traces.add(window, raw_path, self._clock)
+        listed = traces.windows.listed
         self._results.is_report_due = True
         if window.recorded_steps:
-            self._budget.add_window(windows.windows[-1].close_ns or 0)
-        if len(windows.windows) == 1:
+            self._budget.add_window(listed[-1].close_ns or 0)
+        if len(listed) == 1:
             self._plan.next_save_ns = 0  # at the same boundary: now there is something to look at
         if CLAIM.is_ending and not self.is_finished:
             self._results.save()
@@ -533,19 +534,19 @@ class Session:
         """The record of a loop that runs or has ended."""
         assert self._results is not None
         assert self._memory is not None
-        windows, inspection = self._results.windows, None
+        traces, inspection = self._results.traces, None
         if self._inspecting is not None:
             inspection = self._inspecting.inspection
         samples_note, around = self._samples_note(), self._loop.outside_times()
-        notes = (*self._notes, *windows.notes, *self._steps.notes())
+        notes = (*self._notes, *traces.windows.notes, *self._steps.notes())
         return RankRecord(
             rank=self._loop.rank,
             around=around,
-            windows=tuple(windows.windows),
+            windows=tuple(traces.windows.listed),
             model_cost=None if inspection is None else inspection.collect(),
             setup=self._setup,
             memory=self._memory.record(None if inspection is None else inspection.followed),
-            helper_cpu_ns=windows.helper_cpu_ns,
+            helper_cpu_ns=traces.helper_cpu_ns,
             samples_note=samples_note,
             notes=notes,
             **record_fields((self._steps, *self._others)),

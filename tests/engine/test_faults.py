@@ -19,7 +19,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.engine import live_figures as live
-from lightning_modelprof.engine import outputs, run_folder, session, trace_work, windows
+from lightning_modelprof.engine import outputs, run_folder, session, trace_work, traces
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.engine.results import Results
 from lightning_modelprof.engine.session import Session
@@ -153,7 +153,7 @@ def test_an_internal_error_at_the_very_end(tmp_path, monkeypatch, harmless):
     ("owner", "name"), [(Capture, "abandon"), (Results, "make_run")], ids=["stopping", "saving"]
 )
 def test_stepping_aside_fails_as_well(monkeypatch, harmless, owner, name):
-    monkeypatch.setattr(windows.WindowResults, "add", broken())  # the profiler has stopped by then
+    monkeypatch.setattr(traces.Traces, "add", broken())  # the profiler has stopped by then
     monkeypatch.setattr(owner, name, broken())
     _, messages = harmless()
     assert len(messages) == 2, messages
@@ -249,7 +249,7 @@ def test_torch_cannot_write_any_trace(tmp_path, monkeypatch, harmless):
     monkeypatch.setattr(
         torch.profiler.profile, "export_chrome_trace", lambda self, path: Path(f"{path}.tmp").touch()
     )
-    monkeypatch.setattr(windows, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(traces, "disk_usage", lambda path: SimpleNamespace(free=0))
     callback, messages = harmless(steps=None, skip_first=0, active=1, wait=2, repeat=3)
     assert messages == [messages[0]]
     assert "torch couldn't write the trace: the disk is full" in messages[0]

@@ -95,7 +95,7 @@ def traces_in(folder):
 
 
 def helper_of(callback):
-    return callback._session._results.windows._helper
+    return callback._session._results.traces._helper
 
 
 def slowly(seconds, name, *arguments, **how):
@@ -271,7 +271,7 @@ def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, fi
     )
 
     def look(step):
-        results = callback._session._results.windows
+        results = callback._session._results.traces
         if step == 7:
             deadline = time.monotonic() + 60
             while results._helper.num_open:
@@ -387,7 +387,7 @@ def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
     callback = make_callback(tmp_path, steps=(3, 6))
 
     def kill():
-        results = callback._session._results.windows
+        results = callback._session._results.traces
         deadline = time.monotonic() + 60
         while results._helper.num_open:
             assert time.monotonic() < deadline
@@ -510,7 +510,7 @@ CLOSES_ALL = """
     theirs = []
 
     def look(step):
-        results = callback._session._results.windows
+        results = callback._session._results.traces
         if step == 12:
             assert results._helper is not None
             while is_long and results._helper.num_open:
@@ -559,7 +559,7 @@ SCRIPT = """
 
     class Kill(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            helper = callback._session._results.windows._helper
+            helper = callback._session._results.traces._helper
             if batch_idx == 8:
                 (folder / "pid").write_text(str(helper._process.pid))
                 if how == "training":

@@ -22,7 +22,7 @@ ALLOWED = {
     # A thread that has nothing else to do, and processes that were killed or have closed their end.
     "engine/helper.py": {"self._tasks.get()", "self._process.wait()", "process.wait()"},
     # Ours, which waits for the helper.
-    "engine/session.py": {"results.windows.wait()"},
+    "engine/session.py": {"results.traces.wait()"},
     # The command line, where nobody trains.
     "cli/run.py": {"running[0].wait()"},
     "reading_traces.py": {"self._process.wait()"},

@@ -387,7 +387,7 @@ PLACES = {
     "window closes": Place(Capture, "_close", steps=7, errors=(*ALL, "ctrl-c")),
     "window: cpu times": Place(Capture, "_noted", steps=7, errors=TWO),
     "window: export": Place(torch.profiler.profile, "export_chrome_trace", steps=7, errors=TWO),
-    "window: path": Place(windows.WindowResults, "raw_path", steps=7),
+    "window: path": Place(windows.Windows, "raw_path", steps=7),
     "window: trace is read": Place(
         trace_work, "parse_trace", message="couldn't be analyzed", status="finished"
     ),

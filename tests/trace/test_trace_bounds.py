@@ -20,12 +20,15 @@ from lightning_modelprof.engine import windows
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import NOWHERE, Outputs
 from lightning_modelprof.engine.run_folder import RunFolder
-from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
+from lightning_modelprof.engine.trace_work import Setting
+from lightning_modelprof.engine.traces import Traces
+from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, Windows, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
 from lightning_modelprof.measure.window.window_plan import NEVER, WindowPlan
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
@@ -567,9 +570,10 @@ def window_of(index, status=WindowStatus.COMPLETE):
     return Window(index=index, first_step=index, last_step=index, recorded_steps=(index,), status=status)
 
 
-def make_results(directory, warnings, **kwargs):
+def make_results(directory, warnings, *, max_trace_mb=None, keep_windows=None):
     outputs = Outputs(RunFolder.claimed_now(directory, created=""), [], NOWHERE, warnings.append)
-    return WindowResults(outputs, 0, warnings.append, **kwargs)
+    setting = Setting(folder=outputs.folder, loop="fit", options=DEFAULT_OPTIONS)
+    return Traces(Windows(outputs, warnings.append, keep=keep_windows), outputs, setting, max_trace_mb)
 
 
 @pytest.mark.parametrize(("size", "is_analyzed"), [(200, True), (201, False)])
@@ -579,11 +583,11 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
     raw.write_text('{"traceEvents": []}'.ljust(size))
     results.add(window_of(0), raw, lambda: 0)
     results.poll()
-    assert (0 not in results.trace_notes) == is_analyzed
-    assert (tmp_path / results.windows[0].trace_file).exists()
+    assert (0 not in results.windows.trace_notes) == is_analyzed
+    assert (tmp_path / results.windows.listed[0].trace_file).exists()
     assert not raw.exists()
     if not is_analyzed:
-        assert results.trace_notes[0] == (
+        assert results.windows.trace_notes[0] == (
             "its trace of 0.000201 MB wasn't analyzed during training, because it's larger than 2 ×"
             ' bounds={"max_trace_mb": 0.0001}; read it with lightning-modelprof analyze'
         )
@@ -631,7 +635,7 @@ def test_number_of_traces_that_stay(tmp_path, keep, num_left):
         )  # has no trace, and counts for none
     left = {int(path.name.split("_")[2].split("-")[0]) for path in (tmp_path / "traces").iterdir()}
     assert left == {0, *range(10 - num_left + 1, 10)}
-    assert {window.index for window in results.windows if window.trace_file} == left
+    assert {window.index for window in results.windows.listed if window.trace_file} == left
 
 
 def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch):
@@ -650,7 +654,7 @@ def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch)
         raw.write_text('{"traceEvents": []}')
         results.add(window_of(index), raw, lambda: 0)
         results.poll()
-    assert all(window.trace_file for window in results.windows)
+    assert all(window.trace_file for window in results.windows.listed)
     assert len(warnings) == 1
 
 
@@ -663,8 +667,8 @@ def test_a_trace_that_somebody_removed_is_gone(tmp_path):
         results.add(window_of(index), raw, lambda: 0)
         results.poll()
         if index == 1:
-            (tmp_path / results.windows[1].trace_file).unlink()
-    assert [window.trace_file is None for window in results.windows] == [False, True, False]
+            (tmp_path / results.windows.listed[1].trace_file).unlink()
+    assert [window.trace_file is None for window in results.windows.listed] == [False, True, False]
     assert warnings == []
 
 
@@ -676,19 +680,19 @@ def test_of_many_windows_the_first_and_the_newest_are_listed(keep, num_newest):
     results = make_results(None, [], keep_windows=keep)
     num_windows = 5_000
     for index in range(num_windows):
-        assert results.notes == () or index > FIRST_LISTED + num_newest
+        assert results.windows.notes == () or index > FIRST_LISTED + num_newest
         status = WindowStatus.REFUSED if index % 1_000 == 500 else WindowStatus.COMPLETE
-        results.trace_notes[index] = "a reason"
+        results.windows.trace_notes[index] = "a reason"
         results.add(window_of(index, status), None, lambda: 0)
     expected = [*range(FIRST_LISTED), *range(num_windows - num_newest, num_windows)]
-    assert [window.index for window in results.windows] == expected
-    assert sorted(results.trace_notes) == expected
+    assert [window.index for window in results.windows.listed] == expected
+    assert sorted(results.windows.trace_notes) == expected
     num_complete = num_windows - FIRST_LISTED - num_newest - 5
-    assert results.notes == (
+    assert results.windows.notes == (
         f"The list shows the first 16 and the newest {num_newest} of 5,000 profiler windows. The rest:"
         f" {num_complete:,} complete, 5 refused.",
     )
-    assert len(msgspec.json.encode(results.windows)) < 250 * len(expected)
+    assert len(msgspec.json.encode(results.windows.listed)) < 250 * len(expected)
 
 
 def test_the_report_says_that_windows_are_only_counted(tmp_path, monkeypatch):
