@@ -53,6 +53,7 @@ class Plan:
         has_bar: whether a progress bar shows figures of ours.
 
     Attributes:
+        is_cut_asked_for: whether somebody has said how often, so that no cut has to wait.
         logs_scalars: whether the figures of a cut go to loggers.
         next_save_ns: when the next save is due, by the host clock.
         has_left_out: whether the newest cut that was due had to wait.
@@ -60,6 +61,7 @@ class Plan:
 
     def __init__(self, config: ProfileConfig, loop: Loop, *, has_loggers: bool, has_bar: bool) -> None:
         log_every = config.log_every_n_steps
+        self.is_cut_asked_for = bool(log_every)
         log_every = int(loop.log_every_n_steps if log_every is None else log_every)
         # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
         # The batches of an evaluation have no step number that loggers could show them at.

@@ -6,13 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from lightning_modelprof import __version__
+from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
+from lightning_modelprof.engine.trace_work import Setting
 from lightning_modelprof.engine.traces import Traces
+from lightning_modelprof.engine.windows import Windows, recording_ranks
 from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.window.other_profilers import CLAIM
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
+from lightning_modelprof.run.setup import TrainingSetup
 
 REPORT_AFTER_NS: Final = 10_000_000_000
 """A loop that has run for less has its report when it ends, and no process is started for that alone."""
@@ -116,3 +123,38 @@ class Results:
         self.outputs.save_run(run)
         self.report = self.traces.make_report(run)
         return self.report
+
+
+def make_info(config: ProfileConfig, loop: Loop, setup: TrainingSetup) -> RunInfo:
+    """What is known of a run when its loop begins."""
+    return run_info(
+        loop,
+        config=config.as_plain(),
+        sample_unit=config.unit,
+        version=__version__,
+        libraries=setup.libraries,
+    )
+
+
+def make_results(
+    config: ProfileConfig,
+    loop: Loop,
+    folder: RunFolder,
+    *,
+    info: RunInfo,
+    measured: Callable[[], RankRecord],
+    clock: HostClock,
+    warn: Callable[[str], None],
+) -> Results:
+    """Those of a loop that begins."""
+    outputs = Outputs(folder, list(loop.loggers) if loop.is_first else [], config.report, warn)
+    has_other_windows = len(recording_ranks(config, loop.world_size)) > 1
+    setting = Setting(
+        folder=folder,
+        loop=loop.kind.key,
+        options=config.table_options,
+        all_ranks_command=outputs.all_ranks_command if has_other_windows else "",
+    )
+    windows = Windows(outputs, warn, loop.kind, keep=config.bounds.keep_windows)
+    traces = Traces(windows, outputs, setting, config.bounds.max_trace_mb)
+    return Results(loop, outputs, traces, info=info, measured=measured, clock=clock)

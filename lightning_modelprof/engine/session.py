@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lightning_modelprof import __version__
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.agreement import Announcements, RankAgreement
 from lightning_modelprof.engine.budget import Budget
@@ -25,16 +24,14 @@ from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.memory import LoopMemory
 from lightning_modelprof.engine.outputs import Outputs
 from lightning_modelprof.engine.plan import Plan, steps_to_skip
-from lightning_modelprof.engine.results import Results
+from lightning_modelprof.engine.results import Results, make_info, make_results
 from lightning_modelprof.engine.run_folder import RunFolder
+from lightning_modelprof.engine.shown_figures import ShownFigures
 from lightning_modelprof.engine.step_times import StepTimes
-from lightning_modelprof.engine.trace_work import Setting
-from lightning_modelprof.engine.traces import Traces
 from lightning_modelprof.engine.window_control import WindowControl
-from lightning_modelprof.engine.windows import Windows, make_capture, recording_ranks, why_no_window
+from lightning_modelprof.engine.windows import make_capture, why_no_window
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.clock import HostClock
-from lightning_modelprof.measure.setup.environment import run_info
 from lightning_modelprof.measure.setup.training_setup import finish_setup, read_setup
 from lightning_modelprof.measure.window.other_profilers import CLAIM
 from lightning_modelprof.report.model import Report, Status
@@ -92,11 +89,11 @@ class Session:
         self._results: Results | None = None
         self._memory: LoopMemory | None = None
         self._plan: Plan | None = None
+        self._figures: ShownFigures | None = None
         self._windows: WindowControl | None = None
         self._inspecting: InspectionControl | None = None
         self._sampling: Sampling | None = None
         self._check: Callable[[], None] = _nothing
-        self._cut_ns = 0  # what the newest cut took
         self.failure, self._waits = "failed", False
         self._notes: list[str] = []
         self._waiting = ExitStack()
@@ -134,13 +131,20 @@ class Session:
             one.begin()
         self._began_s, self._check = time.time(), check
         steps.skip(steps_to_skip(config, loop.num_steps))
-        results = self._results = self._make_results(directory)
+        setup = self._setup = read_setup(loop)
+        info = make_info(config, loop, setup)
+        folder = RunFolder.claimed_now(
+            directory, created=info.created, rank=loop.rank, is_first=self.is_first
+        )
+        results = self._results = make_results(
+            config, loop, folder, info=info, measured=self._measured, clock=self._clock, warn=self._warn
+        )
         capture = make_capture(config, loop, self, self._clock, self.phase_source.inner)
         has_bar = bool(config.report.progress_bar) and loop.kind.is_fit and loop.progress_bar is not None
         if has_bar:
             loop.join_progress_bar(self.live, self._cleanup)
         inspection = make_inspection(config, loop, steps, self._clock)
-        self._memory = LoopMemory(loop)
+        memory = self._memory = LoopMemory(loop)
         if why_there and directory is not None:
             self._warn_and_note(f"{why_there}. Files go to {directory}")
         no_window = why_no_window(config, loop.rank, loop.world_size, self.phase_source.inner)
@@ -157,6 +161,9 @@ class Session:
                 inspection, steps, self._budget, agreement, loop=loop, config=config
             )
         self._plan = Plan(config, loop, has_loggers=results.outputs.has_loggers, has_bar=has_bar)
+        self._figures = ShownFigures(
+            self.live, self._plan, self._budget, outputs=results.outputs, memory=memory, loop=loop
+        )
         loop.begin(self.phase_source, self.ledger, self._cleanup)
         steps.begin()
         self._cleanup.callback(steps.slow.stop)
@@ -170,34 +177,6 @@ class Session:
             self._cleanup.callback(sampling.pause)
             self._others.append(sampling)
             sampling.resume()
-
-    def _make_results(self, directory: Path | None) -> Results:
-        loop, config = self._loop, self._config
-        setup = self._setup = read_setup(loop)
-        info = run_info(
-            loop,
-            config=config.as_plain(),
-            sample_unit=config.unit,
-            version=__version__,
-            libraries=setup.libraries,
-        )
-        outputs = Outputs(
-            RunFolder.claimed_now(directory, created=info.created, rank=loop.rank, is_first=self.is_first),
-            list(loop.loggers) if loop.is_first else [],
-            config.report,
-            self._warn,
-        )
-        setting = Setting(
-            folder=outputs.folder,
-            loop=loop.kind.key,
-            options=config.table_options,
-            all_ranks_command=(
-                outputs.all_ranks_command if len(recording_ranks(config, loop.world_size)) > 1 else ""
-            ),
-        )
-        windows = Windows(outputs, self._warn, loop.kind, keep=config.bounds.keep_windows)
-        traces = Traces(windows, outputs, setting, config.bounds.max_trace_mb)
-        return Results(loop, outputs, traces, info=info, measured=self._measured, clock=self._clock)
 
     def note(self, sentence: str) -> None:
         """Say it in the report, once."""
@@ -294,7 +273,8 @@ class Session:
             on_report(outputs, run, report)
         if status != "finished":
             self.print_report()
-        self._log_last()  # last: the user's loggers may take long
+        if self._figures is not None:
+            self._figures.log_last()  # last: the user's loggers may take long
 
     def add_outside_times(self) -> None:
         """What comes after the loop is over, too: save the run and its report with it."""
@@ -360,13 +340,14 @@ class Session:
     # While the loop runs
 
     def _on_boundary(self) -> None:
-        if self._plan is not None and self._results is not None and self._memory is not None:
+        plan, memory, figures = self._plan, self._memory, self._figures
+        if plan is not None and memory is not None and figures is not None and self._results is not None:
             self._results.traces.poll()
             for one in self._others:
                 one.poll()
-            self._begin_step(self._plan, self._memory)
+            self._begin_step(plan, memory, figures)
 
-    def _begin_step(self, plan: Plan, memory: LoopMemory) -> None:
+    def _begin_step(self, plan: Plan, memory: LoopMemory, figures: ShownFigures) -> None:
         """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
         steps, ledger, budget = self._steps, self.ledger, self._budget
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
@@ -388,7 +369,7 @@ class Session:
             with budget.asked_for(by_name=self._config.asks_for_inspection):
                 inspecting.begin_step(step)
         if plan.is_cut_due(step):
-            self._cut_if_affordable(plan, step)
+            figures.cut_if_affordable(step)
         elif plan.is_look_due(step):
             self.live.poll()
         if plan.is_look_due(step):
@@ -420,33 +401,6 @@ class Session:
         if self._inspecting is not None:
             upcoming += self._inspecting.next_due(step)
         return plan.next_due(step, upcoming)
-
-    def _cut_if_affordable(self, plan: Plan, step: int) -> None:
-        """Show figures now if that is within bounds, or else later, over all steps until then."""
-        budget, is_asked = self._budget, bool(self._config.log_every_n_steps)
-        if not is_asked and not self._cut_ns and plan.logs_scalars:
-            self.live.poll()
-            self._cut_ns = budget.most_logging_ns  # the user's own figures take as long
-        wait = 0 if is_asked else budget.steps_to_wait(step, self._cut_ns)
-        if not wait:
-            with budget.asked_for(by_name=is_asked):
-                begin_ns = budget.now()
-                self.live.flush()
-                self._log_scalars(plan)
-                self._cut_ns = budget.now() - begin_ns
-        plan.cut(step, wait)
-
-    def _log_scalars(self, plan: Plan) -> None:
-        scalars = self.live.scalars()
-        if scalars and plan.logs_scalars and self._results is not None and self._memory is not None:
-            scalars |= self._memory.scalars()
-            self._results.outputs.log_scalars(scalars, self._loop.logger_step)
-
-    def _log_last(self) -> None:
-        """The loop is over and was cut once more: log that if figures were due and had to wait."""
-        if self._plan is not None and self._plan.has_left_out:
-            self._plan.has_left_out = False
-            self._log_scalars(self._plan)
 
     def _save_if_due(self, plan: Plan, step: int) -> None:
         """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""

@@ -19,7 +19,7 @@ from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
 from lightning_modelprof.analysis.trace import trace_facts
 from lightning_modelprof.engine import live_figures as live
-from lightning_modelprof.engine import outputs, run_folder, session, trace_work, traces
+from lightning_modelprof.engine import outputs, results, run_folder, trace_work, traces
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.engine.results import Results
 from lightning_modelprof.engine.session import Session
@@ -101,7 +101,7 @@ def harmless(tmp_path, weights, monkeypatch):
     ("owner", "name", "num_steps"),
     [
         pytest.param(Session, "arm", None, id="arm"),
-        pytest.param(session, "run_info", None, id="inside arm"),
+        pytest.param(results, "run_info", None, id="inside arm"),
         pytest.param(Session, "_on_boundary", 0, id="first boundary"),
         pytest.param(Capture, "begin_step", 2, id="window opens"),
         pytest.param(Capture, "_start", 3, id="window starts"),
