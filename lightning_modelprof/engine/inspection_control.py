@@ -66,12 +66,10 @@ class InspectionControl:
             self._begin_inspected_step(step)
 
     def next_due(self, step: int) -> list[int]:
-        """Steps at whose start there is something to do; those before are over."""
-        inspection = self.inspection
-        is_inspecting = self._steps.ledger.inspection is not None
-        upcoming = [step + 1 if is_inspecting else inspection.steps.next_step]
-        if inspection.again_at > step:
-            upcoming.append(inspection.again_at)
+        """Steps at whose start there is something to do beside the plan's."""
+        upcoming = [step + 1] if self._steps.ledger.inspection is not None else []
+        if self.inspection.again_at > step:
+            upcoming.append(self.inspection.again_at)
         return upcoming
 
     def meet_size(self, step: int, size: int) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.config.options import DEFAULTS, ProfileConfig
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
-from lightning_modelprof.measure.window.window_plan import NEVER
+from lightning_modelprof.measure.window.window_plan import NEVER, WindowPlan
 
 DEFAULT_CUT: Final = 50
 """Steps between two cuts for a progress bar when nothing is logged: as often as Lightning logs by default."""
@@ -43,77 +43,6 @@ SHORT_LOOP: Final = 30
 
 _WARM: Final = 1
 """The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
-
-
-class Plan:
-    """When figures are cut for those who watch, when the run is saved, and what comes first of all.
-
-    Args:
-        has_loggers: whether there is one that scalars can go to.
-        has_bar: whether a progress bar shows figures of ours.
-
-    Attributes:
-        is_cut_asked_for: whether somebody has said how often, so that no cut has to wait.
-        logs_scalars: whether the figures of a cut go to loggers.
-        next_save_ns: when the next save is due, by the host clock.
-        has_left_out: whether the newest cut that was due had to wait.
-    """
-
-    def __init__(self, config: ProfileConfig, loop: Loop, *, has_loggers: bool, has_bar: bool) -> None:
-        log_every = config.log_every_n_steps
-        self.is_cut_asked_for = bool(log_every)
-        log_every = int(loop.log_every_n_steps if log_every is None else log_every)
-        # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
-        # The batches of an evaluation have no step number that loggers could show them at.
-        self.logs_scalars = loop.kind.is_fit and log_every > 0 and has_loggers
-        self._is_watched = has_bar or self.logs_scalars
-        # Without the sampling thread memory is looked at between steps.
-        is_often = self._is_watched or not config.inspect.sampling
-        self._log_every = (log_every or DEFAULT_CUT) if is_often else LOOK_EVERY
-        self._next_cut = self._log_every
-        self.has_left_out = False
-        self.next_save_ns = 0
-
-    def is_cut_due(self, step: int) -> bool:
-        return self._is_watched and step >= self._next_cut
-
-    def cut(self, step: int, wait: int = 0) -> None:
-        """Figures were cut, or have to wait for so many steps."""
-        self.has_left_out = wait > 0
-        self._next_cut = -(-(step + max(1, wait)) // self._log_every) * self._log_every
-
-    @staticmethod
-    def is_look_due(step: int) -> bool:
-        return step > 0 and step % LOOK_EVERY == 0
-
-    def save(self, begin_ns: int, end_ns: int) -> int:
-        """The run was saved; returns the nanoseconds that this took."""
-        self.next_save_ns = end_ns + save_interval_ns(end_ns - begin_ns)
-        return end_ns - begin_ns
-
-    def next_due(self, step: int, others: list[int]) -> int:
-        """The next step at whose start there is something to do.
-
-        Args:
-            others: steps at which windows, inspected steps, saves and looks are due; those before are over.
-        """
-        upcoming = [(step // LOOK_EVERY + 1) * LOOK_EVERY]
-        if self._is_watched:
-            upcoming.append(self._next_cut)
-        else:  # memory is looked at
-            upcoming.append((step // self._log_every + 1) * self._log_every)
-        if step == 0:
-            upcoming.append(1)  # are all names known?
-        return min([*upcoming, *others])
-
-    def save_step(self, step: int, now: int, step_ns: int) -> int:
-        """At which step a save is due: with slow steps before the next cut."""
-        return step + max(1, (self.next_save_ns - now) // step_ns)
-
-
-def save_interval_ns(took_ns: int) -> int:
-    """How long no other save comes: many times as long as this one took, at most an hour."""
-    return max(_MIN_INTERVAL_NS, min(took_ns * _INTERVAL_FACTOR, _MAX_INTERVAL_NS))
 
 
 class InspectedSteps:
@@ -174,6 +103,98 @@ class InspectedSteps:
             self.counted += by
         self.timed = tuple(step + by for step in self.timed if step in self._left)
         self._left = {step + by for step in self._left}
+
+
+class Plan:
+    """What is due at which step: windows, inspected steps, cuts for those who watch, saves and looks.
+
+    Args:
+        windows: when they come; ``None`` without.
+        inspected: which steps are; ``None`` if none.
+        has_loggers: whether there is one that scalars can go to.
+        has_bar: whether a progress bar shows figures of ours.
+
+    Attributes:
+        is_cut_asked_for: whether somebody has said how often, so that no cut has to wait.
+        logs_scalars: whether the figures of a cut go to loggers.
+        next_save_ns: when the next save is due, by the host clock.
+        has_left_out: whether the newest cut that was due had to wait.
+    """
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        loop: Loop,
+        *,
+        windows: WindowPlan | None,
+        inspected: InspectedSteps | None,
+        has_loggers: bool,
+        has_bar: bool,
+    ) -> None:
+        self._windows = windows
+        self._inspected = inspected
+        log_every = config.log_every_n_steps
+        self.is_cut_asked_for = bool(log_every)
+        log_every = int(loop.log_every_n_steps if log_every is None else log_every)
+        # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
+        # The batches of an evaluation have no step number that loggers could show them at.
+        self.logs_scalars = loop.kind.is_fit and log_every > 0 and has_loggers
+        self._is_watched = has_bar or self.logs_scalars
+        # Without the sampling thread memory is looked at between steps.
+        is_often = self._is_watched or not config.inspect.sampling
+        self._log_every = (log_every or DEFAULT_CUT) if is_often else LOOK_EVERY
+        self._next_cut = self._log_every
+        self.has_left_out = False
+        self.next_save_ns = 0
+
+    def is_window_due(self, step: int) -> bool:
+        """Whether one opens, goes on or closes."""
+        return self._windows is not None and step == self._windows.next_step
+
+    def is_cut_due(self, step: int) -> bool:
+        return self._is_watched and step >= self._next_cut
+
+    def cut(self, step: int, wait: int = 0) -> None:
+        """Figures were cut, or have to wait for so many steps."""
+        self.has_left_out = wait > 0
+        self._next_cut = -(-(step + max(1, wait)) // self._log_every) * self._log_every
+
+    @staticmethod
+    def is_look_due(step: int) -> bool:
+        return step > 0 and step % LOOK_EVERY == 0
+
+    def save(self, begin_ns: int, end_ns: int) -> int:
+        """The run was saved; returns the nanoseconds that this took."""
+        self.next_save_ns = end_ns + save_interval_ns(end_ns - begin_ns)
+        return end_ns - begin_ns
+
+    def next_due(self, step: int, others: list[int]) -> int:
+        """The next step at whose start there is something to do.
+
+        Args:
+            others: steps that others have found to be due.
+        """
+        upcoming = [(step // LOOK_EVERY + 1) * LOOK_EVERY]
+        if self._is_watched:
+            upcoming.append(self._next_cut)
+        else:  # memory is looked at
+            upcoming.append((step // self._log_every + 1) * self._log_every)
+        if step == 0:
+            upcoming.append(1)  # are all names known?
+        if self._windows is not None:
+            upcoming.append(self._windows.next_step)
+        if self._inspected is not None:
+            upcoming.append(self._inspected.next_step)
+        return min([*upcoming, *others])
+
+    def save_step(self, step: int, now: int, step_ns: int) -> int:
+        """At which step a save is due: with slow steps before the next cut."""
+        return step + max(1, (self.next_save_ns - now) // step_ns)
+
+
+def save_interval_ns(took_ns: int) -> int:
+    """How long no other save comes: many times as long as this one took, at most an hour."""
+    return max(_MIN_INTERVAL_NS, min(took_ns * _INTERVAL_FACTOR, _MAX_INTERVAL_NS))
 
 
 def steps_to_skip(config: ProfileConfig, num_steps: int | None) -> int:

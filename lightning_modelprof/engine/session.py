@@ -145,6 +145,13 @@ class Session:
             loop.join_progress_bar(self.live, self._cleanup)
         inspection = make_inspection(config, loop, steps, self._clock)
         memory = self._memory = LoopMemory(loop)
+        agreement = RankAgreement(loop, self._budget, self.announcements)
+        if capture is not None:
+            self._windows = WindowControl(capture, steps, self._budget, agreement, loop=loop, config=config)
+        if inspection is not None:
+            self._inspecting = InspectionControl(
+                inspection, steps, self._budget, agreement, loop=loop, config=config
+            )
         if why_there and directory is not None:
             self._warn_and_note(f"{why_there}. Files go to {directory}")
         no_window = why_no_window(config, loop.rank, loop.world_size, self.phase_source.inner)
@@ -153,14 +160,14 @@ class Session:
         elif no_window:
             self._notes.append(f"{no_window}.")
         self._budget.begin_loop()
-        agreement = RankAgreement(loop, self._budget, self.announcements)
-        if capture is not None:
-            self._windows = WindowControl(capture, steps, self._budget, agreement, loop=loop, config=config)
-        if inspection is not None:
-            self._inspecting = InspectionControl(
-                inspection, steps, self._budget, agreement, loop=loop, config=config
-            )
-        self._plan = Plan(config, loop, has_loggers=results.outputs.has_loggers, has_bar=has_bar)
+        self._plan = Plan(
+            config,
+            loop,
+            windows=None if capture is None else capture.plan,
+            inspected=None if inspection is None else inspection.steps,
+            has_loggers=results.outputs.has_loggers,
+            has_bar=has_bar,
+        )
         self._figures = ShownFigures(
             self.live, self._plan, self._budget, outputs=results.outputs, memory=memory, loop=loop
         )
@@ -232,7 +239,7 @@ class Session:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
-            heard: rank → its message, of the other ranks.
+            messages: rank → its message, of the other ranks.
             absent: rank → why there is none.
             is_brief: whether a line is printed in the report's place.
             on_report: is given what was reported.
@@ -362,7 +369,7 @@ class Session:
         if self._sampling is None and ledger.ranges is None:
             memory.look(step)  # not in a window: torch's Python tracer would record it
         windows, inspecting = self._windows, self._inspecting
-        if windows is not None and step == windows.capture.plan.next_step:
+        if windows is not None and plan.is_window_due(step):
             with budget.asked_for(by_name=self._config.asks_for_window):
                 self._step_window(windows, step)
         if inspecting is not None:
@@ -396,8 +403,6 @@ class Session:
         if step:
             now = self._clock()
             upcoming.append(plan.save_step(step, now, self._budget.step_ns(now, step)))
-        if self._windows is not None:
-            upcoming.append(self._windows.capture.plan.next_step)
         if self._inspecting is not None:
             upcoming += self._inspecting.next_due(step)
         return plan.next_due(step, upcoming)
