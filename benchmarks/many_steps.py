@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from lightning_modelprof.loop.step_timing import LiveFigures
+from lightning_modelprof.engine.live_figures import LiveFigures
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.measure.steps.slow_steps import SlowStepWatch
 from lightning_modelprof.run.archive import save_run

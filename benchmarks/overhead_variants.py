@@ -154,7 +154,7 @@ class Variant:
 def ours(**arguments: Any) -> Callback:
     """Steps are timed and sampled; counting FLOPs and windows are not part of this."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415 - the peers can be measured without it
-    from lightning_modelprof.loop.process_loops import PROCESS_LOOPS  # noqa: PLC0415
+    from lightning_modelprof.engine.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
     PROCESS_LOOPS.forget()  # each fit as if it were the first one, which prints its report
     return ModelProfCallback(**{"active": 0, "flops": False, **arguments})

@@ -5,7 +5,7 @@
 
 The first part is CPU time of this process, all threads, of the same call with and without the callback in
 turns: medians, their difference with its quartiles, and the ratio. The second part is what
-``loop/step_boundaries.py`` supposes beforehand: the wall time that counting a step and a window of ten
+``engine/budget.py`` supposes beforehand: the wall time that counting a step and a window of ten
 steps took beyond usual steps, and the estimate.
 """
 
@@ -29,11 +29,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.loop import step_boundaries
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
-from lightning_modelprof.loop.step_boundaries import StepBoundaries
+from lightning_modelprof.engine import budget
+from lightning_modelprof.engine.budget import Budget
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.measure.window.capture import Capture
+from lightning_modelprof.run.steps import StepTag
 
 BATCH: Final = 384
 STEPS: Final = 300
@@ -123,21 +123,28 @@ def fit(folder: Path) -> Callable[[bool], Callable[[], object]]:
 def supposed(folder: Path, blocks: int) -> None:
     """Print what counting and a window took, and what is supposed of them."""
     window_ns, counted_ns = 0.0, 0.0
-    step_window, inspect = StepBoundaries._step_window, StepBoundaries._inspect
+    step_window, end_window, end_inspection = Capture.begin_step, Budget.end_window, Budget.end_inspection
 
-    def timed_window(self: StepBoundaries, capture: Capture, step: int) -> None:
+    def timed_step(self: Capture, step: int) -> StepTag:
         nonlocal window_ns
-        longer_ns, begin_ns = self._window_ns, time.perf_counter_ns()
-        step_window(self, capture, step)
-        window_ns += time.perf_counter_ns() - begin_ns + (0 if self._window_ns else longer_ns)
+        begin_ns = time.perf_counter_ns()
+        tags = step_window(self, step)
+        window_ns += time.perf_counter_ns() - begin_ns
+        return tags
 
-    def noted_inspection(self: StepBoundaries, inspection: Inspection, step: int) -> None:
+    def noted_window(self: Budget) -> None:
+        nonlocal window_ns
+        window_ns += self._open_window_ns
+        end_window(self)
+
+    def noted_inspection(self: Budget, begin_ns: int) -> None:
         nonlocal counted_ns
-        inspect(self, inspection, step)
+        end_inspection(self, begin_ns)
         counted_ns = counted_ns or self._counted_ns  # of the step that is counted: modules are timed later
 
-    StepBoundaries._step_window = timed_window  # type: ignore[method-assign]
-    StepBoundaries._inspect = noted_inspection  # type: ignore[method-assign]
+    Capture.begin_step = timed_step  # type: ignore[method-assign]
+    Budget.end_window = noted_window  # type: ignore[method-assign]
+    Budget.end_inspection = noted_inspection  # type: ignore[method-assign]
     try:
         callback = ModelProfCallback(
             active=10, flops=True, inspect={"sampling": False}, dirpath=tempfile.mkdtemp(dir=folder)
@@ -146,15 +153,16 @@ def supposed(folder: Path, blocks: int) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer(folder, callback).fit(model, loader(60))
     finally:
-        StepBoundaries._step_window = step_window  # type: ignore[method-assign]
-        StepBoundaries._inspect = inspect  # type: ignore[method-assign]
+        Capture.begin_step = step_window  # type: ignore[method-assign]
+        Budget.end_window = end_window  # type: ignore[method-assign]
+        Budget.end_inspection = end_inspection  # type: ignore[method-assign]
     assert callback.run is not None
     cost = callback.run.ranks[0].model_cost
     assert cost is not None
     assert cost.sites is not None
     operators, modules = sum(line.calls for line in cost.sites.lines), sum(1 for _ in model.modules())
-    window = step_boundaries.WINDOW_NS + 10 * operators * step_boundaries.NS_PER_OPERATOR
-    count = step_boundaries.COUNT_NS + modules * step_boundaries.NS_PER_MODULE
+    window = budget.WINDOW_NS + 10 * operators * budget.NS_PER_OPERATOR
+    count = budget.COUNT_NS + modules * budget.NS_PER_MODULE
     print(
         f"{modules} modules, {operators} operators: counting took {counted_ns / 1e6:.0f} ms, supposed"
         f" {count / 1e6:.0f}; a window {window_ns / 1e6:.0f} ms, supposed {window / 1e6:.0f}"

@@ -18,11 +18,11 @@ from lightning_modelprof.errors import (
 
 if TYPE_CHECKING:
     from lightning_modelprof.config.options import Bounds, InspectOptions, ReportOptions
+    from lightning_modelprof.engine.loader_profile import profile_loader
+    from lightning_modelprof.engine.profiler import LoopProfiler
     from lightning_modelprof.inspect.flops.count import count_flops
     from lightning_modelprof.lightning.callback import ModelProfCallback
     from lightning_modelprof.lightning.profiler import ModelProfiler
-    from lightning_modelprof.loop.loader_profile import profile_loader
-    from lightning_modelprof.loop.profiler import LoopProfiler
     from lightning_modelprof.reading import read_report
     from lightning_modelprof.reading_traces import analyze
     from lightning_modelprof.show.terminal.terminal import print_report
@@ -59,7 +59,7 @@ _HOMES = {
     "Bounds": "config.options",
     "EventTimer": "timing.event_timer",
     "InspectOptions": "config.options",
-    "LoopProfiler": "loop.profiler",
+    "LoopProfiler": "engine.profiler",
     "ModelProfCallback": "callback",
     "ModelProfiler": "lightning.profiler",
     "ReportOptions": "config.options",
@@ -67,7 +67,7 @@ _HOMES = {
     "benchmark_inference": "timing.inference",
     "count_flops": "inspect.flops.count",
     "print_report": "show.terminal.terminal",
-    "profile_loader": "loop.loader_profile",
+    "profile_loader": "engine.loader_profile",
     "profile_model": "timing.model_profile",
     "read_report": "reading",
 }

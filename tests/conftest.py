@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lightning_modelprof.loop import budget, inspection_plan, instruments, process_loops, session, windows
-from lightning_modelprof.loop.helper import Helper
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
+from lightning_modelprof.engine import budget, plan, process_loops, results, traces
+from lightning_modelprof.engine.helper import Helper
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.measure.setup.source_file import SourceFile
 from tests.support.chromium import start_chromium
 
@@ -71,15 +71,15 @@ _SHORT = {
         (process_loops, "SHORT_FIT"),
         (process_loops, "SHORT_EVALUATION"),
         (budget, "LEAST_NS"),
-        (session, "REPORT_AFTER_NS"),
-        (inspection_plan, "SKIPPED_SHARE"),
-        (instruments, "SHORT_LOOP"),
+        (results, "REPORT_AFTER_NS"),
+        (plan, "SKIPPED_SHARE"),
+        (plan, "SHORT_LOOP"),
     )
 }
 process_loops.SHORT_FIT = process_loops.SHORT_EVALUATION = 0
 budget.LEAST_NS = 10**18
-session.REPORT_AFTER_NS = 0
-inspection_plan.SKIPPED_SHARE, instruments.SHORT_LOOP = math.inf, 0
+results.REPORT_AFTER_NS = 0
+plan.SKIPPED_SHARE, plan.SHORT_LOOP = math.inf, 0
 
 
 # Every fit reads the file of its test, which is much longer than those of most trainings.
@@ -112,7 +112,7 @@ def _a_process_of_its_own(request, monkeypatch):
         for (module, name), value in _SHORT.items():
             monkeypatch.setattr(module, name, value)
     if request.node.get_closest_marker("helper") is None:
-        monkeypatch.setattr(windows, "make_helper", Helper)
+        monkeypatch.setattr(traces, "make_helper", Helper)
     PROCESS_LOOPS.forget()
     yield
     PROCESS_LOOPS.forget()

@@ -67,7 +67,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     name = quoted(options.factory)
     loader = find_loader(options.factory)
-    from lightning_modelprof.loop.loader_profile import profile_loader
+    from lightning_modelprof.engine.loader_profile import profile_loader
 
     if sys.stderr is not None and sys.stderr.isatty():  # nothing else is printed until the end
         print(f"Loading batches for up to {options.seconds:g} s.", file=sys.stderr)

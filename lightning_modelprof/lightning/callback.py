@@ -23,13 +23,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning_modelprof.config.checks import make_config
 from lightning_modelprof.config.options import DEFAULTS, FIELDS, Bounds, InspectOptions, ReportOptions
 from lightning_modelprof.config.sources import explain_unknown_arguments, is_switched_off, read_yaml
+from lightning_modelprof.engine.loop import check_machine, print_switched_off
+from lightning_modelprof.engine.run_folder import wanted_folder
+from lightning_modelprof.engine.session import Session, end_status
 from lightning_modelprof.errors import ConfigError, warn
 from lightning_modelprof.lightning.checks import check_ignored, ignore_repeats, measuring_callback
 from lightning_modelprof.lightning.phases import check_epoch
 from lightning_modelprof.lightning.session_keeper import SessionKeeper
-from lightning_modelprof.loop.loop import check_machine, print_switched_off
-from lightning_modelprof.loop.run_folder import wanted_folder
-from lightning_modelprof.loop.session import LoopSession, end_status
 from lightning_modelprof.run.loops import FIT, LOOPS, LoopKind
 from lightning_modelprof.run.records import IGNORED_CALLBACK
 from lightning_modelprof.run.steps import StepTag
@@ -381,7 +381,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         roots = [kind.__module__.partition(".")[0] for kind in type(trainer).__mro__]
         self._package = next((root for root in roots if root in _PACKAGES), "")
 
-    def _take_results(self, of: LoopSession | SessionKeeper) -> None:
+    def _take_results(self, of: Session | SessionKeeper) -> None:
         super()._take_results(of)
         self._has_own_results = self.report is not None or self.run is not None
         original = None if self._original is None else self._original()

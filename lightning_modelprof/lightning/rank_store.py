@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch.distributed
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.loop.windows import recording_ranks
+from lightning_modelprof.engine.windows import recording_ranks
 
 PATIENCE_S: Final = 30.0
 """The longest wait for others, in all: time enough for what other callbacks do at the same hook."""

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightning_modelprof.config.options import ProfileConfig
-from lightning_modelprof.errors import ConfigError, describe_error, traceback_text, warn
-from lightning_modelprof.lightning.phases import OutsideLoopClock, check_names
-from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore, StepAnnouncements, steps_until_stop
-from lightning_modelprof.lightning.trainer_loop import TrainerLoop
-from lightning_modelprof.loop.process_loops import (
+from lightning_modelprof.engine.process_loops import (
     PROCESS_LOOPS,
     ShortLoop,
     end_with_process,
     is_worker,
     short_loop,
 )
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine.session import Session
+from lightning_modelprof.errors import ConfigError, describe_error, traceback_text, warn
+from lightning_modelprof.lightning.phases import OutsideLoopClock, check_names
+from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore, StepAnnouncements, steps_until_stop
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.measure.steps.batch_sizes import NothingCounted, SampleCounter, make_counter
 from lightning_modelprof.measure.steps.ledger import PhaseLedger
@@ -87,11 +87,11 @@ class SessionKeeper:
         self._loop_kind: LoopKind = FIT
         self._directory: Path | None = None  # wanted for files
         self._why_there = ""  # and not beside the run
-        self._session: LoopSession | None = None
+        self._session: Session | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
         self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
         self._dataloader_idx = 0
-        self._aborted: LoopSession | None = None  # an error of ours has ended it
+        self._aborted: Session | None = None  # an error of ours has ended it
         self._rank_store: RankStore | None = None  # of the other ranks, who count on us to the end
         self._is_cut_off = False  # whether they could not be reached, which is said once
         self._stop_at: int | None = None  # batch of the fit at which windows end training on all ranks
@@ -147,19 +147,19 @@ class SessionKeeper:
             self.outside_clock or OutsideLoopClock(self._clock, f"{prefix}setup"),
             None,
         )
-        session = LoopSession(
+        session = Session(
             self.config,
             TrainerLoop(trainer, self._loop_kind, prefix, outside_clock),
             clock=self._clock,
             warn=warn,
             guard=self._guard,
-            on_missed_end=self._end_missed_loop,
             samples_note=lambda: getattr(self._count, "note", ""),
         )
         self._session = session
         if self._outer_loops:
             session.note(_RAN_INSIDE)
         session.phase_source.on_error = self._step_aside
+        session.ledger.on_missed_end = self._end_missed_loop
         end_with_process(self)
 
     def _join_ranks(self, trainer: Any) -> None:
@@ -350,7 +350,7 @@ class SessionKeeper:
                 self._take_results(session)
 
     def _report(
-        self, session: LoopSession, status: str, messages: Mapping[int, bytes], absent: Mapping[int, str]
+        self, session: Session, status: str, messages: Mapping[int, bytes], absent: Mapping[int, str]
     ) -> None:
         def is_brief() -> bool:
             return PROCESS_LOOPS.has_printed(self._loop_kind) or is_worker(
@@ -359,14 +359,14 @@ class SessionKeeper:
 
         session.finish(status, messages, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 
-    def _add_outside_times(self, session: LoopSession) -> None:
+    def _add_outside_times(self, session: Session) -> None:
         """The trainer has done all that it does after the loop."""
         self._guard(session.add_outside_times)
         if session.run is not None and session.report is not None:
             PROCESS_LOOPS.renew(session.run, session.report)
         self._take_results(session)
 
-    def _take_results(self, of: LoopSession | SessionKeeper) -> None:
+    def _take_results(self, of: Session | SessionKeeper) -> None:
         self.report, self.run = of.report or self.report, of.run or self.run
 
     def _leave(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
+from lightning_modelprof.engine.profiler import LoopProfiler
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.lightning.callback import ModelProfCallback
 from lightning_modelprof.lightning.profiler import ModelProfiler
-from lightning_modelprof.loop.profiler import LoopProfiler
 
 _MOST_CALLS: Final = 12
 """Between the Trainer that is made and the question for callbacks; there are three."""

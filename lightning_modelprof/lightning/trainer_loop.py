@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from lightning_modelprof.engine.live_figures import LiveFigures
+from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.lightning.in_validation import time_metrics
 from lightning_modelprof.lightning.phases import (
     SILENT_PROFILERS,
@@ -25,8 +27,6 @@ from lightning_modelprof.lightning.phases import (
     uninstall,
 )
 from lightning_modelprof.lightning.rank_wait import stand_in, time_broadcast
-from lightning_modelprof.loop.loop import Loop
-from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.setup.environment import read_libraries, trainer_call, written_class
 from lightning_modelprof.measure.setup.model_setup import calls_by_name, class_files, convolution_biases
 from lightning_modelprof.measure.setup.statements import Statements, outside_optimizers

@@ -31,7 +31,7 @@ def function_of(path: str) -> Callable[[Any], Iterator[Compared]]:
 
 
 def places(text: str) -> str:
-    """The innermost of our own lines in a traceback, such as ``loop.session:120``."""
+    """The innermost of our own lines in a traceback, such as ``engine.session:120``."""
     found = [
         f"{module.replace(chr(92), '/').replace('/', '.')}:{line}" for module, line in _FRAME.findall(text)
     ]

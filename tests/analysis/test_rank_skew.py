@@ -640,7 +640,7 @@ JOB = textwrap.dedent("""
     import torch
     from lightning.pytorch import Callback
     from torch.utils.data import DataLoader, Dataset
-    from lightning_modelprof.loop import session
+    from lightning_modelprof.engine import session
     from tests.support.bench import UndisturbedClock
     from tests.support.fits import Net, make_callback, make_trainer
 

@@ -22,7 +22,7 @@ from lightning_modelprof import Bounds, ConfigError, InspectOptions, ModelProfCa
 from lightning_modelprof.config import checks as config_checks
 from lightning_modelprof.config import sources as config_sources
 from lightning_modelprof.config.options import DEFAULTS, GROUP_OF, GROUPS, ProfileConfig
-from lightning_modelprof.loop.run_folder import check_writeable
+from lightning_modelprof.engine.run_folder import check_writeable
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, SORT_KEYS, TIME_UNITS, VIEWS, TableOptions
 from tests.support.fits import (
     ROOT,

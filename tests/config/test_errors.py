@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from lightning_modelprof import ArchiveError, ConfigError, ModelProfCallback
+from lightning_modelprof.engine.run_folder import check_writeable
 from lightning_modelprof.errors import ModelProfError, describe_error, quoted, warn
-from lightning_modelprof.loop.run_folder import check_writeable
 from tests.support.fits import make_callback, make_trainer
 
 LONGEST = 4_100

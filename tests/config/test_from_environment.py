@@ -140,7 +140,7 @@ def test_what_cannot_be_meant_is_refused_when_the_trainer_is_made(monkeypatch, v
 @pytest.mark.parametrize("word", ["0", "off", "No"])
 def test_off_speaks_once_and_only_where_a_callback_stood(monkeypatch, capsys, word):
     monkeypatch.setenv("LIGHTNING_MODELPROF", word)
-    monkeypatch.setattr("lightning_modelprof.loop.loop._HAS_PRINTED_OFF", False)
+    monkeypatch.setattr("lightning_modelprof.engine.loop._HAS_PRINTED_OFF", False)
     trainer = lightning.pytorch.Trainer(**QUIET)
     assert ours(trainer) == []
     fit_quietly(trainer, Net(), loader())

@@ -79,8 +79,8 @@ LAWS = {
         "record",
         "place",
     ),
-    "loop": (
-        "loop",
+    "engine": (
+        "engine",
         "processes",
         "threads",
         "config",
@@ -99,7 +99,7 @@ LAWS = {
     ),
     "lightning": (
         "lightning",
-        "loop",
+        "engine",
         "config",
         "inspect",
         "measure",
@@ -151,7 +151,7 @@ LAWS = {
         "cli",
         "selftest",
         "lightning.from_environment",
-        "loop.loader_profile",
+        "engine.loader_profile",
         "config",
         "reading",
         "reading_traces",
@@ -177,7 +177,7 @@ LAWS = {
         "errors",
     ),
     "callback": ("lightning.callback",),
-    "profiler": ("lightning.profiler", "loop.profiler"),
+    "profiler": ("lightning.profiler", "engine.profiler"),
     "__main__": ("cli",),
     "__init__": (
         "lightning.callback",
@@ -186,8 +186,8 @@ LAWS = {
         "record",
         "inspect.flops.count",
         "lightning.profiler",
-        "loop.loader_profile",
-        "loop.profiler",
+        "engine.loader_profile",
+        "engine.profiler",
         "reading",
         "reading_traces",
         "show.terminal.terminal",
@@ -198,7 +198,7 @@ LAWS = {
 
 # Library → the only parts and files that may import it.
 LIBRARIES = {
-    "torch": ("inspect", "measure", "timing", "loop", "lightning", "selftest"),
+    "torch": ("inspect", "measure", "timing", "engine", "lightning", "selftest"),
     "fvcore": ("inspect.flops.fvcore_table",),
     "torchmetrics": (),
     "lightning": ("lightning", "selftest"),

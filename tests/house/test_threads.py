@@ -10,8 +10,9 @@ import time
 import pytest
 
 from lightning_modelprof import threads
-from lightning_modelprof.loop import helper
-from lightning_modelprof.loop.trace_work import Setting
+from lightning_modelprof.engine import helper
+from lightning_modelprof.engine.run_folder import RunFolder
+from lightning_modelprof.engine.trace_work import Setting
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.window.other_profilers import watch
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
@@ -146,7 +147,7 @@ def test_whoever_analyzes_traces_does_it_without_a_thread(monkeypatch, dying):
         raise OSError("no process either")
 
     monkeypatch.setattr(helper, "ProcessHelper", refuse)
-    setting = Setting(directory=None, created="", rank=0, is_first=True, loop="fit", options=DEFAULT_OPTIONS)
+    setting = Setting(folder=RunFolder(path=None, created=""), loop="fit", options=DEFAULT_OPTIONS)
     assert type(helper.make_helper(setting)) is helper.Helper
     assert dying == ["modelprof-traces"]
 

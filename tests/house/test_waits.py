@@ -20,9 +20,9 @@ ALLOWED = {
     # A new lock that nobody else has yet.
     "measure/sampling/sampler.py": {"self._is_over.acquire()"},
     # A thread that has nothing else to do, and processes that were killed or have closed their end.
-    "loop/helper.py": {"self._tasks.get()", "self._process.wait()", "process.wait()"},
+    "engine/helper.py": {"self._tasks.get()", "self._process.wait()", "process.wait()"},
     # Ours, which waits for the helper.
-    "loop/session.py": {"instruments.results.wait()"},
+    "engine/session.py": {"results.traces.wait()"},
     # The command line, where nobody trains.
     "cli/run.py": {"running[0].wait()"},
     "reading_traces.py": {"self._process.wait()"},

@@ -322,7 +322,7 @@ def test_all_kinds_of_texts_are_read():
 
 OWN_NUMBERS = {
     "lightning.trainer_loop": "three words of a progress bar",
-    "loop.step_timing": "the line of Paddle's step_info, in its own digits",
+    "engine.live_figures": "the line of Paddle's step_info, in its own digits",
     "report.compare.build_compare": "a factor, with the digits that its interval allows",
     "report.rules": "parts of sentences",
     "report.tables.run": "parts of sentences",

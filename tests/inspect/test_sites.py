@@ -25,11 +25,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from lightning_modelprof.engine import session
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines import site_sums
 from lightning_modelprof.inspect.lines.site_sums import probe_of
 from lightning_modelprof.inspect.lines.sites import BatchSites, SiteWatch
-from lightning_modelprof.loop import instruments
 from lightning_modelprof.measure.user_code import UserCode, place_of
 from lightning_modelprof.run.sites import (
     BATCH_END,
@@ -423,13 +423,13 @@ def test_places_are_capped(monkeypatch):
 @pytest.fixture
 def inspections(monkeypatch):
     made = []
-    make = instruments._make_inspection
+    make = session.make_inspection
 
     def recorded(*args, **kwargs):
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(instruments, "_make_inspection", recorded)
+    monkeypatch.setattr(session, "make_inspection", recorded)
     return made
 
 
@@ -777,7 +777,7 @@ def frame_in(file, **names):
         (Path(sysconfig.get_paths()["scripts"]) / "lightning-modelprof", {}, False),  # what pip made of it
         (Path(site.getusersitepackages()) / "thing.py", {}, False),
         (torch.nn.functional.__file__, {}, False),
-        (instruments.__file__, {}, False),  # this package, installed from a checkout
+        (session.__file__, {}, False),  # this package, installed from a checkout
         (HERE, {}, True),
     ],
 )

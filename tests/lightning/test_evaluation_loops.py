@@ -24,11 +24,12 @@ from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.steps.benchmark import all_ranks
+from lightning_modelprof.engine.loop import num_prefetched
+from lightning_modelprof.engine.results import Results
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.lightning.classify import ActionTable
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop.loop import num_prefetched
-from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.phases import PHASE_INDEX
@@ -384,7 +385,7 @@ def test_trainer_of_pytorch_lightning(bench, key):
 def test_device_times(monkeypatch, bench, key):
     """The device takes three times the host's time; predictions are fetched from it."""
     bench.truth.device = FakeDeviceClock()
-    monkeypatch.setattr("lightning_modelprof.loop.step_timing.device_clock", lambda _: bench.truth.device)
+    monkeypatch.setattr("lightning_modelprof.engine.step_times.device_clock", lambda _: bench.truth.device)
     bench.run(key, PlainNet(bench.truth), bench.data())
     bench.check(num_steps=3)
     device_ns = bench.record.steps.device_phases_ns
@@ -851,12 +852,20 @@ def test_bit_identity(tmp_path, key):
     assert alone[3:] == ours[3:]
 
 
-@pytest.mark.parametrize("name", ["arm", "_on_boundary", "stop", "_report"])
-def test_an_internal_error_does_not_reach_the_loop(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Session, "arm"),
+        (Session, "_on_boundary"),
+        (Session, "stop"),
+        (Results, "conclude"),
+    ],
+)
+def test_an_internal_error_does_not_reach_the_loop(tmp_path, monkeypatch, owner, name):
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("broken by a test")
 
-    monkeypatch.setattr(LoopSession, name, broken)
+    monkeypatch.setattr(owner, name, broken)
     callback = make_callback(tmp_path, active=0)
     trainer = make_real_trainer(tmp_path, callback)
     profiler = trainer.profiler
@@ -888,8 +897,8 @@ DDP = """
 from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning_modelprof.loop import process_loops
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine import process_loops
+from lightning_modelprof.engine.session import Session
 from tests.support.fits import *
 
 process_loops.SHORT_EVALUATION = 0  # or 16 batches have no report
@@ -898,7 +907,7 @@ class BreaksRankOne(Callback):
     # What is broken on one rank must not make the others wait.
     def on_validation_start(self, trainer, module):
         if trainer.global_rank == 1:
-            LoopSession._on_boundary = lambda self: 1 / 0
+            Session._on_boundary = lambda self: 1 / 0
 
 def validate(folder, *others):
     callback = make_callback(Path(folder), active=0)

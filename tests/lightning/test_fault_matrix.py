@@ -26,6 +26,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lightning_modelprof.engine import outputs, session, step_times, trace_work, windows
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.live_figures import LiveFigures
+from lightning_modelprof.engine.memory import LoopMemory
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.results import Results
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.inspect.core.counter import FlopCounter
 from lightning_modelprof.inspect.lines.sites import SiteWatch
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
@@ -33,13 +40,6 @@ from lightning_modelprof.lightning import callback as hooks
 from lightning_modelprof.lightning import classify, in_validation, session_keeper, trainer_loop
 from lightning_modelprof.lightning import classify as evaluation
 from lightning_modelprof.lightning.phases import PhaseProfiler
-from lightning_modelprof.loop import instruments, outputs, session, step_timing, trace_work, windows
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.memory import LoopMemory
-from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.session import LoopSession
-from lightning_modelprof.loop.step_boundaries import SaveTimer
-from lightning_modelprof.loop.step_timing import LiveFigures
 from lightning_modelprof.measure.resources.memory import MemoryCurve
 from lightning_modelprof.measure.sampling import sampler
 from lightning_modelprof.measure.sampling.sampler import Sampler
@@ -327,14 +327,14 @@ TIMING_ONLY = {"flops": False, "steps": None, "active": 0}
 
 PLACES = {
     # setup, when all that is refused on purpose has been checked
-    "setup: session": Place(LoopSession, "__init__", steps=None, errors=ALL),
+    "setup: session": Place(Session, "__init__", steps=None, errors=ALL),
     "setup: delegate": Place(trainer_loop, "make_delegate", steps=None),
-    "setup: device clock": Place(step_timing, "device_clock", steps=None),
+    "setup: device clock": Place(step_times, "device_clock", steps=None),
     "setup: counter": Place(session_keeper, "make_counter", steps=None),
     # on_train_start
-    "on_train_start": Place(LoopSession, "arm", steps=None, errors=(*ALL, "ctrl-c")),
-    "on_train_start: training's setup": Place(instruments, "read_setup", steps=None),
-    "on_train_start: first save": Place(SaveTimer, "save", steps=0),
+    "on_train_start": Place(Session, "arm", steps=None, errors=(*ALL, "ctrl-c")),
+    "on_train_start: training's setup": Place(session, "read_setup", steps=None),
+    "on_train_start: first save": Place(Results, "save", steps=0),
     "on_train_start: sampling": Place(session, "Sampling", steps=0),
     # on_train_batch_start
     "on_train_batch_start: samples": Place(
@@ -349,16 +349,16 @@ PLACES = {
     "on_train_batch_end: timing": Place(ModuleTimer, "disarm", 1, steps=2),
     # on_train_epoch_end, on_train_end
     "on_train_epoch_end": Place(hooks, "check_epoch", errors=ALL),
-    "on_train_end: stop": Place(LoopSession, "stop", errors=TWO),
+    "on_train_end: stop": Place(Session, "stop", errors=TWO),
     "on_train_end: training's setup": Place(session, "finish_setup"),
-    "on_train_end: finish": Place(LoopSession, "finish", errors=(*ALL, "ctrl-c")),
+    "on_train_end: finish": Place(Session, "finish", errors=(*ALL, "ctrl-c")),
     "on_train_end: analysis": Place(trace_work, "Facts", 2),
     # on_exception and teardown
     "on_exception: note": Place(LoopMemory, "on_exception", raises=ValueError, steps=8),
-    "on_exception: stop": Place(LoopSession, "stop", raises=ValueError, steps=8, errors=ALL),
-    "on_exception: report": Place(LoopSession, "_report", raises=ValueError, steps=8),
-    "on_exception: close": Place(LoopSession, "close", 2, raises=ValueError, steps=8, status="failed"),
-    "teardown": Place(LoopSession, "close", 2, status="finished", errors=ALL),
+    "on_exception: stop": Place(Session, "stop", raises=ValueError, steps=8, errors=ALL),
+    "on_exception: report": Place(Results, "_make_report", raises=ValueError, steps=8),
+    "on_exception: close": Place(Session, "close", 2, raises=ValueError, steps=8, status="failed"),
+    "teardown": Place(Session, "close", 2, status="finished", errors=ALL),
     # The delegate: actions, and what they mean
     "action: name": Place(classify.Classifier, "_make", 12, steps=0),
     "action: fetch begins": Place(actions.FetchAction, "__enter__", 4, steps=2, errors=TWO),
@@ -375,7 +375,7 @@ PLACES = {
     "parts of validation": Place(ValidationParts, "begin", 5, steps=4),
     "parts of validation, saved": Place(ValidationParts, "times", 2, steps=7),
     "step ends": Place(PhaseLedger, "end_step", 3, steps=2, errors=ALL),
-    "a step's boundary": Place(LoopSession, "_on_boundary", 3, steps=2, errors=(*ALL, "ctrl-c")),
+    "a step's boundary": Place(Session, "_on_boundary", 3, steps=2, errors=(*ALL, "ctrl-c")),
     "table": Place(PhaseProfiler, "choose_table", 4, steps=4),
     # Ranges of phases in a window
     "range opens": Place(TraceRanges, "push", 3, steps=5, errors=ALL),
@@ -387,7 +387,7 @@ PLACES = {
     "window closes": Place(Capture, "_close", steps=7, errors=(*ALL, "ctrl-c")),
     "window: cpu times": Place(Capture, "_noted", steps=7, errors=TWO),
     "window: export": Place(torch.profiler.profile, "export_chrome_trace", steps=7, errors=TWO),
-    "window: path": Place(windows.WindowResults, "raw_path", steps=7),
+    "window: path": Place(windows.Windows, "raw_path", steps=7),
     "window: trace is read": Place(
         trace_work, "parse_trace", message="couldn't be analyzed", status="finished"
     ),
@@ -470,15 +470,15 @@ def test_a_fault_in_a_fit(tmp_path: Any, monkeypatch: Any, truth: Any, place: Pl
 LOOPS = ("validate", "test", "predict")
 
 LOOP_PLACES = {
-    "epoch start": Place(LoopSession, "arm"),
+    "epoch start": Place(Session, "arm"),
     "batch start": Place(Inspection, "begin_batch", 2),
     "batch start: samples": Place(SampleCounter, "__call__", 3, message="The report won't have"),
     "batch end": Place(Inspection, "end_batch", 2),
     "action: fetch": Place(evaluation.EvaluationFetchAction, "__enter__", 3),
     "action: step ends": Place(PhaseLedger, "end_step", 3),
-    "end: stop": Place(LoopSession, "stop"),
-    "end: finish": Place(LoopSession, "finish"),
-    "teardown": Place(LoopSession, "close", 2),
+    "end: stop": Place(Session, "stop"),
+    "end: finish": Place(Session, "finish"),
+    "teardown": Place(Session, "close", 2),
 }
 
 

@@ -22,8 +22,8 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_modelprof import LoopProfiler, ModelProfiler
-from lightning_modelprof.loop.inspection import Inspection
-from lightning_modelprof.loop.session import LoopSession
+from lightning_modelprof.engine.inspection import Inspection
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.window.capture import Capture
 from tests.support.fits import Net, Numbers, fit_quietly, grouped, loader, make_callback, make_trainer
@@ -223,7 +223,7 @@ def find_rate(trainer: Any, module: Any, data: Any, val: Any) -> None:
 def interrupted_report(trainer: Any, *args: Any) -> None:
     """Ctrl-C while the report is made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopSession, "finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Session, "finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         fit_quietly(trainer, *args)
 
 
@@ -310,7 +310,7 @@ def test_nothing_stays_after_an_error_in_the_module(tmp_path, method, at, error)
 
 
 OUR_PLACES = {
-    "arm": (LoopSession, "arm", 1),
+    "arm": (Session, "arm", 1),
     "count": (Inspection, "begin_batch", 1),
     "counted": (Inspection, "end_batch", 1),
     "timed": (Inspection, "end_step", 2),
@@ -318,9 +318,9 @@ OUR_PLACES = {
     "window": (Capture, "begin_step", 4),
     "window closes": (Capture, "_close", 1),
     "look": (StackProbe, "look", 1),
-    "stop": (LoopSession, "stop", 1),
-    "finish": (LoopSession, "finish", 1),
-    "close": (LoopSession, "close", 1),
+    "stop": (Session, "stop", 1),
+    "finish": (Session, "finish", 1),
+    "close": (Session, "close", 1),
 }
 
 

@@ -13,8 +13,8 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lightning_modelprof import ModelProfCallback, ModelProfiler
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.lightning.phases import OutsideLoopClock
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import ActionTime
 from tests.support.bench import MIXES_PACKAGES, MS, FakeClock, make_trainer

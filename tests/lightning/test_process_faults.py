@@ -26,8 +26,7 @@ from lightning.pytorch.loggers.logger import Logger
 from torch.utils.data import DataLoader, _utils
 
 from lightning_modelprof import ConfigError
-from lightning_modelprof.loop import step_boundaries as save_timer
-from lightning_modelprof.loop.step_boundaries import SaveTimer
+from lightning_modelprof.engine import plan as save_timer
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
@@ -69,8 +68,8 @@ import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
-import lightning_modelprof.loop.step_boundaries as save_timer
-from lightning_modelprof.loop.session import LoopSession
+import lightning_modelprof.engine.plan as save_timer
+from lightning_modelprof.engine.session import Session
 from tests.support.fits import *
 
 save_timer._MIN_INTERVAL_NS = save_timer._INTERVAL_FACTOR = 0  # save at every step
@@ -139,12 +138,12 @@ def nothing(module, batch_idx):
 
 def breaks_setup(rank):
     def change():
-        make = LoopSession.__init__
+        make = Session.__init__
         def broken(self, config, loop, *args, **kwargs):
             if loop.rank == rank:
                 raise ValueError("broken by a test")
             make(self, config, loop, *args, **kwargs)
-        LoopSession.__init__ = broken
+        Session.__init__ = broken
     return change
 
 TWO = {"strategy": "ddp_fork", "devices": 2}
@@ -687,7 +686,5 @@ def test_the_trainer_can_be_copied_and_pickled(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_sleeps_during_a_save_saves_again() -> None:
-    times = iter([0, DAY_NS])
-    timer = SaveTimer(lambda: next(times))
-    assert timer.save(lambda: None) == DAY_NS
-    assert timer.next_ns == DAY_NS + 3_600 * 10**9
+    assert save_timer.save_interval_ns(DAY_NS) == 3_600 * 10**9
+    assert save_timer.save_interval_ns(10**9) == 200 * 10**9

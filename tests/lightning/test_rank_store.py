@@ -239,7 +239,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_modelprof import ModelProfCallback
-from lightning_modelprof.loop import process_loops, session
+from lightning_modelprof.engine import process_loops, session
 from lightning_modelprof.lightning.rank_store import RankStore
 from lightning_modelprof.measure.window.capture import Capture
 from tests.support.fits import *

@@ -16,7 +16,8 @@ from tensorboard.context import RequestContext
 
 from lightning_modelprof.cli.main import main
 from lightning_modelprof.config.options import ReportOptions
-from lightning_modelprof.loop.outputs import Outputs
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
 from lightning_modelprof.tensorboard_plugin.selection import Selection
 from lightning_modelprof.tensorboard_plugin.stored_profiles import StoredProfiles
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render
@@ -116,7 +117,7 @@ def test_no_command_without_files_or_tensorboard(tmp_path):
     logger = TensorBoardLogger(tmp_path)
 
     def command(directory, loggers):
-        outputs = Outputs(directory, loggers, options, rank=0, created="now", warn=pytest.fail)
+        outputs = Outputs(RunFolder(path=directory, created="now"), loggers, options, pytest.fail)
         return outputs.all_ranks_command
 
     assert command(tmp_path / "run", [logger]).endswith(f"tensorboard {tmp_path}/run --logdir {tmp_path}")

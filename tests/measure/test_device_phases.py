@@ -239,7 +239,7 @@ def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench()
     bench.truth.device = FakeDeviceClock()
     monkeypatch.setattr(
-        "lightning_modelprof.loop.step_timing.device_clock", lambda device: bench.truth.device
+        "lightning_modelprof.engine.step_times.device_clock", lambda device: bench.truth.device
     )
     return bench
 

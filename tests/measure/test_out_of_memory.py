@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.engine import memory as loop_memory
+from lightning_modelprof.engine.memory import LoopMemory
 from lightning_modelprof.inspect.modules.live_tensors import storages_of
-from lightning_modelprof.loop import memory as loop_memory
-from lightning_modelprof.loop.memory import LoopMemory
 from lightning_modelprof.measure.resources import out_of_memory
 from lightning_modelprof.measure.resources.memory import DeviceBytes
 from lightning_modelprof.measure.resources.out_of_memory import (

@@ -10,7 +10,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_modelprof.analysis.steps.phase_times import own_cost
 from lightning_modelprof.analysis.steps.step_costs import step_costs
-from lightning_modelprof.loop.windows import WindowResults
+from lightning_modelprof.engine.traces import Traces
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
@@ -110,7 +110,7 @@ def test_a_window_costs_more_than_no_window(tmp_path):
 
 def test_the_wait_for_the_report_is_ours(tmp_path, monkeypatch):
     """It is in the report that is waited for, as far as that can tell."""
-    monkeypatch.setattr(WindowResults, "wait", lambda self: time.sleep(0.3))
+    monkeypatch.setattr(Traces, "wait", lambda self: time.sleep(0.3))
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader(100))
     cost, wait_ns = callback.report.sections["own_cost"], callback.run.ranks[0].report_wait_ns

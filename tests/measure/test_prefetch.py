@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_modelprof.loop import step_boundaries as save_timer
-from lightning_modelprof.loop.loop import num_prefetched
-from lightning_modelprof.loop.outputs import Outputs
-from lightning_modelprof.loop.step_timing import LiveFigures
+from lightning_modelprof.engine import plan as save_timer
+from lightning_modelprof.engine.live_figures import LiveFigures
+from lightning_modelprof.engine.loop import num_prefetched
+from lightning_modelprof.engine.outputs import Outputs
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag

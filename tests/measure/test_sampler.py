@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, seed_everything
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.analysis.source.hot_lines import hot_lines
-from lightning_modelprof.loop.instruments import Sampling, _memory_look
+from lightning_modelprof.engine.instruments import Sampling, _memory_look
 from lightning_modelprof.measure.sampling import stack_probe as stack_look_module
 from lightning_modelprof.measure.sampling.sampler import Sampler
 from lightning_modelprof.measure.sampling.stack_probe import StackProbe
@@ -726,8 +726,8 @@ def test_boundaries_are_our_own_work(tmp_path, monkeypatch):
         seen.append(self._stack._ledger.current)
         return fields(self)
 
-    monkeypatch.setattr("lightning_modelprof.loop.step_boundaries._MIN_INTERVAL_NS", 0)
-    monkeypatch.setattr("lightning_modelprof.loop.step_boundaries._INTERVAL_FACTOR", 0)
+    monkeypatch.setattr("lightning_modelprof.engine.plan._MIN_INTERVAL_NS", 0)
+    monkeypatch.setattr("lightning_modelprof.engine.plan._INTERVAL_FACTOR", 0)
     monkeypatch.setattr(Sampling, "fields", slow)
     run_fit(tmp_path, data=loader(20), active=0, sampling=True)
     assert len(seen) > 3

@@ -14,10 +14,14 @@ from isal import igzip
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
 
-from lightning_modelprof.loop import trace_work
-from lightning_modelprof.loop.outputs import NOWHERE, Outputs
-from lightning_modelprof.loop.windows import WindowResults
+from lightning_modelprof.engine import trace_work
+from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
+from lightning_modelprof.engine.trace_work import Setting
+from lightning_modelprof.engine.traces import Traces
+from lightning_modelprof.engine.windows import Windows
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
@@ -728,8 +732,9 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
 def test_facts_of_the_newest_windows_are_kept(tmp_path):
     """A long run has thousands of windows, and the facts of each take memory."""
     warnings = []
-    outputs = Outputs(None, [], NOWHERE, rank=0, created="", warn=warnings.append)
-    results = WindowResults(outputs, 0, warnings.append)
+    outputs = Outputs(RunFolder(path=None, created=""), [], NOWHERE, warnings.append)
+    setting = Setting(folder=outputs.folder, loop="fit", options=DEFAULT_OPTIONS)
+    results = Traces(Windows(outputs, warnings.append), outputs, setting)
     for index in range(5):
         raw = tmp_path / "raw.json"
         raw.write_text("no trace" if index == 3 else '{"traceEvents": []}')
@@ -739,8 +744,8 @@ def test_facts_of_the_newest_windows_are_kept(tmp_path):
         assert not raw.exists()
         results.poll()
     assert list(results._helper.facts()) == [1, 2, 4]
-    assert list(results.trace_notes) == [3]
-    assert [window.index for window in results.windows] == [0, 1, 2, 3, 4]
+    assert list(results.windows.trace_notes) == [3]
+    assert [window.index for window in results.windows.listed] == [0, 1, 2, 3, 4]
     assert warnings == []
 
 
@@ -750,7 +755,7 @@ def test_no_place_for_a_trace_costs_the_window_alone(tmp_path, monkeypatch):
     def nowhere(self, window):
         raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.setattr(WindowResults, "raw_path", nowhere)
+    monkeypatch.setattr(Windows, "raw_path", nowhere)
     with our_warnings() as messages:
         callback = run_fit(tmp_path, steps=(3, 5))
     assert len(messages) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modelprof.loop import trace_work
-from lightning_modelprof.loop.outputs import Outputs
+from lightning_modelprof.engine import trace_work
+from lightning_modelprof.engine.outputs import Outputs
 from lightning_modelprof.measure.window import capture
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu, batch_cpu
-from lightning_modelprof.loop.loop import batches_made
+from lightning_modelprof.engine.loop import batches_made
 from lightning_modelprof.measure.resources.cpu import PERIOD
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice

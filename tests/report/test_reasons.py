@@ -15,7 +15,7 @@ from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from lightning_modelprof.errors import ConfigError
 
 PACKAGE = Path(lightning_modelprof.__file__).parent
-ROOMS = ("analysis", "inspect", "loop", "measure", "report", "run", "tensorboard_plugin")
+ROOMS = ("analysis", "engine", "inspect", "measure", "report", "run", "tensorboard_plugin")
 
 OF_REPORT = {name for name, group in GROUP_OF.items() if group == "report"}
 WORDS = {name for name in (*FIELDS, *GROUP_OF) if "_" in name} - {"log_every_n_steps", *OF_REPORT}

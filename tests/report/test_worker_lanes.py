@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace.worker_batches import find_worker_batches
-from lightning_modelprof.loop import instruments
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.report.timeline.worker_lanes import GROUP
 from lightning_modelprof.run.phases import TRACE_METADATA_KEY
@@ -270,12 +270,7 @@ def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monk
         times = {"begin_ns": begin, "fetched_ns": end, "ready_ns": end}
         return {"workers": ((0, WorkerBatches(index=index, **columns, **times)),)}
 
-    make_capture = instruments.make_capture
-    monkeypatch.setattr(
-        instruments,
-        "make_capture",
-        lambda *args, **kwargs: make_capture(*args, **(kwargs | {"metadata": made})),
-    )
+    monkeypatch.setattr(Session, "trace_metadata", lambda _, begin_ns, end_ns: made(begin_ns, end_ns))
     callback = run_fit(
         tmp_path, module=Net(at_batch), active=4, with_stack=with_stack, trainer={"limit_train_batches": 12}
     )

@@ -369,7 +369,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 FIT = """
 import os, signal, sys, time
 from pathlib import Path
-import lightning_modelprof.loop.step_boundaries as save_timer
+import lightning_modelprof.engine.plan as save_timer
 from tests.support.fits import *
 
 save_timer._MIN_INTERVAL_NS = save_timer._INTERVAL_FACTOR = 0  # save at every step

@@ -20,11 +20,11 @@ from lightning_modelprof.analysis.modules import model_flops
 from lightning_modelprof.analysis.steps import benchmark
 from lightning_modelprof.analysis.timeline import steps as trace_steps
 from lightning_modelprof.analysis.trace import device_usage, trace_facts
+from lightning_modelprof.engine import step_times
 from lightning_modelprof.inspect.flops import count
 from lightning_modelprof.inspect.modules.module_times import ModuleTimer
 from lightning_modelprof.lightning import classify
 from lightning_modelprof.lightning.callback import ModelProfCallback
-from lightning_modelprof.loop import step_timing
 from lightning_modelprof.measure.steps.device_phases import DevicePhases
 from lightning_modelprof.measure.steps.recorder import Recorder
 from lightning_modelprof.measure.window.capture import Capture
@@ -132,7 +132,7 @@ def compared(tmp_path, monkeypatch):
         if name == "stored trace":
             return [one for path in TRACES for one in checks_trace.compare_trace(path, "h100")]
         if name == "gpu phases":
-            monkeypatch.setattr(step_timing, "device_clock", lambda device: Device())
+            monkeypatch.setattr(step_times, "device_clock", lambda device: Device())
             return list(
                 checks_time._device_phases(FakeGpu("cpu", tmp_path), "net", Layer(4, 4), torch.ones(2, 4))
             )

@@ -30,7 +30,7 @@ from pathlib import Path
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from rich.progress import ProgressColumn
 from rich.text import Text
-from lightning_modelprof.loop.process_loops import PROCESS_LOOPS
+from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
 from lightning_modelprof.show.terminal.terminal import print_report
 from tests.support.fits import *
 

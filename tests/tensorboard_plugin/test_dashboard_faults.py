@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_modelprof.loop import outputs, trace_work, windows
+from lightning_modelprof.engine import outputs, trace_work, traces
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ def test_two_fits_without_files_do_not_take_each_others_place(tmp_path):
 
 
 def test_of_many_windows_some_are_written():
-    kept = [index for index in range(1_000) if windows.is_for_dashboard(index)]
+    kept = [index for index in range(1_000) if traces.is_for_dashboard(index)]
     assert kept[:16] == list(range(16))
     assert [len([index for index in kept if low <= index < 2 * low]) for low in (16, 32, 64, 128, 256)] == [
         8

@@ -34,7 +34,7 @@ TRACE = {"run": RUN["run"], "tag": RUN["window"], "file": "rank0_steps_16-17.pt.
 def fit(root, version=0):
     """A fit with two windows, logged by TensorBoard's logger."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
-    from lightning_modelprof.loop.process_loops import PROCESS_LOOPS  # noqa: PLC0415
+    from lightning_modelprof.engine.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
     logger = TensorBoardLogger(root, name="net", version=version)
     callback = ModelProfCallback(

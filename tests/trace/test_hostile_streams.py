@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from rich.progress import Progress
 
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.errors import describe_error
-from lightning_modelprof.loop.session import LoopSession
 from lightning_modelprof.show.findings import verdict_word
 from lightning_modelprof.show.progress import show_progress
 from lightning_modelprof.show.terminal.terminal import print_report
@@ -291,7 +291,7 @@ class Breaking(CSVLogger):
 
 @pytest.mark.logs_warnings
 def test_an_internal_error_that_cannot_be_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(LoopSession, "_on_boundary", raiser(Unspeakable()))
+    monkeypatch.setattr(Session, "_on_boundary", raiser(Unspeakable()))
     monkeypatch.setattr(warnings, "warn", without_ours(RecursionError()))
     logger, handler = logging.getLogger("lightning_modelprof"), Deaf()
     logger.addHandler(handler)

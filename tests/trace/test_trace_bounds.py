@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,13 +16,19 @@ from lightning.pytorch.callbacks import Callback
 from torch.profiler import record_function
 
 from lightning_modelprof.config.options import Bounds, ProfileConfig
-from lightning_modelprof.loop import windows
-from lightning_modelprof.loop.outputs import NOWHERE, Outputs
-from lightning_modelprof.loop.windows import FIRST_LISTED, NEWEST_LISTED, WindowResults, why_no_window
+from lightning_modelprof.engine import windows
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.outputs import NOWHERE, Outputs
+from lightning_modelprof.engine.run_folder import RunFolder
+from lightning_modelprof.engine.trace_work import Setting
+from lightning_modelprof.engine.traces import Traces
+from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, Windows, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
-from lightning_modelprof.measure.window.capture import NEVER, Capture, ScheduledSteps, sooner
+from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
+from lightning_modelprof.measure.window.window_plan import NEVER, WindowPlan
+from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import NOT_CLEAN, StepTag
@@ -51,10 +57,11 @@ MB = 1_000_000
 def tags_of(steps, num_steps):
     """Step number → its tags, asking only when asked to, as the loop does."""
     tags = [NONE] * num_steps
+    plan = getattr(steps, "plan", steps)
     for step in range(num_steps):
-        if step == steps.next_step:
+        if step == plan.next_step:
             tags[step] = steps.begin_step(step)
-            assert steps.next_step == NEVER or steps.next_step > step
+            assert plan.next_step > step
     return tags
 
 
@@ -62,15 +69,20 @@ TWICE = Schedule(skip_first=2, wait=1, warmup=1, active=2, repeat=2)
 """Steps 0 and 1 skipped, 2 wait, 3 warm-up, 4 and 5 active, 6 wait, 7 warm-up, 8 and 9 active."""
 
 
+def watching(schedule, lag=0):
+    """A rank without windows of its own."""
+    return WindowPlan(schedule, records=False, lag=lag)
+
+
 def test_scheduled_steps():
     expected = [NONE] * 3 + [WARMUP, PROFILED, PROFILED, STOP, WARMUP, PROFILED, PROFILED, STOP] + [NONE] * 5
-    assert tags_of(ScheduledSteps(TWICE), 16) == expected
+    assert tags_of(watching(TWICE), 16) == expected
 
 
 def test_scheduled_steps_of_ranks_that_may_be_ahead():
     """With three batches for each optimizer step the closing may be waited for two steps later."""
     first = [NONE] * 3 + [WARMUP, PROFILED, PROFILED, STOP, STOP | WARMUP, STOP | PROFILED, PROFILED]
-    assert tags_of(ScheduledSteps(TWICE, lag=2), 16) == first + [STOP] * 3 + [NONE] * 3
+    assert tags_of(watching(TWICE, lag=2), 16) == first + [STOP] * 3 + [NONE] * 3
 
 
 @pytest.mark.parametrize("repeat", [0, 1, 3])
@@ -89,40 +101,41 @@ def test_scheduled_steps_by_the_action_of_each_step(repeat, wait, warmup):
         | (STOP if step and schedule.action(step - 1) is WindowAction.ACTIVE_LAST else NONE)
         for step in range(25)
     ]
-    assert tags_of(ScheduledSteps(schedule), 25) == expected
+    assert tags_of(watching(schedule), 25) == expected
 
 
 def test_no_schedule_has_no_steps():
-    steps = ScheduledSteps(Schedule(active=0))
+    steps = watching(Schedule(active=0))
     assert (steps.next_step, steps.is_done) == (NEVER, True)
-    assert (sooner(NEVER, 3), sooner(3, NEVER), sooner(4, 3), sooner(NEVER, NEVER)) == (3, 3, 3, NEVER)
 
 
-def make_capture(folder, schedule, *, closed=None, **kwargs):
-    def on_close(window, path):
+def make_capture(folder, schedule, *, closed=None, max_trace_mb=None, **plan):
+    def take_window(window, path):
         assert closed is not None, f"{window} on a rank that records nothing"
         closed.append(window)
 
-    return Capture(
-        schedule,
-        CaptureOptions(),
-        export_path=lambda window: folder / f"{window.index}.json",
-        on_close=on_close,
-        clock=lambda: 0,
-        **kwargs,
+    owner = SimpleNamespace(
+        rank=0,
+        epoch_step=0,
+        why_no_window=str,
+        raw_path=lambda window: folder / f"{window.index}.json",
+        trace_metadata=lambda begin_ns, end_ns: {},
+        take_window=take_window,
     )
+    options = CaptureOptions(max_trace_mb=max_trace_mb)
+    return Capture(WindowPlan(schedule, **plan), options, owner, lambda: 0)
 
 
 def test_a_rank_that_records_nothing_tags_the_same_steps(tmp_path):
     closed = []
-    recording = make_capture(tmp_path, TWICE, closed=closed, scheduled=ScheduledSteps(TWICE))
-    watching = make_capture(tmp_path, TWICE, records=False, scheduled=ScheduledSteps(TWICE))
-    other = tags_of(watching, 16)
+    recording = make_capture(tmp_path, TWICE, closed=closed, lag=0)
+    other_rank = make_capture(tmp_path, TWICE, records=False, lag=0)
+    other = tags_of(other_rank, 16)
     assert not is_profiling()
-    assert tags_of(recording, 16) == other == tags_of(ScheduledSteps(TWICE), 16)
+    assert tags_of(recording, 16) == other == tags_of(watching(TWICE), 16)
     assert [window.status for window in closed] == [WindowStatus.COMPLETE] * 2
-    watching.finish("training ended first")
-    watching.abandon()
+    other_rank.finish("training ended first")
+    other_rank.abandon()
 
 
 def grow_by(*growths):
@@ -148,15 +161,15 @@ def test_ranks_are_done_at_the_same_step_though_one_window_ends_early(tmp_path, 
     """Lightning asks each rank by itself whether it should stop: those that differ wait forever."""
     growing(monkeypatch)
     schedule, closed = Schedule(wait=1, active=6), []
-    full = make_capture(tmp_path, schedule, closed=closed, max_trace_mb=1, scheduled=ScheduledSteps(schedule))
-    watching = make_capture(tmp_path, schedule, records=False, scheduled=ScheduledSteps(schedule))
+    full = make_capture(tmp_path, schedule, closed=closed, max_trace_mb=1, lag=0)
+    other_rank = make_capture(tmp_path, schedule, records=False, lag=0)
     alone = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1)
     done = []
-    for capture in (full, watching, alone):
+    for capture in (full, other_rank, alone):
         for step in range(12):
-            if step == capture.next_step:
+            if step == capture.plan.next_step:
                 capture.begin_step(step)
-            if capture.is_done:
+            if capture.plan.is_done:
                 done.append(step)
                 break
     assert closed[0].recorded_steps == (1, 2)
@@ -166,7 +179,7 @@ def test_ranks_are_done_at_the_same_step_though_one_window_ends_early(tmp_path, 
 def test_steps_of_other_ranks_stay_tagged_when_an_own_window_ends_early(tmp_path, monkeypatch):
     growing(monkeypatch)
     schedule = Schedule(wait=1, active=5)
-    capture = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1, scheduled=ScheduledSteps(schedule))
+    capture = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1, lag=0)
     assert tags_of(capture, 8) == [NONE, PROFILED, PROFILED, PROFILED | STOP, PROFILED, PROFILED, STOP, NONE]
     alone = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1)
     assert tags_of(alone, 8) == [NONE, PROFILED, PROFILED, STOP, NONE, NONE, NONE, NONE]
@@ -245,10 +258,15 @@ def test_a_window_that_ends_early_on_one_rank_keeps_nobody_waiting(ddp):
 
 def test_ranks_wait_for_each_other_where_the_optimizer_steps():
     config = ProfileConfig(skip_first=0, wait=0, warmup=0, active=1, bounds=Bounds(ranks=[0]))
-    unused = {"export_path": None, "on_close": None, "clock": None, "rank": 1}
-    make = partial(windows.make_capture, config, **unused)
-    assert tags_of(make(world_size=2, accumulate=1), 4) == [PROFILED, STOP, NONE, NONE]
-    assert tags_of(make(world_size=2, accumulate=2), 4) == [PROFILED, STOP, STOP, NONE]
+    loop = Loop()
+    loop.rank, loop.world_size = 1, 2
+
+    def tags(accumulate):
+        loop.accumulate = accumulate
+        return tags_of(windows.make_capture(config, loop, None, None), 4)
+
+    assert tags(1) == [PROFILED, STOP, NONE, NONE]
+    assert tags(2) == [PROFILED, STOP, STOP, NONE]
 
 
 @pytest.mark.parametrize(
@@ -552,9 +570,10 @@ def window_of(index, status=WindowStatus.COMPLETE):
     return Window(index=index, first_step=index, last_step=index, recorded_steps=(index,), status=status)
 
 
-def make_results(directory, warnings, **kwargs):
-    outputs = Outputs(directory, [], NOWHERE, rank=0, created="", warn=warnings.append)
-    return WindowResults(outputs, 0, warnings.append, **kwargs)
+def make_results(directory, warnings, *, max_trace_mb=None, keep_windows=None):
+    outputs = Outputs(RunFolder.claimed_now(directory, created=""), [], NOWHERE, warnings.append)
+    setting = Setting(folder=outputs.folder, loop="fit", options=DEFAULT_OPTIONS)
+    return Traces(Windows(outputs, warnings.append, keep=keep_windows), outputs, setting, max_trace_mb)
 
 
 @pytest.mark.parametrize(("size", "is_analyzed"), [(200, True), (201, False)])
@@ -564,11 +583,11 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
     raw.write_text('{"traceEvents": []}'.ljust(size))
     results.add(window_of(0), raw, lambda: 0)
     results.poll()
-    assert (0 not in results.trace_notes) == is_analyzed
-    assert (tmp_path / results.windows[0].trace_file).exists()
+    assert (0 not in results.windows.trace_notes) == is_analyzed
+    assert (tmp_path / results.windows.listed[0].trace_file).exists()
     assert not raw.exists()
     if not is_analyzed:
-        assert results.trace_notes[0] == (
+        assert results.windows.trace_notes[0] == (
             "its trace of 0.000201 MB wasn't analyzed during training, because it's larger than 2 ×"
             ' bounds={"max_trace_mb": 0.0001}; read it with lightning-modelprof analyze'
         )
@@ -616,7 +635,7 @@ def test_number_of_traces_that_stay(tmp_path, keep, num_left):
         )  # has no trace, and counts for none
     left = {int(path.name.split("_")[2].split("-")[0]) for path in (tmp_path / "traces").iterdir()}
     assert left == {0, *range(10 - num_left + 1, 10)}
-    assert {window.index for window in results.windows if window.trace_file} == left
+    assert {window.index for window in results.windows.listed if window.trace_file} == left
 
 
 def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch):
@@ -635,7 +654,7 @@ def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch)
         raw.write_text('{"traceEvents": []}')
         results.add(window_of(index), raw, lambda: 0)
         results.poll()
-    assert all(window.trace_file for window in results.windows)
+    assert all(window.trace_file for window in results.windows.listed)
     assert len(warnings) == 1
 
 
@@ -648,8 +667,8 @@ def test_a_trace_that_somebody_removed_is_gone(tmp_path):
         results.add(window_of(index), raw, lambda: 0)
         results.poll()
         if index == 1:
-            (tmp_path / results.windows[1].trace_file).unlink()
-    assert [window.trace_file is None for window in results.windows] == [False, True, False]
+            (tmp_path / results.windows.listed[1].trace_file).unlink()
+    assert [window.trace_file is None for window in results.windows.listed] == [False, True, False]
     assert warnings == []
 
 
@@ -661,19 +680,19 @@ def test_of_many_windows_the_first_and_the_newest_are_listed(keep, num_newest):
     results = make_results(None, [], keep_windows=keep)
     num_windows = 5_000
     for index in range(num_windows):
-        assert results.notes == () or index > FIRST_LISTED + num_newest
+        assert results.windows.notes == () or index > FIRST_LISTED + num_newest
         status = WindowStatus.REFUSED if index % 1_000 == 500 else WindowStatus.COMPLETE
-        results.trace_notes[index] = "a reason"
+        results.windows.trace_notes[index] = "a reason"
         results.add(window_of(index, status), None, lambda: 0)
     expected = [*range(FIRST_LISTED), *range(num_windows - num_newest, num_windows)]
-    assert [window.index for window in results.windows] == expected
-    assert sorted(results.trace_notes) == expected
+    assert [window.index for window in results.windows.listed] == expected
+    assert sorted(results.windows.trace_notes) == expected
     num_complete = num_windows - FIRST_LISTED - num_newest - 5
-    assert results.notes == (
+    assert results.windows.notes == (
         f"The list shows the first 16 and the newest {num_newest} of 5,000 profiler windows. The rest:"
         f" {num_complete:,} complete, 5 refused.",
     )
-    assert len(msgspec.json.encode(results.windows)) < 250 * len(expected)
+    assert len(msgspec.json.encode(results.windows.listed)) < 250 * len(expected)
 
 
 def test_the_report_says_that_windows_are_only_counted(tmp_path, monkeypatch):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
-from lightning_modelprof.measure.window.schedule import Schedule
 from lightning_modelprof.measure.window.torch_profiler import (
     CaptureOptions,
     TraceRanges,
@@ -28,6 +27,7 @@ from lightning_modelprof.measure.window.torch_profiler import (
     prepare,
     stop,
 )
+from lightning_modelprof.measure.window.window_plan import WindowPlan
 from lightning_modelprof.run.archive import encode_record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
@@ -38,79 +38,62 @@ from lightning_modelprof.units import digits
 BYTES_PER_MB: Final = 1_000_000
 
 
-def nothing_known(_begin_ns: int, _end_ns: int) -> Mapping[str, Any]:
-    """What a trace is to say of this time, where nobody else measures."""
-    return {}
+class WindowOwner(Protocol):
+    """Whose windows they are.
+
+    Attributes:
+        rank: written into the traces.
+        epoch_step: number of the step that the running epoch began with.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def epoch_step(self) -> int: ...
+
+    def why_no_window(self) -> str:
+        """Asked before each window but the first: why to leave it out, ``""`` if there is no reason."""
+
+    def raw_path(self, window: Window) -> Path:
+        """Where torch is to write the raw trace."""
+
+    def trace_metadata(self, begin_ns: int, end_ns: int) -> Mapping[str, Any]:
+        """What else a trace is to say of a stretch of time, by key.
+
+        Called in a thread of its own, while the training thread waits.
+        """
+
+    def take_window(self, window: Window, raw_path: Path | None) -> None:
+        """It has closed; without a raw trace if there is none."""
 
 
 class Capture:
-    """Opens and closes the windows of a schedule at step boundaries.
-
-    Args:
-        export_path: gives the path that torch writes the raw trace of a window to.
-        on_close: called with the window and the raw trace's path (``None`` if there is none) when it closes.
-        rank: written into the trace.
-        records: whether this rank opens windows; if not, it only tags the steps in which others do.
-        max_trace_mb: a window ends early when another step would make its trace larger than this.
-        scheduled: tags the steps of the windows of other ranks; ``None`` when there are no others.
-        why_not: asked before each window but the first; the reason to leave it out, ``""`` if there is none.
-        epoch_step: gives the number of the step that the running epoch began with.
-        metadata: what else a trace is to say of a stretch of time, by key; called in a thread of its own,
-            while the training thread waits.
+    """Opens and closes windows at step boundaries.
 
     Attributes:
+        plan: when they come.
         ranges: set while a window records; the ledger writes phases into it.
-        next_step: the next step number at whose start :meth:`begin_step` must be called.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        options: CaptureOptions,
-        *,
-        export_path: Callable[[Window], Path],
-        on_close: Callable[[Window, Path | None], None],
-        clock: HostClock,
-        rank: int = 0,
-        records: bool = True,
-        max_trace_mb: float | None = None,
-        scheduled: ScheduledSteps | None = None,
-        why_not: Callable[[], str] = str,
-        epoch_step: Callable[[], int] = int,
-        metadata: Callable[[int, int], Mapping[str, Any]] = nothing_known,
+        self, plan: WindowPlan, options: CaptureOptions, owner: WindowOwner, clock: HostClock
     ) -> None:
-        self._schedule = schedule
-        self._why_not = why_not
-        self._epoch_step = epoch_step
-        self._metadata = metadata
+        self.plan = plan
         self._options = options
-        self._export_path = export_path
-        self._on_close = on_close
+        self._owner = owner
         self._clock = clock
-        self._rank = rank
         self._profiler: Any = None
         self._begun = -1  # what the watch said when ours was prepared or started
         self._cpu_at_start: CpuReading | None = None
         self._step_began_ns = 0
         self._recorded: dict[int, StepMark] = {}
         self._is_closing = False
-        self._max_trace_mb = max_trace_mb
         self._size = options.make_size()
-        self._scheduled = scheduled
-        self._why_late = ""
-        self._upcoming = schedule.window(0) if records else None
-        if self._upcoming is not None:
+        if plan.upcoming is not None:
             watch.begin()
-        self._unwatch = weakref.finalize(self, watch.end) if self._upcoming is not None else _do_nothing
+        self._unwatch = weakref.finalize(self, watch.end) if plan.upcoming is not None else _do_nothing
         self.ranges: TraceRanges | None = None
-        self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
-        if scheduled is not None:
-            self.next_step = sooner(self.next_step, scheduled.next_step)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no window is open and none will come, which every rank says at the same step."""
-        return self._upcoming is None and (self._scheduled is None or self._scheduled.is_done)
 
     @property
     def is_open(self) -> bool:
@@ -120,34 +103,11 @@ class Capture:
     @property
     def may_wait(self) -> bool:
         """Whether no window has begun."""
-        upcoming = self._upcoming
-        return upcoming is not None and upcoming.index == 0 and not self.is_open
-
-    def postpone(self, steps: int, why: str) -> None:
-        """All windows come so many steps later, if the loop lasts; to be called while :attr:`may_wait`.
-
-        Args:
-            steps: how many, the same on all ranks.
-            why: a clause that says so, for the report of a loop that does not.
-        """
-        self._why_late = why
-        self._schedule = replace(self._schedule, skip_first=self._schedule.skip_first + steps)
-        self._upcoming = self._schedule.window(0)
-        self.next_step = NEVER if self._upcoming is None else self._upcoming.first_warmup
-        if self._scheduled is not None:
-            self._scheduled = ScheduledSteps(self._schedule, self._scheduled.lag)
-            self.next_step = sooner(self.next_step, self._scheduled.next_step)
+        return self.plan.is_first and not self.is_open
 
     def begin_step(self, step: int) -> StepTag:
-        """Step number ``step`` begins; returns the tags that this gives it."""
-        tags = self._step_window(step)
-        window, scheduled = self._upcoming, self._scheduled
-        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
-        if scheduled is not None:
-            if step >= scheduled.next_step != NEVER:
-                tags |= scheduled.begin_step(step)
-            self.next_step = sooner(self.next_step, scheduled.next_step)
-        return tags
+        """Step number ``step`` of the plan begins; returns the tags that this gives it."""
+        return self._step_window(step) | self.plan.begin_step(step)
 
     def _step_window(self, step: int) -> StepTag:
         """Open, step or close the window of this rank."""
@@ -155,7 +115,7 @@ class Capture:
         if self.ranges is not None:
             if self._records_still():
                 self.ranges.close_all()
-                mark = (step - 1 - self._epoch_step(), self._step_began_ns, self._clock())
+                mark = (step - 1 - self._owner.epoch_step, self._step_began_ns, self._clock())
                 self._recorded[step - 1] = mark
                 self._size.end_step()
             else:
@@ -163,7 +123,7 @@ class Capture:
                 tags |= StepTag.PROFILER_STOP
         elif self._profiler is not None and self._is_replaced():
             self._give_up_warmup()
-        if self._upcoming is not None and step > self._upcoming.last:
+        if self.plan.upcoming is not None and step > self.plan.upcoming.last:
             self._close(WindowStatus.COMPLETE)
             tags |= StepTag.PROFILER_STOP
         elif self._profiler is not None and CLAIM.is_ending:
@@ -172,7 +132,7 @@ class Capture:
         elif self.ranges is not None and (reason := self._why_full()):
             self._close(WindowStatus.PARTIAL, reason)
             tags |= StepTag.PROFILER_STOP
-        window = self._upcoming
+        window = self.plan.upcoming
         if window is not None and window.first_warmup <= step <= window.last:
             if self._profiler is None:
                 self._prepare()
@@ -188,11 +148,11 @@ class Capture:
 
     def _why_full(self) -> str:
         """Why not another step is to be recorded, ``""`` if there is room for one."""
-        limit, expected = self._max_trace_mb, self._size.with_another_step()
+        limit, expected = self._options.max_trace_mb, self._size.with_another_step()
         if limit is None or expected is None or expected <= limit * BYTES_PER_MB:
             return ""
-        assert self._upcoming is not None
-        num_recorded, num_asked = len(self._recorded), self._upcoming.last - self._upcoming.first + 1
+        assert self.plan.upcoming is not None
+        num_recorded, num_asked = len(self._recorded), self.plan.upcoming.last - self.plan.upcoming.first + 1
         return (
             f"it ended after {num_recorded} of {num_asked} steps, because another step would have made its"
             f' trace about {digits(expected / BYTES_PER_MB)} MB (bounds={{"max_trace_mb": {limit:g}}})'
@@ -206,31 +166,32 @@ class Capture:
             self._unwatch()
 
     def _finish(self, reason: str) -> None:
-        self.next_step = NEVER
-        if self._upcoming is None:
+        self.plan.end()
+        if self.plan.upcoming is None:
             return
         if self._is_closing:
             status = WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY
             window = self._record(status, f"{reason}, while its trace was being saved")
             self.abandon()
-            self._on_close(window, None)
+            self._owner.take_window(window, None)
             return
-        # With repeat=0 there is always one more window; that it did not come to anything is no news.
-        is_asked_for = bool(self._upcoming.index == 0 or self._schedule.repeat)
+        is_asked_for = self.plan.is_asked_for
         if self._profiler is not None and (self._recorded or is_asked_for):
             self._close(WindowStatus.PARTIAL if self._recorded else WindowStatus.EMPTY, reason)
         elif self._profiler is not None:
             self.abandon()
         elif is_asked_for:
-            self._on_close(self._record(WindowStatus.NOT_REACHED, self._why_late or reason), None)
-        self._upcoming = None
+            self._owner.take_window(
+                self._record(WindowStatus.NOT_REACHED, self.plan.why_late or reason), None
+            )
+        self.plan.leave_rest()
 
     def abandon(self) -> None:
         """Stop and keep nothing; safe to call at any time."""
         profiler, ranges = self._profiler, self.ranges
         self._profiler = self.ranges = None  # first: it is safe to be interrupted here
-        self._upcoming = None
-        self.next_step = NEVER
+        self.plan.leave_rest()
+        self.plan.end()
         self._unwatch()
         watch.warming = None
         try:
@@ -248,17 +209,16 @@ class Capture:
             self._let_go()
 
     def _prepare(self) -> None:
-        assert self._upcoming is not None
-        reason = self._why_not() if self._upcoming.index else ""
+        reason = "" if self.plan.is_first else self._owner.why_no_window()
         if reason:
-            self._on_close(self._record(WindowStatus.SKIPPED, reason), None)
+            self._owner.take_window(self._record(WindowStatus.SKIPPED, reason), None)
             self._next_window()
             return
         is_waiting = watch.is_one_waiting()
         if reason := CLAIM.take(self):
             self._refuse(reason)
             if CLAIM.is_broken:
-                self._upcoming = None
+                self.plan.leave_rest()
             return
         if is_waiting:
             self._let_go()
@@ -299,7 +259,7 @@ class Capture:
 
     def _refuse(self, reason: str) -> None:
         self._give_back()
-        self._on_close(self._record(WindowStatus.REFUSED, reason), None)
+        self._owner.take_window(self._record(WindowStatus.REFUSED, reason), None)
         self._next_window()
 
     def _refuse_after(self, error: Exception, what: str) -> None:
@@ -309,7 +269,7 @@ class Capture:
             return
         self._break_off()
         self._refuse(f"{what}, because memory ran out; no more windows are recorded")
-        self._upcoming = None
+        self.plan.leave_rest()
 
     def _break_off(self) -> None:
         CLAIM.is_broken = True
@@ -354,7 +314,7 @@ class Capture:
         else:
             ranges.close_all()  # what follows is in nobody's phase
             metadata = {
-                "rank": self._rank,
+                "rank": self._owner.rank,
                 "window": window.index,
                 "recorded_steps": list(self._recorded),
                 "step_marks": list(self._recorded.values()),
@@ -378,7 +338,7 @@ class Capture:
         free(profiler)
         self._next_window()
         self._let_go()
-        self._on_close(replace(window, close_ns=self._clock() - begin_ns), path)
+        self._owner.take_window(replace(window, close_ns=self._clock() - begin_ns), path)
 
     def _let_go(self) -> None:
         """No window is open, and none is being closed."""
@@ -399,7 +359,7 @@ class Capture:
 
     def _export(self, profiler: Any, window: Window) -> Path:
         """Let torch write the trace; one that is not whole is removed."""
-        path = self._export_path(window)
+        path = self._owner.raw_path(window)
         try:
             profiler.export_chrome_trace(str(path))
         except BaseException:
@@ -426,26 +386,25 @@ class Capture:
             if start is not None and stop is not None:
                 noted["cpu"] = cpu_use_between(start, stop)
             if not is_late and since_ns is not None:
-                noted.update(self._metadata(since_ns, self._clock()))
+                noted.update(self._owner.trace_metadata(since_ns, self._clock()))
 
         with contextlib.suppress(RuntimeError):  # the system has no more threads
             is_late = not has_ended(start_thread(read, "modelprof-cpu"))
         return dict(noted)
 
     def _record(self, status: WindowStatus, note: str = "") -> Window:
-        assert self._upcoming is not None
+        assert self.plan.upcoming is not None
         return Window(
-            index=self._upcoming.index,
-            first_step=self._upcoming.first,
-            last_step=self._upcoming.last,
+            index=self.plan.upcoming.index,
+            first_step=self.plan.upcoming.first,
+            last_step=self.plan.upcoming.last,
             recorded_steps=tuple(self._recorded),
             status=status,
             note=note,
         )
 
     def _next_window(self) -> None:
-        assert self._upcoming is not None
-        self._upcoming = self._schedule.window(self._upcoming.index + 1)
+        self.plan.next_window()
         self._recorded = {}
 
 
@@ -456,51 +415,3 @@ def _do_nothing() -> None:
 StepMark = tuple[int, int, int]
 """Of a recorded step: its number in the epoch, and the clock just after its range in the trace was opened and
 just after it was closed. So times by that clock can be told on the trace's."""
-
-
-NEVER: Final = -1
-"""A step number that does not come."""
-
-
-def sooner(one: int, other: int) -> int:
-    """The step number that comes first."""
-    return max(one, other) if NEVER in (one, other) else min(one, other)
-
-
-class ScheduledSteps:
-    """Tags steps by a schedule, as the ranks that profile do when nothing comes between.
-
-    Args:
-        lag: steps that a rank may be ahead of one that profiles, because none of them has a collective: while
-            gradients accumulate. So many steps later it may be that it waits for the closing of a window.
-
-    Attributes:
-        next_step: the next step number at whose start :meth:`begin_step` must be called.
-    """
-
-    def __init__(self, schedule: Schedule, lag: int = 0) -> None:
-        self._schedule = schedule
-        self.lag = lag
-        self._upcoming = schedule.window(0)
-        self._last_late = NEVER
-        self.next_step = self._upcoming.first_warmup if self._upcoming else NEVER
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no window is open and none will come, on any rank."""
-        return self._upcoming is None
-
-    def begin_step(self, step: int) -> StepTag:
-        tags = StepTag(0)
-        if self._upcoming is not None and step > self._upcoming.last:
-            self._last_late = step + self.lag
-            self._upcoming = self._schedule.window(self._upcoming.index + 1)
-        if step <= self._last_late:
-            tags |= StepTag.PROFILER_STOP
-        window = self._upcoming
-        if window is not None and step >= window.first_warmup:
-            tags |= StepTag.PROFILED if step >= window.first else StepTag.PROFILER_WARMUP
-        self.next_step = NEVER if window is None else max(step + 1, window.first_warmup)
-        if step < self._last_late:
-            self.next_step = step + 1
-        return tags

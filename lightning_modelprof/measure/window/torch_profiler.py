@@ -30,12 +30,17 @@ _SILENT: Final = "6"
 
 
 class CaptureOptions(Record, frozen=True, kw_only=True):
-    """What torch.profiler records; the words are torch.profiler's own. ``activities=None``: all there are."""
+    """What torch.profiler records, and how much.
+
+    The words are torch.profiler's own. ``activities=None``: all there are. A window ends early when another
+    step would make its trace larger than ``max_trace_mb``.
+    """
 
     activities: Sequence[str] | None = None
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+    max_trace_mb: float | None = None
 
     def make_size(self) -> TraceSize:
         return TraceSize(

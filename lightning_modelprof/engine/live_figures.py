@@ -1,0 +1,135 @@
+"""Figures while a loop runs: averages over its newest steps."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from lightning_modelprof.analysis.modules.model_flops import ModelRates
+from lightning_modelprof.analysis.steps.benchmark import Averages, averages
+from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
+from lightning_modelprof.measure.steps.recorder import Recorder
+from lightning_modelprof.run.batches import BatchSizes
+from lightning_modelprof.run.model_cost import ModelCost
+from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.step_totals import StepTotals
+from lightning_modelprof.run.steps import StepTimings
+
+_MANY: Final = 256
+
+
+class TakesSteps(Protocol):
+    """Somebody else who looks at the steps."""
+
+    def add(self, steps: StepTimings) -> None:
+        """Steps that ended since this was last called."""
+
+
+class LiveFigures:
+    """Averages over the steps since somebody last looked; every looker has a place of its own.
+
+    Args:
+        unit: what the samples are called.
+        others: are told of the same steps.
+        sizes: of the batches; ``None`` where no FLOPs are counted.
+
+    Attributes:
+        newest: averages of the last flush; ``None`` before the first, or when no step of it was clean.
+    """
+
+    def __init__(
+        self, recorder: Recorder, unit: str, *others: TakesSteps, sizes: BatchShapes | None = None
+    ) -> None:
+        self._recorder = recorder
+        self._others = others
+        self._unit = unit
+        self._for_logs = _Unseen()
+        self._for_step_info = _Unseen()
+        self._phases_seen: set[str] = set()
+        self.newest: Averages | None = None
+        self._rates: ModelRates | None = None
+        self._sizes = sizes
+        self._sizes_seen = None if sizes is None else sizes.clean_steps()
+        self._newest_sizes: BatchSizes | None = None  # of the last flush
+
+    def poll(self) -> None:
+        """Take over the steps since the last time, before they become many."""
+        steps = self._recorder.take_new()
+        for other in self._others:
+            other.add(steps)
+        self._for_logs.add(steps.clean())
+        self._for_step_info.add(steps)
+
+    def flush(self) -> None:
+        """Average the clean steps since the last flush."""
+        self.poll()
+        self.newest = averages(self._for_logs.take())
+        if self._sizes is not None:
+            self._newest_sizes = self._sizes.record(self._sizes_seen)
+            self._sizes_seen = self._sizes.clean_steps()
+
+    def set_flops(self, cost: ModelCost) -> None:
+        """From now on, figures have FLOP/s, and MFU if the device has a known peak."""
+        self._rates = None if cost.count is None else ModelRates(cost)
+
+    def scalars(self) -> dict[str, float]:
+        """What is logged at a flush: tag → value, only of what was measured."""
+        figures = self.newest
+        if figures is None:
+            return {}
+        named = {
+            "modelprof/batch_cost_ms": _ms(figures.batch_cost_ns),
+            "modelprof/reader_cost_ms": _ms(figures.reader_cost_ns),
+            "modelprof/reader_ratio": figures.reader_ratio,
+            "modelprof/ips": figures.steps_per_s,
+            "modelprof/samples_per_s": figures.samples_per_s,
+        }
+        if self._rates is not None:
+            model = self._rates.of(self._newest_sizes, figures.batch_cost_ns)
+            named |= {"modelprof/flops_per_s": model.flops_per_s, "modelprof/mfu": model.share_of_peak}
+        for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
+            # A phase's curve begins when it first takes time, and then shows its zeros too.
+            if time_ns:
+                self._phases_seen.add(phase.key)
+            if phase.key in self._phases_seen:
+                named[f"modelprof/phase_ms/{phase.key}"] = _ms(time_ns)
+        return {name: value for name, value in named.items() if value is not None}
+
+    def step_info(self, unit: str | None) -> str:
+        """Paddle's line over the steps, clean or not, since the last call; ``""`` if there are none."""
+        self.poll()
+        figures = averages(self._for_step_info.take())
+        if figures is None:
+            return ""
+        text = ""
+        if figures.reader_cost_ns is not None:
+            text += f" reader_cost: {figures.reader_cost_ns / 1e9:.5f} s"
+        text += f" batch_cost: {figures.batch_cost_ns / 1e9:.5f} s"
+        rate, name = figures.samples_per_s, unit or self._unit
+        if rate is None:
+            rate, name = figures.steps_per_s, "steps"
+        return text if rate is None else f"{text} ips: {rate:.3f} {name}/s"
+
+
+class _Unseen:
+    """Steps that somebody has not looked at yet, summed as soon as they are many."""
+
+    def __init__(self) -> None:
+        self._unsummed: list[StepTimings] = []
+        self._num_steps = 0
+        self._sums: list[StepTotals] = []
+
+    def add(self, steps: StepTimings) -> None:
+        self._unsummed.append(steps)
+        self._num_steps += len(steps)
+        if self._num_steps > _MANY:
+            self._sums = [self.take()]
+
+    def take(self) -> StepTotals:
+        """The sums over them all; from here on they have been seen."""
+        totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._unsummed))])
+        self._unsummed, self._num_steps, self._sums = [], 0, []
+        return totals
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / 1e6

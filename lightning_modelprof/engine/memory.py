@@ -1,0 +1,155 @@
+"""Memory of one loop: the curve, what the counted step held, and what was there when memory ran out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.errors import describe_error
+from lightning_modelprof.inspect.modules.live_tensors import (
+    LiveTensors,
+    held_buffers,
+    held_parameters,
+    storages_of,
+)
+from lightning_modelprof.measure.resources.growing import GrowthWatch
+from lightning_modelprof.measure.resources.memory import (
+    MemoryCurve,
+    device_memory,
+    process_memory,
+    total_bytes,
+)
+from lightning_modelprof.measure.resources.out_of_memory import Named, describe, out_of_memory_error
+from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory, StepMemory
+
+MEMORY_TAG: Final = "modelprof/memory_mib"
+"""Before the name of each scalar of memory."""
+
+
+_NO_COUNT: Final = "No step was counted. Set flops=True to count one."
+
+
+class LoopMemory:
+    """Puts the record of a loop's memory together.
+
+    Attributes:
+        look: to be called with the number of the running step, by one thread, every now and then.
+        out_of_memory: what was there when memory ran out; ``None`` if it did not.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._device = loop.device
+        self._curve = MemoryCurve(self._device)
+        self._note = ""
+        self.growth = GrowthWatch(lambda: loop.holders)
+        self.look = self._curve.look
+        self.out_of_memory: OutOfMemory | None = None
+
+    def scalars(self) -> dict[str, float]:
+        """What is in use now, in MiB, for loggers: tag → value, only of what is counted."""
+        device = device_memory(self._device)
+        counted = {
+            "process": process_memory().rss,
+            "allocated": device.allocated,
+            "reserved": device.reserved,
+        }
+        return {f"{MEMORY_TAG}/{name}": value / 2**20 for name, value in counted.items() if value is not None}
+
+    def on_exception(self, exception: BaseException, step: int) -> None:
+        """An exception ends the loop: note who holds what if it says that memory ran out. Never raises.
+
+        Args:
+            exception: the user's; nothing of it is kept.
+        """
+        try:
+            error = out_of_memory_error(exception)
+            if error is None or self.out_of_memory is not None:
+                return
+            self.out_of_memory = describe(
+                exception,
+                error,
+                step=step,
+                device=self._device,
+                read_device=device_memory,
+                total_bytes=lambda: total_bytes(self._device),
+                named=Named(
+                    parameters=held_parameters(self._loop.module),
+                    buffers=held_buffers(self._loop.module),
+                    optimizers=tuple(self._loop.optimizers),
+                ),
+                storages_of=storages_of,
+            )
+        except Exception as ours:  # the user's exception is on its way, and nothing may come before it
+            self._note = f"What held the memory when it ran out is unknown: {describe_error(ours)}."
+
+    def record(self, followed: FollowedStep | None) -> MemoryRecord:
+        """What is known now; ``followed`` is ``None`` if no step is counted."""
+        note = _NO_COUNT if followed is None else followed.note
+        return self._curve.record(
+            step_memory=None if followed is None else followed.memory,
+            out_of_memory=self.out_of_memory,
+            growing=self.growth.result(),
+            notes=tuple(filter(None, (note, self._note))),
+        )
+
+
+_NOT_ASKED: Final = "Set profile_memory=True to track live tensors for one step."
+
+
+class FollowedStep:
+    """Follows the live tensors of one step.
+
+    Args:
+        step: number of the step; ``None`` if no step will be counted.
+
+    Attributes:
+        memory: what was seen; ``None`` without.
+        note: why there is nothing, a sentence; ``""`` if there is.
+    """
+
+    def __init__(self, loop: Loop, step: int | None, *, is_wanted: bool) -> None:
+        self._loop = loop
+        self._step = step
+        self._is_wanted = is_wanted and step is not None
+        self._live: LiveTensors | None = None
+        self.memory: StepMemory | None = None
+        self.note = _NOT_ASKED
+        if is_wanted:
+            self.note = (
+                f"Live tensors weren't tracked because no {loop.kind.step} was counted."
+                if step is None
+                else f"Live tensors weren't tracked, because {loop.kind.subject} ended before"
+                f" {loop.kind.step} {step} did or a copy of the model was counted instead."
+            )
+
+    def begin(self, batch: Any) -> LiveTensors | None:
+        """The step has its batch: what is to see its operators; ``None`` if nothing is."""
+        if not self._is_wanted:
+            return None
+        try:
+            live = LiveTensors(self._loop.device)
+            live.begin(self._loop.module, tuple(self._loop.optimizers), batch)
+        except Exception as error:  # anybody's tensors; the step is counted without
+            self._fail(error)
+            return None
+        self._live = live
+        return live
+
+    def give_up(self) -> None:
+        """The step goes on without being seen, or failed."""
+        self._live = None
+
+    def end(self) -> None:
+        """The step has done its work; does nothing the second time."""
+        live, self._live = self._live, None
+        if live is None or self._step is None:
+            return
+        try:
+            live.end()
+            self.memory, self.note = live.result(self._step), ""
+        except Exception as error:  # as above
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.note = f"Live tensors weren't tracked: {describe_error(error)}."

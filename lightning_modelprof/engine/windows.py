@@ -1,0 +1,208 @@
+"""The windows of a loop: which there are to be, and those that closed, with what became of their traces."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_modelprof.config.options import ProfileConfig
+from lightning_modelprof.engine.loop import Loop
+from lightning_modelprof.engine.outputs import Outputs
+from lightning_modelprof.engine.run_folder import TRACES
+from lightning_modelprof.measure.clock import HostClock
+from lightning_modelprof.measure.window.capture import Capture, WindowOwner
+from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
+from lightning_modelprof.measure.window.window_plan import WindowPlan
+from lightning_modelprof.run.loops import FIT, LoopKind
+from lightning_modelprof.run.records import MAX_WINDOWS, Window, WindowStatus
+
+FIRST_LISTED: Final = 16
+NEWEST_LISTED: Final = 64
+"""Windows that a run lists: with one every hundred steps there can be a hundred thousand."""
+
+
+def make_capture(
+    config: ProfileConfig, loop: Loop, owner: WindowOwner, clock: HostClock, theirs: Any = None
+) -> Capture | None:
+    """The windows that a configuration asks for; ``None`` if it asks for none.
+
+    Args:
+        theirs: the user's own profiler of Lightning's.
+    """
+    recording = recording_ranks(config, loop.world_size)
+    if not config.schedule.active or not recording or _is_of_torch(theirs):
+        return None
+    # Without an optimizer step, ranks do not wait for each other.
+    lag = loop.accumulate - 1 if loop.world_size > 1 else None
+    options = CaptureOptions(
+        activities=config.activities,
+        record_shapes=config.record_shapes,
+        with_stack=config.with_stack,
+        profile_memory=config.profile_memory,
+        max_trace_mb=config.bounds.max_trace_mb,
+    )
+    plan = WindowPlan(config.schedule, records=loop.rank in recording, lag=lag)
+    return Capture(plan, options, owner, clock)
+
+
+def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any = None) -> str:
+    """Why a rank records nothing though windows were asked for; ``""`` if it records, or none was."""
+    recording = recording_ranks(config, world_size)
+    if config.schedule.active and _is_of_torch(theirs):
+        return (
+            f"no profiler window is recorded, because Trainer(profiler={type(theirs).__name__}) already uses"
+            " torch.profiler and a process can run only one. Phases are still measured"
+        )
+    if not config.schedule.active or rank in recording:
+        return ""
+    asked = config.bounds.ranks
+    if not recording:
+        return (
+            f"no profiler window is recorded, because ranks={asked} includes none of the {world_size} ranks"
+        )
+    return (
+        f"Rank {rank} records no profiler window (ranks={asked}). Steps in other ranks' windows don't count"
+        " as clean here either, because ranks wait for each other"
+    )
+
+
+def _is_of_torch(profiler: Any) -> bool:
+    """By name: lightning and pytorch_lightning each have a PyTorchProfiler of their own."""
+    return any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__)
+
+
+def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
+    if isinstance(config.bounds.ranks, str):
+        return range(world_size)
+    return [rank for rank in config.bounds.ranks if rank < world_size]
+
+
+class Windows:
+    """The windows of one rank that closed.
+
+    Args:
+        keep: traces that stay on disk besides the first; ``None`` means all.
+
+    Attributes:
+        listed: in order: the first and the newest of them.
+        trace_notes: window index → why there is nothing of its trace.
+        warn: called with one sentence.
+    """
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        warn: Callable[[str], None],
+        loop_kind: LoopKind = FIT,
+        *,
+        keep: int | None = None,
+    ) -> None:
+        self._outputs = outputs
+        self.warn = warn
+        self._loop_kind = loop_kind
+        self._keep = keep
+        self._has_refused = False
+        self._left_out: Counter[str] = Counter()
+        self.listed: list[Window] = []
+        self.trace_notes: dict[int, str] = {}
+
+    def raw_path(self, window: Window) -> Path:
+        """Where torch writes the trace: beside its place, or in the temporary folder."""
+        # torch cannot write to a folder whose name has a line break, or is not UTF-8.
+        if self._outputs.folder.path is not None and str(self._outputs.folder.path).isprintable():
+            name = Path(self._outputs.folder.trace_name(window))
+            path = self._outputs.folder.path / name.with_name(f".{name.stem}")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                pass  # the tables need the trace all the same; saving it will say what is wrong
+            else:
+                return path
+        handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
+        handle.close()
+        return Path(handle.name)
+
+    def add(self, window: Window) -> None:
+        if window.status is WindowStatus.REFUSED and not self._has_refused:
+            self._has_refused = True
+            self.warn(
+                f"window {window.index} was not recorded: {window.note}."
+                f" {self._loop_kind.subject.capitalize()} continues without it"
+            )
+        self.listed.append(window)
+
+    def change_newest(self, **changes: Any) -> None:
+        self.listed[-1] = replace(self.listed[-1], **changes)
+
+    def note_newest(self, note: str) -> None:
+        """There is no trace of the newest window: say why."""
+        window = self.listed[-1]
+        self.trace_notes[window.index] = note
+        self.listed[-1] = _with_note(window, note)
+
+    def find(self, index: int) -> Window | None:
+        """A window of that index; ``None`` if it is not listed."""
+        return next((one for one in self.listed if one.index == index), None)
+
+    def list_fewer(self) -> None:
+        newest = min(max(NEWEST_LISTED, self._keep or 0), MAX_WINDOWS - FIRST_LISTED)
+        while len(self.listed) > FIRST_LISTED + newest:
+            window = self.listed.pop(FIRST_LISTED)
+            self._left_out[window.status.value.replace("_", " ")] += 1
+            self.trace_notes.pop(window.index, None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        num_left_out = self._left_out.total()
+        if not num_left_out:
+            return ()
+        counts = ", ".join(f"{count:,} {status}" for status, count in self._left_out.items())
+        num_newest = len(self.listed) - FIRST_LISTED
+        return (
+            f"The list shows the first {FIRST_LISTED} and the newest {num_newest} of"
+            f" {num_left_out + len(self.listed):,} profiler windows. The rest: {counts}.",
+        )
+
+    def keep_raw(self, index: int, raw_path: Path) -> None:
+        """A trace was not packed, or nobody knows: it stays as it is, where there is a folder for it."""
+        directory = self._outputs.folder.path
+        if directory is None or raw_path.parent != (directory / TRACES):
+            with contextlib.suppress(OSError):
+                raw_path.unlink()
+        for place, window in enumerate(self.listed):
+            if window.index == index and window.trace_file is not None and directory is not None:
+                names = (window.trace_file, window.trace_file.removesuffix(".gz"))
+                found = next((name for name in names if (directory / name).exists()), None)
+                self.listed[place] = replace(window, trace_file=found)
+
+    def remove_old_traces(self, handed_over: Collection[int]) -> None:
+        """The first trace stays, because later ones can be compared with it, and the newest stay.
+
+        Args:
+            handed_over: windows whose traces are not packed yet.
+        """
+        keep = self._keep
+        if keep is None:
+            return
+        saved = [
+            place
+            for place, window in enumerate(self.listed)
+            if window.trace_file is not None and window.index not in handed_over
+        ]
+        for place in saved[1:-keep]:
+            window = self.listed[place]
+            if window.trace_file is not None and self._outputs.remove_trace(window.trace_file):
+                note = (
+                    f'its trace was removed (bounds={{"keep_windows": {keep}}} keeps the first and the'
+                    f" newest {keep})"
+                )
+                self.listed[place] = _with_note(replace(window, trace_file=None), note)
+
+
+def _with_note(window: Window, note: str) -> Window:
+    return replace(window, note="; ".join(filter(None, (window.note, note))))

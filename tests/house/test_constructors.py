@@ -1,0 +1,91 @@
+"""A constructor takes few arguments: with more, the class does several things or lacks an idea."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import lightning_modelprof
+
+PACKAGE = Path(lightning_modelprof.__file__).parent
+
+MOST = 6
+
+PUBLIC = {
+    "ModelProfCallback": "the arguments are the configuration",
+}
+"""What users construct."""
+
+NOT_YET = {"WorkerStart": 7, "RowView": 8}
+"""With as many as they have: they may get fewer."""
+
+RECORDS = {"Record", "Struct", "NamedTuple", "TypedDict"}
+"""Data: their fields are what they are."""
+
+
+def is_record(node):
+    """Whether a class is data alone: a record, or a frozen dataclass."""
+    bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+    decorators = [ast.unparse(one) for one in node.decorator_list]
+    return bool(bases & RECORDS) or any("dataclass" in one and "frozen=True" in one for one in decorators)
+
+
+def is_dataclass(node):
+    return any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+
+
+def num_arguments(node):
+    """How many a class is constructed with, ``self`` and variable ones aside; 0 for data."""
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            arguments = method.args
+            return len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1
+    if is_record(node) or not is_dataclass(node):
+        return 0
+    return sum(isinstance(field, ast.AnnAssign) and field.value is None for field in node.body)
+
+
+def constructors(source):
+    """Class → how many arguments it is constructed with."""
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return {node.name: num_arguments(node) for node in classes}
+
+
+def test_what_is_counted():
+    source = """
+class Six:
+    def __init__(self, a, b, /, c, d=1, *more, e, f=2, **rest): ...
+
+@dataclass(slots=True)
+class Three:
+    a: int
+    b: int
+    c: int
+    d: int = 0
+
+@dataclass(frozen=True)
+class Data:
+    a: int
+
+class Row(Record, frozen=True):
+    a: int
+"""
+    assert constructors(source) == {"Six": 6, "Three": 3, "Data": 0, "Row": 0}
+
+
+FOUND = {
+    (str(path.relative_to(PACKAGE)), name): number
+    for path in sorted(PACKAGE.rglob("*.py"))
+    for name, number in constructors(path.read_text(encoding="utf-8")).items()
+}
+
+
+def test_no_constructor_takes_more_than_six_arguments():
+    assert len(FOUND) > 500
+    allowed = {**dict.fromkeys(PUBLIC, 99), **NOT_YET}
+    assert {key: number for key, number in FOUND.items() if number > allowed.get(key[1], MOST)} == {}
+
+
+def test_the_exceptions_are_there():
+    """A name that is gone has to go from the lists."""
+    assert {*PUBLIC, *NOT_YET} <= {name for _, name in FOUND}
