@@ -9,9 +9,9 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.batches import contention_advice
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import loader_advice
-from lightning_modelprof.report.advice.workers import own_workers_advice
 from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.rule import (
@@ -183,7 +183,7 @@ def busy_cpus(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         return
     yield Found(
         what=f"{waited} {INFLATED}",
-        do=own_workers_advice(facts) or "Re-run on an idle machine, or reserve CPUs for this job.",
+        do=contention_advice(facts),
         severity=Severity.WARNING if share >= limits.warning else Severity.INFO,
         evidence=evidence,
     )
