@@ -19,7 +19,6 @@ from lightning_modelprof.report.advice.workers import (
     busy_advice,
     loaders_from,
     made_batches,
-    own_workers_advice,
     waited_for,
     worker_lines,
     worker_starts,
@@ -28,7 +27,8 @@ from lightning_modelprof.report.model import Evidence
 from lightning_modelprof.report.rules.rule import duration
 from lightning_modelprof.run.setup import LoaderSetup
 
-_BUSY_MACHINE: Final = "Re-run on an idle machine, or reserve CPUs for this job."
+_TENSORS: Final = "TensorDataset."
+_MOSTLY: Final = 0.5
 
 
 def wait_advice(facts: Facts, wait_ns: float) -> LoaderAdvice:
@@ -58,48 +58,45 @@ def lines_waited_for(facts: Facts) -> HotLines | None:
 
 def batch_ns(facts: Facts) -> float:
     """What one worker takes for a batch; its CPU time where that wasn't seen, 0 if unknown."""
-    made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
-    if made is not None:
-        return made.making_ns
-    return 0.0 if cpu is None else cpu.batch_ns or 0.0
+    made = made_batches(facts)
+    return batch_cpu_ns(facts) if made is None else made.making_ns
 
 
 def batch_cpu_ns(facts: Facts) -> float:
-    """CPU time of a batch that a worker makes; 0 if unknown."""
-    made = made_batches(facts)
-    return 0.0 if made is None else made.cpu_ns
+    """CPU time of a batch; 0 if unknown."""
+    made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
+    if made is not None:
+        return made.cpu_ns
+    return 0.0 if cpu is None else cpu.batch_ns or 0.0
 
 
-def are_rows(facts: Facts, loader: LoaderSetup, wait_ns: float) -> bool:
-    """Whether samples are only indexed: nothing is saved by keeping them."""
-    made = made_batches(facts)
+def first_batch(facts: Facts, extra_ns: float) -> tuple[float, list[Evidence]]:
+    """Of the extra wait for the first batch of an epoch, what one worker takes for it; and evidence."""
+    first_ns = min(extra_ns, max(0.0, batch_ns(facts) - (facts.step_costs.usual_wait_ns() or 0.0)))
+    return first_ns, [*worker_starts(facts), duration("first batch of an epoch (not counted)", first_ns)]
+
+
+def why_not_keep_samples(facts: Facts, loader: LoaderSetup, wait_ns: float) -> str:
+    """Why making the samples once would save nothing, as a sentence; ``""`` where it would."""
+    cpu, made, dataset = facts.get(Facts.batch_cpu), made_batches(facts), loader.dataset
     sample_ns = None if made is None else made.sample_ns
-    return is_row_by_row(loader, wait_ns) or (sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS)
-
-
-def collate_share(facts: Facts, loader: LoaderSetup) -> float:
-    """Of the time that batches take, in the collate function; 0 if unknown."""
-    made, place, hot = made_batches(facts), loader.collate, facts.get(Facts.hot_lines)
+    is_tensors = dataset is not None and dataset.is_library and dataset.function.startswith(_TENSORS)
+    is_cheap = sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS
+    if is_row_by_row(loader, wait_ns) or is_cheap or is_tensors:
+        return "Samples are rows in memory, so caching them saves nothing."
+    if loader.num_workers and cpu is not None and cpu.workers_keep_up:
+        return "Workers have their batches ready before they're fetched."
+    share = 0.0 if made is None else made.collate
+    place, hot = loader.collate, facts.get(Facts.hot_lines)
     if not loader.num_workers and place is not None and place.file and place.line and hot is not None:
-        return hot.share_of("dataloader", place.file, place.line)
-    return 0.0 if made is None else made.collate
-
-
-def first_batch_evidence(facts: Facts, first_ns: float) -> list[Evidence]:
-    """What workers take at the begin of an epoch, until the first batch is there."""
-    return [*worker_starts(facts), duration("first batch of an epoch (not counted)", first_ns)]
-
-
-def contention_advice(facts: Facts) -> str:
-    """What to do where the training thread waits for a CPU."""
-    return own_workers_advice(facts) or _BUSY_MACHINE
+        share = hot.share_of("dataloader", place.file, place.line)
+    return "Most of the wait is for collating samples, not for loading them." if share >= _MOSTLY else ""
 
 
 def slow_fetches_advice(facts: Facts) -> str:
     """What to do about a few fetches that take long."""
-    is_predicted = any(one.queue is not None for one in facts.get(measured_workers) or ())
-    return "Check what slow batches read. " + (
-        "The table Number of workers shows whether prefetch_factor helps."
-        if is_predicted
-        else "With workers, a larger prefetch_factor helps."
-    )
+    setup, look = facts.get(Facts.setup), "Check what slow batches read."
+    if any(one.queue is not None for one in facts.get(measured_workers) or ()):
+        return f"{look} The table Number of workers shows whether prefetch_factor helps."
+    has_workers = setup is not None and any(one.num_workers for one in setup.loaders)
+    return f"{look} {'A' if has_workers else 'With workers, a'} larger prefetch_factor helps."

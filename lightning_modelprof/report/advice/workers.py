@@ -394,20 +394,3 @@ def _evidence(
     if queue is not None and queue.advised != queue.present:
         told += predicted_evidence(queue)
     return told
-
-
-def own_workers_advice(facts: Facts) -> str:
-    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
-    costs, setup, loaders = facts.get(Facts.step_costs), facts.get(Facts.setup), facts.get(measured_workers)
-    cpus = None if setup is None else setup.usable_cpus
-    if costs is None or loaders is None or not cpus:
-        return ""
-    times = [one.times for loader in loaders for one in loader.workers]
-    loop_ns = max(1.0, costs.loop.wall_ns * costs.loop.num_steps)
-    used = sum(one.cpu_ns + (one.other_cpu_ns or 0) for one in times) / loop_ns
-    if used < cpus / 2:
-        return ""
-    return (
-        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of {cpus}"
-        " CPUs."
-    )

@@ -16,13 +16,11 @@ from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.batches import (
     advice_without_workers,
-    are_rows,
     batch_cpu_ns,
-    batch_ns,
-    collate_share,
-    first_batch_evidence,
+    first_batch,
     lines_waited_for,
     wait_advice,
+    why_not_keep_samples,
 )
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import FEWER_ITEMS, places_of_batches
@@ -241,7 +239,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
     if bounds.count == 0:
         raise NotMeasured("there was only one epoch")
     extra_ns = (bounds.extra_wait_ns or 0) / bounds.count
-    first_ns = min(extra_ns, max(0.0, batch_ns(facts) - (costs.usual_wait_ns() or 0.0)))
+    first_ns, of_first = first_batch(facts, extra_ns)
     start_ns = bounds.init_ns / bounds.count + extra_ns - first_ns
     slowed_ns = _slowed_ns(facts, loader.num_workers or 0, start_ns)
     each_ns, per_step_of = start_ns + slowed_ns, bounds.num_all / facts.num_steps
@@ -250,7 +248,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
         duration("restart time per step", each_ns * per_step_of),
         count("restarts", bounds.num_all),
         *([duration("extra compute of its first step", slowed_ns)] if slowed_ns else ()),
-        *first_batch_evidence(facts, first_ns),
+        *of_first,
     ]
     passed = f"Starting an epoch takes {milliseconds(each_ns)}."
     if loader.persistent_workers:
@@ -321,8 +319,6 @@ def slow_transfer(facts: Facts) -> Iterator[Found | Passed]:
 
 
 _MIB: Final = 1 << 20
-_TENSORS: Final = "TensorDataset."
-_MOSTLY: Final = 0.5
 
 
 @rule(
@@ -351,7 +347,7 @@ def repeated_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     if not wait.is_found(limits):
         yield Passed(what="Not investigated, because data loading is fast enough.")
         return
-    if why := _nothing_to_keep(facts, loader, wait.mean_ns):
+    if why := why_not_keep_samples(facts, loader, wait.mean_ns):
         yield Passed(what=why)
         return
     seen = facts.repeated
@@ -378,18 +374,6 @@ def repeated_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         at=places_of_batches(setup.loaders),
         evidence=[duration(_WAIT, wait.mean_ns), *compared],
     )
-
-
-def _nothing_to_keep(facts: Facts, loader: LoaderSetup, wait_ns: float) -> str:
-    """Why making the samples once would save nothing, as a sentence; ``""`` where it would."""
-    cpu, dataset = facts.get(Facts.batch_cpu), loader.dataset
-    is_tensors = dataset is not None and dataset.is_library and dataset.function.startswith(_TENSORS)
-    if is_tensors or are_rows(facts, loader, wait_ns):
-        return "Samples are rows in memory, so caching them saves nothing."
-    if loader.num_workers and cpu is not None and cpu.workers_keep_up:
-        return "Workers have their batches ready before they're fetched."
-    is_collating = collate_share(facts, loader) >= _MOSTLY
-    return "Most of the wait is for collating samples, not for loading them." if is_collating else ""
 
 
 def _mebibytes(size: int) -> str:
