@@ -19,8 +19,8 @@ from lightning_modelprof.report.options import parse_whole_number
 
 HELP = "Profile a DataLoader without training"
 DESCRIPTION = (
-    "Load batches as training would, then report the time per transform, the lines workers spend time in and"
-    " how many workers you need."
+    "Load batches as training would, then report how long a batch takes, its slowest code and how many"
+    " workers you need."
 )
 USAGE = "%(prog)s [options] MODULE:FACTORY"
 EPILOG = "Example: lightning-modelprof loader train.py:make_loader --step-ms 40"

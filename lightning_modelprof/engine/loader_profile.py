@@ -59,7 +59,7 @@ def profile_loader(
     print_profile: bool = True,
     full: bool = False,
 ) -> LoaderProfile:
-    """Profile a DataLoader: time per transform, lines the workers run, and how many workers are enough.
+    """Profile a DataLoader: how long a batch takes, its slowest code, and how many workers you need.
 
     Takes batches as training would, epoch after epoch, and discards them. Writes no files.
 

@@ -144,9 +144,6 @@ class Loop:
         """Time before and after the loop so far; ``None`` where nobody measures it."""
         return None
 
-    def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """Tell ``watched`` of dataloaders before their workers start, until ``cleanup``."""
-
     def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None: ...
 
     def stop(self) -> None:

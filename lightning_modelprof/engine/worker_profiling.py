@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.instrument import Instrument
@@ -12,6 +12,14 @@ from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers.probes import WorkerProbes
+
+
+@runtime_checkable
+class WatchesLoaders(Protocol):
+    """A loop that knows when the workers of its dataloaders are about to start."""
+
+    def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
+        """Tell ``watched`` of dataloaders before their workers start, until ``cleanup``."""
 
 
 class WorkerProfiling(Instrument):
@@ -22,7 +30,8 @@ class WorkerProfiling(Instrument):
         own = UserCode((type(loop.module),)).roots
         probes = self._probes = WorkerProbes(own, sampling=config.inspect.sampling)
         cleanup.callback(probes.end)
-        loop.watch_loaders(probes, cleanup)
+        if isinstance(loop, WatchesLoaders):
+            loop.watch_loaders(probes, cleanup)
 
     def begin(self) -> None:
         with suppress(Exception):  # the loop's loaders are not known

@@ -181,7 +181,7 @@ class TrainerLoop(Loop):
         return None if self._outside_clock is None else self._outside_clock.times()
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """As of Loop: where Lightning lets the strategy change a dataloader."""
+        """Where Lightning lets the strategy change a dataloader."""
         strategy = self.trainer.strategy
         stand_in(strategy, "process_dataloader", _WatchesLoaders(self, watched), cleanup)
 

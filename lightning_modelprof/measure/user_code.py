@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from lightning_modelprof.measure.stand_in import original_of
 from lightning_modelprof.place import Place
 
 _LIBRARIES: Final = (
@@ -210,11 +211,13 @@ def working_folder() -> str:
 def place_of(thing: Any) -> Place | None:
     """The place of a function, method, ``functools.partial``, class or module's forward.
 
-    What decorators wrap is unwrapped as far as they say so (``functools.wraps``).
+    What decorators wrap is unwrapped as far as they say so (``functools.wraps``). What we put in the place of
+    something is where that is.
 
     Returns:
         ``None`` if it has no name.
     """
+    thing = original_of(thing)
     while isinstance(thing, functools.partial | functools.partialmethod):
         thing = thing.func
     if isinstance(thing, torch.nn.Module):

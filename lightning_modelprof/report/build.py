@@ -12,12 +12,12 @@ from lightning_modelprof.analysis.steps.benchmark import Statistics
 from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
 from lightning_modelprof.report.changes.all_changes import with_change
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
-from lightning_modelprof.report.model import NOT_DONE, Report
+from lightning_modelprof.report.model import NOT_DONE, Finding, Report, Status, Table
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.engine import diagnose
 from lightning_modelprof.report.step_card import step_card
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
-from lightning_modelprof.report.words import to_the_second
+from lightning_modelprof.report.words import reason_in, to_the_second
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, WindowStatus
 
@@ -25,13 +25,13 @@ from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, Windo
 def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Report:
     """Tables, notes and machine-readable sections of a run's facts."""
     verdict, findings = diagnose(facts)
-    findings = tuple(with_change(one, facts) for one in findings)
+    findings = tuple(with_change(_with_reason(one, facts), facts) for one in findings)
     return Report(
         title=_title(facts),
         facts=_facts(facts),
         charts=tuple(chart for one in CHARTS if (chart := one.of(facts)) is not None),
         flames=tuple(flame for one in FLAMES if (flame := one.of(facts)) is not None),
-        tables=tuple(table for entry in TABLES for table in entry.of(facts, options)),
+        tables=tuple(_with_reasons(table, facts) for entry in TABLES for table in entry.of(facts, options)),
         notes=_notes(facts),
         sections={
             "run": _run_section(facts),
@@ -52,6 +52,17 @@ def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Repor
         findings=findings,
         step_card=step_card(facts, findings),
     )
+
+
+def _with_reason(finding: Finding, facts: Facts) -> Finding:
+    if finding.status is not Status.NOT_EVALUATED:
+        return finding
+    return replace(finding, summary=reason_in(facts, finding.summary))
+
+
+def _with_reasons(table: Table, facts: Facts) -> Table:
+    absent = None if table.absent_reason is None else reason_in(facts, table.absent_reason)
+    return replace(table, absent_reason=absent, notes=tuple(reason_in(facts, note) for note in table.notes))
 
 
 def with_loops(report: Report, run: Run) -> Report:

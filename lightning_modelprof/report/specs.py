@@ -70,6 +70,10 @@ WORDS: Final[Mapping[str, str]] = {
 """Words that definitions use → what they mean."""
 
 
+LAST: Final = 1_000
+"""Place of what says none."""
+
+
 class CompareKey(Record, frozen=True, kw_only=True):
     """What is compared of a table.
 
@@ -125,8 +129,9 @@ class TableSpec(Record, frozen=True, kw_only=True):
         rows: label of a row → its definition, where rows are figures with names of ours.
         names_slices: whether rows, but for those in ``rows``, have the names of slices of the timeline.
         has_phases: whether rows are phases as well.
+        place: in reading order: less is further up. Those of traces come in the order of their views.
         views: keys of the dashboard's views that it is in, beside the one of all tables.
-        place: in these views, where not in reading order: less is further up.
+        place_in_views: where not in reading order: less is further up.
         compared: which figure; ``None`` leaves it to the first.
         heading: of its section in the reference, where that is not its title.
     """
@@ -141,8 +146,9 @@ class TableSpec(Record, frozen=True, kw_only=True):
     rows: Mapping[str, str] = field(default_factory=dict)
     names_slices: bool = False
     has_phases: bool = False
+    place: int = LAST
     views: tuple[str, ...] = ()
-    place: int = 0
+    place_in_views: int = 0
     compared: CompareKey | None = None
     heading: str = ""
 
@@ -235,6 +241,7 @@ class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
         id, title: as of it; its title may name the steps of its loop.
         draw: makes it; ``None`` where there is nothing to draw.
         help: its definition, in Markdown.
+        place: in reading order: less is further up.
         views: keys of the dashboard's views that it is in.
     """
 
@@ -242,6 +249,7 @@ class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
     title: str
     draw: Callable[[_FactsT], _DrawnT | None]
     help: str
+    place: int = LAST
     views: tuple[str, ...] = ()
 
     def of(self, facts: _FactsT) -> _DrawnT | None:

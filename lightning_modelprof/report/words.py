@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Final
 
@@ -34,6 +35,23 @@ def other_shares(facts: Facts) -> tuple[str, ...]:
         " epoch's start and"
         " profiling.",
     )
+
+
+_NOT_BESIDE_TIMER_ONLY: Final = (
+    r"(?:active|flops|inspect|profile_memory|record_shapes|repeat|steps|with_stack)=(?:\{[^{}]*\}|[\w.]+)"
+)
+_TO_SET: Final = re.compile(
+    rf"\b([Ss])et {_NOT_BESIDE_TIMER_ONLY}(?:(?:,| and|, and) {_NOT_BESIDE_TIMER_ONLY})*"
+)
+_SWITCHED_OFF: Final = re.compile(r'inspect=\{"\w+": False\}')
+
+
+def reason_in(facts: Facts, reason: str) -> str:
+    """Why something isn't known, and what to write for it; beside ``timer_only=True`` all else is refused."""
+    if not facts.info.config.get("timer_only"):
+        return reason
+    left_out = _TO_SET.sub(lambda found: f"{'L' if found[1] == 'S' else 'l'}eave out timer_only=True", reason)
+    return _SWITCHED_OFF.sub("timer_only=True", left_out)
 
 
 def to_the_second(time: str) -> str:

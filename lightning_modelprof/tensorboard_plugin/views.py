@@ -123,7 +123,9 @@ def _placed(selection: Selection, view: str) -> str:
     charts = [chart for one in ids if (chart := selection.chart(one)) is not None]
     drawn = "".join(chart_html(chart) for chart in charts)
     flames = (selection.flame(one.id) for one in FLAMES if view in one.views)
-    kinds = sorted((kind for kind in KINDS.values() if view in kind.views), key=lambda kind: kind.place)
+    kinds = sorted(
+        (kind for kind in KINDS.values() if view in kind.views), key=lambda kind: kind.place_in_views
+    )
     return "".join(
         (
             f'<section class="charts">{drawn}</section>' if drawn else "",
@@ -202,8 +204,8 @@ VIEWS: Final = (
         key="workers",
         title="Workers",
         empty=(
-            "No DataLoader worker data: the run's DataLoader had num_workers=0, or ModelProfCallback had"
-            ' inspect={"workers": False}. A trace alone doesn\'t contain it.'
+            "No DataLoader worker data: the run's DataLoader had num_workers=0, or an option turned it off. A"
+            " trace alone doesn't contain it."
         ),
     ),
     View(

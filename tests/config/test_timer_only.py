@@ -56,6 +56,16 @@ def test_a_fit_has_phases_and_nothing_else(tmp_path):
     assert rank.model_cost is None or rank.model_cost.counted is None
     assert threads - {"QueueFeederThread"} == before, "no thread looks on, but for the DataLoader's own"
     assert callback.report.table("phases").rows
+    text = " ".join((tmp_path / "out" / "report.txt").read_text().split())
+    refused = re.findall(
+        r"[Ss]et (?:flops|inspect|active|profile_memory)=\S+",
+        "\n".join((text, *(one.summary for one in callback.report.findings))),
+    )
+    assert refused == [], "beside timer_only these are refused"
+    assert "Leave out timer_only=True to count one." in text
+    assert "modules weren't timed (leave out timer_only=True)" in [
+        one.summary for one in callback.report.findings
+    ]
     assert not (tmp_path / "out" / "traces").exists()
 
 

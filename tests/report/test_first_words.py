@@ -15,7 +15,7 @@ FILES = sorted((*REPORT.glob("rules/*.py"), *REPORT.glob("advice/*.py")))
 MAKERS = {"LoaderAdvice": 0, "Fix": 0, "fix_up_to": 0, "found": 1, "_idiom": 1}
 """What is given the advice, and as which argument."""
 ADVISING = (
-    *("action", "advice_for", "_action", "_cheaper", "_own_workers", "_line_advice", "_growing_in"),
+    *("action", "advice_for", "_action", "_cheaper", "_own_workers_advice", "_line_advice", "_growing_in"),
     *("_shorter_input", "without_loop"),
 )
 """Functions that return it."""

@@ -24,7 +24,6 @@ from lightning_modelprof.measure.setup.model_setup import (
     compile_setup,
     convolution_biases,
 )
-from lightning_modelprof.measure.stand_in import original_of
 from lightning_modelprof.measure.stored import derives, is_a, is_trained, named_modules, parameters_of
 from lightning_modelprof.measure.user_code import place_of
 from lightning_modelprof.run.setup import (
@@ -184,7 +183,6 @@ def loader_setup(loader: Any) -> LoaderSetup:
         None,
     )
     context = loader.multiprocessing_context
-    init: Any = original_of(loader.worker_init_fn)
     return LoaderSetup(
         kind=type(loader).__name__,
         num_workers=loader.num_workers,
@@ -201,5 +199,5 @@ def loader_setup(loader: Any) -> LoaderSetup:
         batch_size=loader.batch_size,
         dataset=None if method is None else place_of(method),
         collate=None if loader.collate_fn is None else place_of(loader.collate_fn),
-        worker_init=None if init is None else place_of(init),
+        worker_init=place_of(loader.worker_init_fn),
     )

@@ -40,9 +40,8 @@ from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
     NUM_BATCHES,
     Head,
+    SharedMemory,
     SlotWriter,
-    claim_slot,
-    open_memory,
 )
 from lightning_modelprof.run.stacks import StackSamples
 
@@ -101,28 +100,29 @@ class WorkerStart(StandIn):
 
     Args:
         original: the user's; ``None`` without.
-        fd, path: where the shared memory is, in a child that inherits and in one that does not.
+        memory: where the workers write.
         own: folders of packages that are the user's wherever they are.
 
     Attributes:
         is_over: whether the loop has ended, and only the user's own is called.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_pid", "is_over")
+    __slots__ = ("__weakref__", "_memory", "_options", "_pid", "is_over")
 
     def __init__(
         self,
         original: Callable[[int], Any] | None,
-        *,
-        fd: int,
-        path: str,
-        name: str,
-        num_slots: int,
+        memory: SharedMemory,
         own: tuple[str, ...] = (),
         sampling: bool = True,
     ) -> None:
-        arguments = (fd, path, name, num_slots, own, sampling)
-        ours = {"original": original, "_arguments": arguments, "_pid": os.getpid(), "is_over": False}
+        ours = {
+            "original": original,
+            "_memory": memory,
+            "_options": (own, sampling),
+            "_pid": os.getpid(),
+            "is_over": False,
+        }
         for key, value in ours.items():
             object.__setattr__(self, key, value)
 
@@ -131,12 +131,11 @@ class WorkerStart(StandIn):
 
     def __call__(self, worker_id: int) -> None:
         worker = None
-        fd, path, name, num_slots, own, sampling = self._arguments
-        is_child = os.getpid() != self._pid or fd < 0  # and not a loader without workers
+        own, sampling = self._options
+        is_child = os.getpid() != self._pid or not self._memory.is_inherited  # and no loader without workers
         if is_child and not self.is_over:
             with suppress(Exception):  # it works without us
-                found = open_memory(path, name) if fd < 0 else fd
-                slot = None if found is None else claim_slot(found, name, num_slots, worker_id)
+                slot = self._memory.claim(worker_id)
                 worker = None if slot is None else Worker(slot, UserCode(roots=own), sampling=sampling)
         if self.original is not None:
             try:
@@ -156,7 +155,7 @@ class WorkerStart(StandIn):
         """A copy that is not for a worker is the user's own function."""
         if get_spawning_popen() is None or self.is_over:
             return _itself(self.original)
-        return _make_start, (self.original, self._arguments[1:])
+        return WorkerStart, (self.original, self._memory.not_inherited(), *self._options)
 
     # As the user's function
 
@@ -188,12 +187,6 @@ class WorkerStart(StandIn):
 
     def __delattr__(self, name: str) -> None:
         delattr(self.original, name)
-
-
-def _make_start(original: Any, arguments: tuple[str, str, int, tuple[str, ...], bool]) -> WorkerStart:
-    """In a child that inherits nothing."""
-    path, name, num_slots, own, sampling = arguments
-    return WorkerStart(original, fd=-1, path=path, name=name, num_slots=num_slots, own=own, sampling=sampling)
 
 
 class Worker:

@@ -238,15 +238,8 @@ class _Watched:
 
     def enter(self, loader: DataLoader[Any]) -> None:
         """Begin each worker of a loader with a function of ours, which calls the user's own."""
-        rings = self._rings
         loader.worker_init_fn = start = WorkerStart(
-            loader.worker_init_fn,
-            fd=rings.fd,
-            path=rings.path,
-            name=rings.name,
-            num_slots=rings.num_slots,
-            own=self._own,
-            sampling=self._sampling,
+            loader.worker_init_fn, self._rings.memory, self._own, self._sampling
         )
         self._loaders = [one for one in self._loaders if one() is not None]
         self._loaders.append(weakref.ref(loader))

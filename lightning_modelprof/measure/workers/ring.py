@@ -14,7 +14,7 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,11 @@ class Rings:
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     @property
+    def memory(self) -> SharedMemory:
+        """What a worker is told."""
+        return SharedMemory(self.fd, self.path, self.name, self.num_slots)
+
+    @property
     def num_unclaimed(self) -> int:
         """Processes that found no slot."""
         return int(np.frombuffer(self._map, np.int64, 2)[1])
@@ -292,6 +297,31 @@ class SlotWriter:
         self.head[Head.TEXT_BYTES_ODD if newest % _NUM_TEXTS else Head.TEXT_BYTES_EVEN] = len(text)
         self.head[Head.TEXT] = newest
         return True
+
+
+class SharedMemory(NamedTuple):
+    """The memory of a loader, as its workers are told of it.
+
+    Attributes:
+        fd: its number in a child that inherits it; -1 in one that does not, which opens ``path``.
+    """
+
+    fd: int
+    path: str
+    name: str
+    num_slots: int
+
+    @property
+    def is_inherited(self) -> bool:
+        return self.fd >= 0
+
+    def not_inherited(self) -> SharedMemory:
+        return self._replace(fd=-1)
+
+    def claim(self, worker: int) -> SlotWriter | None:
+        """A slot for this process, see :func:`claim_slot`."""
+        fd = self.fd if self.is_inherited else open_memory(self.path, self.name)
+        return None if fd is None else claim_slot(fd, self.name, self.num_slots, worker)
 
 
 def open_memory(path: str, name: str) -> int | None:

@@ -27,7 +27,6 @@ from lightning_modelprof.report.advice.loader import (
     arguments_of,
     fix_up_to,
     in_words,
-    sampler_advice,
 )
 from lightning_modelprof.report.advice.owners import Owner, owner_of_loader, written_call
 from lightning_modelprof.report.advice.predicted import (
@@ -91,28 +90,12 @@ def worker_lines(facts: Facts) -> HotLines | None:
     return None if stacks is None else stacks.hot_lines
 
 
-def wait_advice(facts: Facts, wait_ns: float) -> LoaderAdvice:
-    """What to change about the loaders of a loop that waits for its batches."""
-    seen, setup, cpu = facts.get(measured_workers) or (), facts.get(Facts.setup), facts.get(Facts.batch_cpu)
-    loaders = () if setup is None else setup.loaders
-    workers = waited_for(facts)
-    if workers is not None:
-        return _busy_advice(facts, workers, _from(loaders, workers), wait_ns)
-    is_ready = cpu is not None and cpu.workers_keep_up
-    idle = busiest_workers(seen) if is_ready else None
-    advice = sampler_advice(facts.get(Facts.hot_lines), wait_ns)
-    if advice is None:
-        queue = facts.get(fetch_queue) if idle is None else idle.queue
-        advice = fetch_advice(facts, loaders if idle is None else _from(loaders, idle), wait_ns, queue)
-    return advice._replace(loaders=() if is_ready else loaders)
-
-
-def _from(loaders: Sequence[LoaderSetup], workers: WorkersFacts) -> Sequence[LoaderSetup]:
+def loaders_from(loaders: Sequence[LoaderSetup], workers: WorkersFacts) -> Sequence[LoaderSetup]:
     """The loaders from that of these workers on; all where it isn't known."""
     return loaders[workers.record.loader :] or loaders
 
 
-def _busy_advice(
+def busy_advice(
     facts: Facts, workers: WorkersFacts, loaders: Sequence[LoaderSetup], wait_ns: float
 ) -> LoaderAdvice:
     """What to change about workers that the loop waits for."""
@@ -411,20 +394,3 @@ def _evidence(
     if queue is not None and queue.advised != queue.present:
         told += predicted_evidence(queue)
     return told
-
-
-def own_workers_advice(facts: Facts) -> str:
-    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
-    costs, setup, loaders = facts.get(Facts.step_costs), facts.get(Facts.setup), facts.get(measured_workers)
-    cpus = None if setup is None else setup.usable_cpus
-    if costs is None or loaders is None or not cpus:
-        return ""
-    times = [one.times for loader in loaders for one in loader.workers]
-    loop_ns = max(1.0, costs.loop.wall_ns * costs.loop.num_steps)
-    used = sum(one.cpu_ns + (one.other_cpu_ns or 0) for one in times) / loop_ns
-    if used < cpus / 2:
-        return ""
-    return (
-        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of {cpus}"
-        " CPUs."
-    )

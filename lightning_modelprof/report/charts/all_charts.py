@@ -8,21 +8,13 @@ from typing import Any, Final
 
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.charts import chart
-from lightning_modelprof.report.discovery import found_beside, place_in
+from lightning_modelprof.report.discovery import found_beside
 from lightning_modelprof.report.model import Chart
 from lightning_modelprof.report.specs import ChartSpec
 
-_ORDER: Final = (
-    *("phase_shares", "validation_shares", "phases_per_step", "step_time", "throughput"),
-    *("num_workers", "worker_queue", "queue_depth", "rank_phases", "flops_by_phase"),
-    *("memory_curve", "window_memory", "step_breakdown", "rank_shares", "operator_shares"),
-    *("kernel_types", "call_stacks", "worker_stacks", "modules"),
-)
-"""New ones follow."""
-
 
 def _all_made(made: Sequence[ChartSpec[Any, Any]]) -> tuple[ChartSpec[Any, Any], ...]:
-    return found_beside(__name__, made, lambda one: (place_in(_ORDER, one.id), one.draw.__module__))
+    return found_beside(__name__, made, lambda one: (one.place, one.draw.__module__))
 
 
 CHARTS: Final = _all_made(chart.CHARTS)

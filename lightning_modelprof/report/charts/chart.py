@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from lightning_modelprof.report.specs import ChartSpec
+from lightning_modelprof.report.specs import LAST, ChartSpec
 
 _DrawT = TypeVar("_DrawT", bound=Callable[..., Any])
 
@@ -27,10 +27,11 @@ def _adds_to(
         *,
         title: str,
         help: str,  # noqa: A002  # likewise
+        place: int = LAST,
         views: tuple[str, ...] = (),
     ) -> Callable[[_DrawT], _DrawT]:
         def add(draw: _DrawT) -> _DrawT:
-            made.append(ChartSpec(id=id, title=title, draw=draw, help=help, views=views))
+            made.append(ChartSpec(id=id, title=title, draw=draw, help=help, place=place, views=views))
             return draw
 
         return add

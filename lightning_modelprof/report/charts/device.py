@@ -39,6 +39,7 @@ _LEAST_STEPS: Final = 3
     " More than 400 steps are averaged into fewer points. Step numbers with gaps are renumbered"
     " from 1. A note names up to three steps that take at least 5% longer than the median, and the"
     " category that exceeds its own median the most.",
+    place=130,
     views=("overview", "steps"),
 )
 def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart:
@@ -141,6 +142,7 @@ _LABELS = {
     help="Total time in Kernel Summary, grouped by kernel name into communication, tensor cores and"
     " other. Kernels we can't classify count as other. The chart is hidden if there's only one"
     " group.",
+    place=160,
     views=("kernels",),
 )
 def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
@@ -179,6 +181,7 @@ def _kind(kernel: KernelUse) -> str:
     title="Operators by self time",
     help="The Self column of Operator Summary, GPU time if the trace has GPU events and CPU time"
     " otherwise. Shows the seven largest operators and the rest.",
+    place=150,
     views=("operators",),
 )
 def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:

@@ -31,6 +31,7 @@ _LOCALS: Final = "<locals>."
     help="Phases are at the top and callees below their callers. Width is sampled time (see Source"
     " lines). Functions that only call another function are omitted and their time goes to the"
     ' caller. Boxes below 0.2% are merged into "other".',
+    place=170,
     views=("modules",),
 )
 def call_flame(facts: Facts) -> FlameGraph:
@@ -158,6 +159,7 @@ _DEVICE: Final = "Times are between events on the GPU stream, so they include wa
     help="Forward plus backward latency per step from the Modules table. A module's self time excludes"
     " its submodules. Modules without a time of their own aren't shown. The graph is hidden if the"
     " model's time includes ignored modules.",
+    place=190,
     views=("modules",),
 )
 def module_flame(facts: Facts) -> FlameGraph | None:

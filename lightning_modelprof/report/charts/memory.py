@@ -66,6 +66,7 @@ _WINDOW_MEMORY: Final = (
     "window_memory",
     title="Memory in the window",
     help=_WINDOW_MEMORY,
+    place=120,
     views=("memory",),
 )
 def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
@@ -79,6 +80,7 @@ def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     "window_memory",
     title="Memory in the window",
     help=_WINDOW_MEMORY,
+    place=120,
     views=("memory",),
 )
 def window_memory_of_run(facts: Facts) -> Chart | None:

@@ -16,6 +16,7 @@ from lightning_modelprof.run.memory import MemoryPoint
     "flops_by_phase",
     title="FLOPs per step",
     help="The FLOPs table by phase, without Fourier transforms.",
+    place=100,
     views=("modules",),
 )
 def flops_by_phase(facts: Facts) -> Chart | None:
@@ -54,6 +55,7 @@ _SERIES: Final = (
     title="Memory by step",
     help="Memory at the first sample of each step: process memory (private excludes file-backed and shared"
     " memory), and GPU memory that torch's allocator handed to tensors or reserved.",
+    place=110,
     views=("memory",),
 )
 def memory_curve(facts: Facts) -> Chart | None:

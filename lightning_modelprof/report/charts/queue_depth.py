@@ -14,6 +14,7 @@ from lightning_modelprof.report.model import Chart, Series, Unit
     " and at least seven samples are needed. At 0, training waits; if the queue is always full, you"
     " have more workers than you need. With multiple loaders, it shows the one with the fewest ready"
     " batches. On macOS it only shows whether any batch was ready.",
+    place=80,
     views=("workers",),
 )
 def queue_depth(facts: Facts) -> Chart | None:

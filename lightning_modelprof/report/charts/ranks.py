@@ -21,6 +21,7 @@ _MOST: Final = 256
     "rank_phases",
     title="Phase times per rank",
     help="Mean clean step of each rank by phase, for at most 256 ranks.",
+    place=90,
     views=("distributed",),
 )
 def rank_phases(facts: Facts) -> Chart | None:
@@ -99,6 +100,7 @@ _HOST_NOTE: Final = (
     " includes waiting for other ranks, and Copies is time in copies and memsets only. The layers are"
     " disjoint and add up to the step. Without kernels (gloo on the CPU), overlap is unknown. Ranks"
     " without kernels are listed in a note if other ranks have some.",
+    place=140,
     views=("distributed",),
 )
 def rank_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:

@@ -20,6 +20,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED
     "phase_shares",
     title="Step time by phase",
     help="The Ratio column of the Phases table as a bar.",
+    place=10,
     views=("overview",),
 )
 def phase_shares(facts: Facts) -> Chart | None:
@@ -50,6 +51,7 @@ def phase_shares(facts: Facts) -> Chart | None:
     help="Self time of each phase in each step. Runs of more than 400 steps are averaged into at most"
     " 400 points. The seven largest phases have their own layers and the rest share one. Unmeasured"
     " phases are listed in a note.",
+    place=30,
 )
 def phases_per_step(facts: Facts) -> Chart | None:
     """When the steps were slow, and which phase made them so; ``None`` when no step ran to its end."""
@@ -98,6 +100,7 @@ _TAIL: Final = 99
     help="Histogram of clean step times, without profiler overhead. Bin widths follow numpy's `auto`"
     " rule, with at most 60 bins. If the slowest step took more than twice p99, the histogram ends"
     " at p99 and a note counts the slower steps.",
+    place=40,
     views=("overview", "steps"),
 )
 def step_time(facts: Facts) -> Chart | None:
@@ -140,6 +143,7 @@ def step_time(facts: Facts) -> Chart | None:
     title="Throughput",
     help="Samples per second over all steps in a point, including excluded ones. Shows steps per second"
     " if any step's sample count is unknown.",
+    place=50,
     views=("overview",),
 )
 def throughput(facts: Facts) -> Chart | None:
@@ -176,6 +180,7 @@ def throughput(facts: Facts) -> Chart | None:
     "validation_shares",
     title="Validation time by part",
     help="The Ratio column of the Validation table as a bar.",
+    place=20,
     views=("overview",),
 )
 def validation_shares(facts: Facts) -> Chart | None:

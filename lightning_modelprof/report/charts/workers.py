@@ -22,6 +22,7 @@ from lightning_modelprof.report.model import Chart, FlameGraph, Series, Unit
     help="The Number of workers table at the current prefetch factor. *Measured* is the measured step"
     " time, and the horizontal line is the step time without waiting for data. With multiple"
     " loaders, it shows the one with the longest predicted step.",
+    place=60,
     views=("workers",),
 )
 def workers_prediction(facts: Facts) -> Chart | None:
@@ -88,6 +89,7 @@ def _named(one: PredictedStep) -> str:
     " one. Covers the newest 1,000 batches in at most 200 time slices. If all workers are busy,"
     " they're too slow or too few; idle workers have filled the queue. With multiple loaders, it"
     " shows the one with the busiest workers.",
+    place=70,
     views=("workers",),
 )
 def workers_over_time(facts: Facts) -> Chart | None:
@@ -121,6 +123,7 @@ def workers_over_time(facts: Facts) -> Chart | None:
     help="Functions in the DataLoader workers by caller, all workers of a loader together. Width is"
     " sampled time, as in *Training thread (flame graph)*. With multiple loaders, it shows the one"
     " with the busiest workers.",
+    place=180,
     views=("workers",),
 )
 def worker_flame(facts: Facts) -> FlameGraph:

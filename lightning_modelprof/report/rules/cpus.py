@@ -11,7 +11,6 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import loader_advice
-from lightning_modelprof.report.advice.workers import own_workers_advice
 from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report.one_step import COST
 from lightning_modelprof.report.rules.rule import (
@@ -25,7 +24,7 @@ from lightning_modelprof.report.rules.rule import (
     rule,
 )
 from lightning_modelprof.run.stacks import OtherThread, StackSamples
-from lightning_modelprof.units import milliseconds, percent
+from lightning_modelprof.units import digits, milliseconds, percent
 
 _MODEL: Final = ("forward", "backward")
 
@@ -183,9 +182,23 @@ def busy_cpus(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         return
     yield Found(
         what=f"{waited} {INFLATED}",
-        do=own_workers_advice(facts) or "Re-run on an idle machine, or reserve CPUs for this job.",
+        do=_own_workers_advice(facts) or "Re-run on an idle machine, or reserve CPUs for this job.",
         severity=Severity.WARNING if share >= limits.warning else Severity.INFO,
         evidence=evidence,
+    )
+
+
+def _own_workers_advice(facts: Facts) -> str:
+    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
+    setup, use = facts.get(Facts.setup), facts.record.cpu
+    if setup is None or use is None or not setup.usable_cpus or not any(x.num_workers for x in setup.loaders):
+        return ""
+    used = (use.workers_ns or 0) / max(1, use.loop_ns)
+    if used < setup.usable_cpus / 2:
+        return ""
+    return (
+        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of"
+        f" {setup.usable_cpus} CPUs."
     )
 
 

@@ -8,25 +8,23 @@ from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
-from lightning_modelprof.analysis.steps.fetches import CHEAP_SAMPLE_NS, is_row_by_row
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.analysis.trace.device_shares import unaccounted
 from lightning_modelprof.analysis.trace.host_waits import NO_STEPS_TO_COMPARE
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.batches import (
+    advice_without_workers,
+    batch_cpu_ns,
+    first_batch,
+    lines_waited_for,
+    wait_advice,
+    why_not_keep_samples,
+)
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import FEWER_ITEMS, places_of_batches
 from lightning_modelprof.report.advice.owners import loader_call, owner_of_loader
-from lightning_modelprof.report.advice.predicted import fetch_advice
-from lightning_modelprof.report.advice.workers import (
-    made_batches,
-    wait_advice,
-    waited_for,
-    worker_lines,
-    worker_starts,
-)
 from lightning_modelprof.report.model import Evidence, Severity, Slices, Unit
 from lightning_modelprof.report.one_step import COST, per_step
 from lightning_modelprof.report.rules.phases import hooks_named, of_phase
@@ -34,7 +32,6 @@ from lightning_modelprof.report.rules.rule import (
     NOT_A_FIT,
     Found,
     Limits,
-    OtherSamples,
     Passed,
     count,
     duration,
@@ -86,7 +83,7 @@ def _wait(costs: StepCosts) -> _Wait:
     sampled_phases=("dataloader",),
     slices=_IDLE,
     on_traces=True,
-    samples=OtherSamples(worker_lines, lambda facts: waited_for(facts) is not None),
+    samples=lines_waited_for,
     warning=0.05,
     critical=0.20,
     least_samples=10,
@@ -200,7 +197,7 @@ def synchronous_loader(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
             title="No further main-process loading delay",
         )
         return
-    advice = fetch_advice(facts, (loader,), wait.mean_ns, facts.get(fetch_queue))
+    advice = advice_without_workers(facts, loader, wait.mean_ns)
     if advice.num_workers is None:
         yield Passed(what="num_workers is 0, but workers would save little.")
         return
@@ -242,7 +239,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
     if bounds.count == 0:
         raise NotMeasured("there was only one epoch")
     extra_ns = (bounds.extra_wait_ns or 0) / bounds.count
-    first_ns = min(extra_ns, max(0.0, _batch_ns(facts) - (costs.usual_wait_ns() or 0.0)))
+    first_ns, of_first = first_batch(facts, extra_ns)
     start_ns = bounds.init_ns / bounds.count + extra_ns - first_ns
     slowed_ns = _slowed_ns(facts, loader.num_workers or 0, start_ns)
     each_ns, per_step_of = start_ns + slowed_ns, bounds.num_all / facts.num_steps
@@ -251,8 +248,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
         duration("restart time per step", each_ns * per_step_of),
         count("restarts", bounds.num_all),
         *([duration("extra compute of its first step", slowed_ns)] if slowed_ns else ()),
-        *worker_starts(facts),
-        duration("first batch of an epoch (not counted)", first_ns),
+        *of_first,
     ]
     passed = f"Starting an epoch takes {milliseconds(each_ns)}."
     if loader.persistent_workers:
@@ -282,20 +278,11 @@ def _slowed_ns(facts: Facts, num_workers: int, start_ns: float) -> float:
     Only on the CPU, if the training thread had to wait for one; as much as the start takes at most, as the
     user's code may do something else in that step.
     """
-    costs, made = facts.step_costs, made_batches(facts)
+    costs = facts.step_costs
     if not facts.is_on_cpu or costs.cpu_wait_share is None or costs.had_its_cpu:
         return 0.0
-    batch_ns = 0.0 if made is None else made.cpu_ns
-    filling_ns = num_workers * _PREFETCHED * batch_ns / (facts.setup.usable_cpus or 1)
+    filling_ns = num_workers * _PREFETCHED * batch_cpu_ns(facts) / (facts.setup.usable_cpus or 1)
     return max(0.0, min(costs.boundaries.extra_compute_ns / costs.boundaries.count - filling_ns, start_ns))
-
-
-def _batch_ns(facts: Facts) -> float:
-    """What one worker takes for a batch; its CPU time where workers weren't looked into, 0 if unknown."""
-    made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
-    if made is not None:
-        return made.making_ns
-    return 0.0 if cpu is None else cpu.batch_ns or 0.0
 
 
 _INTO_WORKERS: Final = "Move work from {names} into the DataLoader's workers."
@@ -332,8 +319,6 @@ def slow_transfer(facts: Facts) -> Iterator[Found | Passed]:
 
 
 _MIB: Final = 1 << 20
-_TENSORS: Final = "TensorDataset."
-_MOSTLY: Final = 0.5
 
 
 @rule(
@@ -362,7 +347,7 @@ def repeated_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     if not wait.is_found(limits):
         yield Passed(what="Not investigated, because data loading is fast enough.")
         return
-    if why := _nothing_to_keep(facts, loader, wait.mean_ns):
+    if why := why_not_keep_samples(facts, loader, wait.mean_ns):
         yield Passed(what=why)
         return
     seen = facts.repeated
@@ -389,23 +374,6 @@ def repeated_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         at=places_of_batches(setup.loaders),
         evidence=[duration(_WAIT, wait.mean_ns), *compared],
     )
-
-
-def _nothing_to_keep(facts: Facts, loader: LoaderSetup, wait_ns: float) -> str:
-    """Why making the samples once would save nothing, as a sentence; ``""`` where it would."""
-    cpu, made, dataset = facts.get(Facts.batch_cpu), made_batches(facts), loader.dataset
-    sample_ns = None if made is None else made.sample_ns
-    is_tensors = dataset is not None and dataset.is_library and dataset.function.startswith(_TENSORS)
-    is_cheap = sample_ns is not None and sample_ns < CHEAP_SAMPLE_NS
-    if is_row_by_row(loader, wait_ns) or is_cheap or is_tensors:
-        return "Samples are rows in memory, so caching them saves nothing."
-    if loader.num_workers and cpu is not None and cpu.workers_keep_up:
-        return "Workers have their batches ready before they're fetched."
-    share = 0.0 if made is None else made.collate
-    place, hot = loader.collate, facts.get(Facts.hot_lines)
-    if not loader.num_workers and place is not None and place.file and place.line and hot is not None:
-        share = hot.share_of("dataloader", place.file, place.line)
-    return "Most of the wait is for collating samples, not for loading them." if share >= _MOSTLY else ""
 
 
 def _mebibytes(size: int) -> str:

@@ -61,8 +61,7 @@ def _at_its_lines(rule: Rule, finding: Finding, facts: Facts) -> Finding:
         return finding
     setup = facts.get(Facts.setup)
     libraries = () if setup is None else [one.package for one in setup.libraries]
-    others = rule.samples
-    samples = None if others is None or not others.are_waited_for(facts) else others.hot_lines(facts)
+    samples = None if rule.samples is None else rule.samples(facts)
     placed = at_exact_lines(
         finding,
         facts.get(Facts.hot_lines) if samples is None else samples,
@@ -90,7 +89,7 @@ def _idioms(said: Said, facts: JobFacts) -> Said:
     """The action names what the line does, where it is a known slow idiom."""
     if not isinstance(facts, Facts):
         return said
-    others = [rule.samples.hot_lines(facts) for rule in MADE if rule.samples is not None]
+    others = [rule.samples(facts) for rule in MADE if rule.samples is not None]
     sampled = (facts.get(Facts.hot_lines), *others)
 
     def changed(rule: Rule, one: Finding) -> Finding:

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from lightning_modelprof.analysis.source.hot_lines import HotLines
 from lightning_modelprof.place import Place
@@ -139,19 +139,6 @@ Ask = Callable[[Any, Limits], Iterator[Found | Passed]]
 _Asks = Ask | Callable[[Any], Iterator[Found | Passed]]
 
 
-class OtherSamples(NamedTuple):
-    """Samples of processes that work for the training thread, as functions of facts.
-
-    Attributes:
-        hot_lines: the samples; ``None`` without any.
-        are_waited_for: whether the training thread waits for their work, so that the lines of a finding are
-            looked for in them and not in its own samples.
-    """
-
-    hot_lines: Callable[[Any], HotLines | None]
-    are_waited_for: Callable[[Any], bool]
-
-
 class Rule(Record, frozen=True, kw_only=True):
     """One question about a run or about traces; what :func:`rule` makes of a function.
 
@@ -173,7 +160,8 @@ class Rule(Record, frozen=True, kw_only=True):
         is_between_steps: whether the time lies between or around the steps: then it is a share of the loop.
         is_of_device: whether it is about the device's side, which sees the same time as the host's.
         on_traces: whether it also judges traces alone.
-        samples: of other processes that do its work, whose lines count as well. Such a rule has a limit
+        samples: of others that the training thread waits for, as a function of facts: the lines of a finding
+            are looked for in them, if there are any, and not in its own samples. Such a rule has a limit
             ``least_samples``: at a line that comes before the others.
     """
 
@@ -194,7 +182,7 @@ class Rule(Record, frozen=True, kw_only=True):
     is_between_steps: bool = False
     is_of_device: bool = False
     on_traces: bool = False
-    samples: OtherSamples | None = None
+    samples: Callable[[Any], HotLines | None] | None = None
 
 
 MADE: Final[list[Rule]] = []
@@ -218,7 +206,7 @@ def rule(
     is_between_steps: bool = False,
     is_of_device: bool = False,
     on_traces: bool = False,
-    samples: OtherSamples | None = None,
+    samples: Callable[[Any], HotLines | None] | None = None,
     has_thresholds: bool = True,
     **limits: float,
 ) -> Callable[[_Asks], Rule]:

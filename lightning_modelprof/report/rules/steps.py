@@ -12,8 +12,8 @@ from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.steps.slowdown import Slowdown
 from lightning_modelprof.analysis.steps.step_costs import COLLECTOR, MACHINE
-from lightning_modelprof.analysis.steps.workers import measured_workers
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.batches import slow_fetches_advice
 from lightning_modelprof.report.advice.lines import PointsAt, location_at
 from lightning_modelprof.report.model import Severity
 from lightning_modelprof.report.one_step import COST, per_step
@@ -36,7 +36,6 @@ from lightning_modelprof.units import milliseconds
 _ADVICE: Final = {
     COLLECTOR: "Call gc.collect() and gc.freeze() after the first step, or gc.disable().",
     MACHINE: "Reserve CPUs, or move other jobs off this machine.",
-    "dataloader": "Check what slow batches read. With workers, a larger prefetch_factor helps.",
     "checkpoint": "Save less often, or asynchronously.",
     "callbacks": "Make the slow callback cheaper, or run it less often (see the table Callbacks).",
     "logging": "Log less often, or log in another thread.",
@@ -109,11 +108,7 @@ def slow_steps(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _advice(facts: Facts, cause: str) -> str:
-    if cause == "dataloader" and any(one.queue is not None for one in facts.get(measured_workers) or ()):
-        return (
-            "Check what slow batches read. The table Number of workers shows whether prefetch_factor helps."
-        )
-    return _ADVICE.get(cause, _USUAL_ADVICE)
+    return slow_fetches_advice(facts) if cause == "dataloader" else _ADVICE.get(cause, _USUAL_ADVICE)
 
 
 def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:

@@ -1,1 +1,1 @@
-"""The tables, one per file; ``all_tables`` names them in their order."""
+"""The tables, one per file; ``all_tables`` has them in their order."""

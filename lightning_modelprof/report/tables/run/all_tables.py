@@ -9,7 +9,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.discovery import found_beside, place_in
+from lightning_modelprof.report.discovery import found_beside
 from lightning_modelprof.report.model import Table, apply_options
 from lightning_modelprof.report.options import SHOWN_WINDOWS, TableOptions
 from lightning_modelprof.report.specs import TableSpec
@@ -20,15 +20,6 @@ from lightning_modelprof.report.tables.trace.model_summary import window_model_s
 from lightning_modelprof.report.tables.trace.trace_tables import TRACE_TABLES, trace_tables
 
 __all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tables"]
-
-_ORDER: Final = (
-    *("perf_summary", "all_ranks", "rank_phases", "rank_spread", "phases", "validation"),
-    *("slow_steps", "worst_step", "callbacks", "around", "source_lines", "num_workers"),
-    *("worker_transforms", "flops", "flops_by_size", "flops_by_operator", "model_size"),
-    *("memory_peaks", "memory_by_phase", "slowest_modules", "top_modules", "forward_modules"),
-    *("forward_operators",),
-)
-"""By the first of an entry's tables. New ones follow, then the windows' tables and the other loops."""
 
 
 def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
@@ -55,9 +46,7 @@ def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
         yield replace(table, is_detail=table.id not in main) if options.views is None else table
 
 
-_MADE: Final = found_beside(
-    __name__, MADE, lambda one: (place_in(_ORDER, one.kinds[0].id), one.build.__module__)
-)
+_MADE: Final = found_beside(__name__, MADE, lambda one: (one.kinds[0].place, one.build.__module__))
 TABLES: Final = (
     *(one for one in _MADE if one.kinds[0] is not LOOPS),
     RunTable(window_summaries),

@@ -43,6 +43,7 @@ CALLBACKS: Final = TableSpec(
     rows={
         "all other hooks": "hooks below 0.1% each, added up.",
     },
+    place=90,
     views=("steps",),
     compared=CompareKey(keys=("total_ns",), sum_over="run", names=("callback", "hook")),
 )

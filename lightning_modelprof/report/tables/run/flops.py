@@ -107,6 +107,7 @@ FLOPS: Final = TableSpec(
             " none."
         ),
     },
+    place=140,
     views=("modules",),
 )
 
@@ -248,6 +249,7 @@ FLOPS_BY_SIZE: Final = TableSpec(
         ),
         ColumnSpec("source", "From", help="counted, or fitted from the counted sizes (see FLOPs)."),
     ),
+    place=150,
     views=("modules",),
 )
 
@@ -344,6 +346,7 @@ FLOPS_BY_OPERATOR: Final = TableSpec(
             for phase, label in _LABELS.items()
         ),
     ),
+    place=160,
     views=("modules",),
     compared=CompareKey(keys=("flops",)),
 )

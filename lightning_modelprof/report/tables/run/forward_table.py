@@ -55,6 +55,7 @@ FORWARD_MODULES: Final = TableSpec(
     ),
     columns=_COLUMNS,
     depth_of=_depth,
+    place=220,
     views=("modules",),
     compared=CompareKey(keys=("macs",)),
     heading="Forward pass by module and by operator (fvcore)",
@@ -76,6 +77,7 @@ FORWARD_OPERATORS: Final = TableSpec(
     title="Forward pass by operator (fvcore)",
     help="The same MACs by fvcore's operator names.",
     columns=_OPERATOR_COLUMNS,
+    place=230,
     views=("modules",),
     compared=CompareKey(keys=("macs",)),
 )

@@ -45,6 +45,7 @@ MEMORY_PEAKS: Final = TableSpec(
         "Allocator cache flushes": "how often the allocator freed its cache and retried.",
         "Allocator out-of-memory errors": "how often an allocation failed.",
     },
+    place=180,
     views=("memory",),
     compared=CompareKey(
         keys=("value",),
@@ -124,6 +125,7 @@ MEMORY_BY_PHASE: Final = TableSpec(
             of=lambda peak: None if peak.phase == BEGIN else peak.module,
         ),
     ),
+    place=190,
     views=("memory",),
     compared=CompareKey(keys=("peak",)),
 )

@@ -41,8 +41,9 @@ MODEL_SIZE: Final = TableSpec(
         ColumnSpec("elements", "Elements", Unit.COUNT, help="number of values."),
         ColumnSpec("bytes", "Size", Unit.BYTES, help="their bytes.", of=lambda size: size.num_bytes),
     ),
+    place=170,
     views=("modules", "memory"),
-    place=1,
+    place_in_views=1,
     compared=CompareKey(keys=("bytes",), names=("kind", "dtype"), better=""),
 )
 

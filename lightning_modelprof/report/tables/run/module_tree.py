@@ -116,7 +116,7 @@ MODULE_TREE: Final = TableSpec(
     columns=_TREE_COLUMNS,
     depth_of=lambda one: one.depth,
     views=("modules",),
-    place=-1,
+    place_in_views=-1,
 )
 
 
@@ -167,8 +167,9 @@ TOP_MODULES: Final = TableSpec(
         " inside them."
     ),
     columns=_CLASS_COLUMNS,
+    place=210,
     views=("modules",),
-    place=-1,
+    place_in_views=-1,
 )
 
 
@@ -190,8 +191,9 @@ SLOWEST_MODULES: Final = TableSpec(
     title="Slowest modules",
     help="The five modules with the most self time, forward and backward, excluding submodules.",
     columns=_SLOWEST_COLUMNS,
+    place=200,
     views=("modules",),
-    place=-1,
+    place_in_views=-1,
 )
 
 _NUM_SLOWEST: Final = 5

@@ -46,8 +46,9 @@ NUM_WORKERS: Final = TableSpec(
         ColumnSpec("high_ns", "95% high", Unit.DURATION_NS, help=_ENDS),
         ColumnSpec("steps_per_s", "steps/s", Unit.RATE, help="1 / predicted step time."),
     ),
+    place=120,
     views=("workers",),
-    place=-1,
+    place_in_views=-1,
 )
 
 

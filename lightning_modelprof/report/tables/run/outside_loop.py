@@ -77,6 +77,7 @@ AROUND: Final = TableSpec(
         "this profiler's report": "from the end of the loop to the next action.",
         "all other actions": "actions below 0.1% each.",
     },
+    place=100,
 )
 
 

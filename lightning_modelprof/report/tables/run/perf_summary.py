@@ -58,6 +58,7 @@ PERF_SUMMARY: Final = TableSpec(
         ),
         "Reader Ratio": "share of time spent waiting for data. avg is Σr / Σb; the others are over r / b.",
     },
+    place=10,
     views=("overview",),
     compared=CompareKey(keys=("avg",), better={"Reader Ratio": "less"}),
 )

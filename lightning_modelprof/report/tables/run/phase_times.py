@@ -45,6 +45,7 @@ PHASE_TIMES: Final = TableSpec(
     ),
     columns=_COLUMNS,
     has_phases=True,
+    place=50,
     views=("steps",),
     compared=CompareKey(keys=("avg_ns",)),
 )

@@ -88,6 +88,7 @@ RANKS: Final = TableSpec(
             of=lambda pace: pace.slowest_share,
         ),
     ),
+    place=30,
     views=("distributed",),
 )
 
@@ -143,6 +144,7 @@ RANK_SPREAD: Final = TableSpec(
         ColumnSpec("spread_ns", "Spread", Unit.DURATION_NS, help="max minus min."),
     ),
     has_phases=True,
+    place=40,
     views=("distributed",),
 )
 
@@ -186,6 +188,7 @@ ALL_RANKS: Final = TableSpec(
         ColumnSpec("value", "Value", Unit.BY_ROW, help="over all ranks together."),
     ),
     unit_of=itemgetter("unit"),
+    place=20,
     views=("distributed",),
     compared=CompareKey(keys=("value",), better={"Reader Ratio": "less"}),
 )

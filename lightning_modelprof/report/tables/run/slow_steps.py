@@ -116,6 +116,7 @@ SLOW_STEPS: Final = TableSpec(
             of=lambda one: _cpu_wait(one.slow),
         ),
     ),
+    place=70,
     views=("steps",),
 )
 
@@ -144,6 +145,7 @@ WORST_STEP: Final = TableSpec(
     ),
     unit_of=itemgetter("unit"),
     has_phases=True,
+    place=80,
     views=("steps",),
 )
 

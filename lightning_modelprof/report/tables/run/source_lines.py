@@ -83,8 +83,9 @@ SOURCE_LINES: Final = TableSpec(
         " (`flops=False` or a compiled model)."
     ),
     columns=_COLUMNS,
+    place=110,
     views=("operators",),
-    place=1,
+    place_in_views=1,
 )
 
 

@@ -63,6 +63,7 @@ VALIDATION: Final = TableSpec(
     ),
     columns=_COLUMNS,
     rows={part.label: part.definition for part in PARTS},
+    place=60,
     views=("steps",),
     compared=CompareKey(keys=("per_batch_ns", "per_run_ns")),
 )

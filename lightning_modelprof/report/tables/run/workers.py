@@ -110,6 +110,7 @@ WORKER_TRANSFORMS: Final = TableSpec(
         ColumnSpec("place", "Code", help="file and line. A dash means no Python code."),
     ),
     depth_of=lambda one: one.facts.call.depth,
+    place=130,
     views=("workers",),
 )
 WORKERS: Final = TableSpec(
@@ -219,7 +220,7 @@ WORKERS: Final = TableSpec(
         ),
     ),
     views=("workers",),
-    place=1,
+    place_in_views=1,
 )
 _NOTHING: Final = "no worker activity was seen"
 
