@@ -9,8 +9,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lightning_modelprof.show.html.colors import color_of
+from lightning_modelprof.show.html.document import encode, page_document, table_data
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
-from lightning_modelprof.show.html.parts import chart_html, flame_html, table_html
 from tests.show.test_html_browser import about, box, names, press
 from tests.show.test_html_copying import TAKE, csv_of, group_by, groups
 from tests.show.test_html_groups import operators_of
@@ -25,10 +25,10 @@ PAGE = """<!DOCTYPE html>
 <script type="module" src="start.js"></script>
 """
 START = """
-import { connectParts } from "./parts.js";
-const main = document.querySelector("main");
-main.innerHTML = await (await fetch("parts.html")).text();
-connectParts(main);
+import { drawDocument } from "./document.js";
+const { charts, flames, tables } = drawDocument(await (await fetch("document.json")).json());
+const drawn = [...tables, ...flames].map(({ element }) => element);
+document.querySelector("main").append(...drawn, ...charts);
 document.title = "ready";
 """
 READY = """
@@ -50,8 +50,8 @@ def served(browser, tmp_path):
     for name in SHARED_FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((SHARED_FOLDER / name).read_bytes())
-    parts = (table_html(operators_of(90)), chart_html(chart()), flame_html(stacks_flame()))
-    (tmp_path / "parts.html").write_text("".join(parts))
+    document = page_document([chart()], [stacks_flame()], [table_data(operators_of(90))])
+    (tmp_path / "document.json").write_bytes(encode(document))
     (tmp_path / "start.js").write_text(START)
     (tmp_path / "index.html").write_text(PAGE)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
