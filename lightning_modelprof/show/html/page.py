@@ -70,6 +70,7 @@ def render_html(report: Report) -> bytes:
     shown = [table for table in part_absent(report.tables)[0] if table.rows]
     tables = [table_data(table, is_folded=table.is_detail) for table in shown]
     document = page_document(report.charts, report.flames, tables)
+    files = file_lines(report.sections)
     script = _script()
     page = (
         _environment()
@@ -90,7 +91,8 @@ def render_html(report: Report) -> bytes:
             data=as_script(document),
             absent=absent_lines(report.tables),
             notes=note_lines(report.notes),
-            files=file_lines(report.sections),
+            files=files,
+            has_text=any(name == "report.txt" for name, _ in files),
         )
     )
     # Half a surrogate pair, as in some file names, has no UTF-8.
