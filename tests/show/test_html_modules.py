@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -50,7 +51,9 @@ def served(browser, tmp_path):
     for name in SHARED_FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((SHARED_FOLDER / name).read_bytes())
-    document = page_document([chart()], [stacks_flame()], [table_data(operators_of(90))])
+    table = operators_of(90)
+    tables = [table_data(table, no_slices=[table.rows[0][0]])]
+    document = page_document([chart()], [stacks_flame()], tables)
     (tmp_path / "document.json").write_bytes(encode(document))
     (tmp_path / "start.js").write_text(START)
     (tmp_path / "index.html").write_text(PAGE)
@@ -80,6 +83,18 @@ def test_everything_works_that_can_be_pressed(served):
         "document.querySelector('.field').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))"
     )
     assert served.execute_script("return document.querySelector('.point').textContent") == "step 2"
+
+
+def test_rows_with_slices_lead_to_them(served):
+    links = served.execute_script(
+        "return [...document.querySelectorAll('tbody tr')].slice(0, 3).map(row => {"
+        "  row.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));"
+        "  const link = row.querySelector('a.row-goto');"
+        "  return [link.hidden, link.dataset.goto]})"
+    )
+    assert [is_hidden for is_hidden, _ in links] == [True, False, False]
+    goto = [{"view": "trace", "find": {"name": row[0]}} for row in operators_of(90).rows[1:3]]
+    assert [json.loads(one) for _, one in links[1:]] == goto
 
 
 def test_styles_come_without_the_page_of_the_report(served):

@@ -25,7 +25,7 @@ export function showParts(root, documents, choice, remember) {
   const tables = documents.flatMap((document) => {
     const place = choice.view === COMPARE ? root.appendChild(make("section", { class: "comparison" })) : root;
     place.innerHTML = document.above;
-    const drawn = /** @type {(document: PageDocument, options: object) => any} */ (drawDocument)(document, options);
+    const drawn = drawDocument(document, options);
     if (drawn.charts.length) place.append(make("section", { class: "charts" }, ...drawn.charts));
     place.append(...[...drawn.flames, ...drawn.tables].map(({ element }) => element));
     place.insertAdjacentHTML("beforeend", document.below);
