@@ -64,6 +64,11 @@ export function wholeText(cell) {
   return (typeof cell === "string" ? "" : cell[2]) || textOf(cell).trim();
 }
 
+/** @param {number} count */
+export function countRows(count) {
+  return `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
+}
+
 /** @param {Cell} cell */
 export function isMissing(cell) {
   return valueOf(cell) === null && textOf(cell).trim() === "–";

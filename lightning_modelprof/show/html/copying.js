@@ -1,6 +1,6 @@
 // Copies of a table for a spreadsheet and for Markdown: the rows and columns that are seen, in their order.
 
-import { isMissing, textOf, valueOf, wholeText } from "./cells.js";
+import { countRows, isMissing, textOf, valueOf, wholeText } from "./cells.js";
 
 /** @typedef {import("./cells.js").Cell} Cell */
 /** @typedef {import("./table.js").Row} Row */
@@ -116,7 +116,7 @@ export function tableAsMarkdown({ data, listed, seen }) {
 function markdownCell({ cells, depth, group }, place) {
   const shown = textOf(cells[place]).trim();
   if (place === 0 && group) {
-    return `**${markdownText(group.name)}** (${group.num_rows.toLocaleString("en")} row${group.num_rows === 1 ? "" : "s"})`;
+    return `**${markdownText(group.name)}** (${countRows(group.num_rows)})`;
   }
   const text = valueOf(cells[place]) === null ? markdownName(shown) : markdownText(shown);
   return place ? text : "&nbsp;&nbsp;".repeat(depth) + text;

@@ -1,7 +1,7 @@
 // Tables that sort, search, fold and put rows together. Nothing is computed or rounded here: every text and
 // every sum was written by the report. Rows are made when they are first seen.
 
-import { isMissing, textOf, valueOf, wholeText } from "./cells.js";
+import { countRows, isMissing, textOf, valueOf, wholeText } from "./cells.js";
 import { columnMenu } from "./columns.js";
 import { copyText, tableAsCsv, tableAsMarkdown } from "./copying.js";
 import { heading, make } from "./dom.js";
@@ -74,7 +74,7 @@ export class SortableTable {
     /** @type {HTMLDetailsElement | null} */
     this.details = null;
     if (data.is_folded) {
-      const count = make("span", { class: "count" }, inWords(data.rows.length));
+      const count = make("span", { class: "count" }, countRows(data.rows.length));
       this.details = make("details", { ontoggle: () => this.fill() }, make("summary", {}, ...title, " ", count));
       this.element.append(this.details);
     } else {
@@ -166,7 +166,7 @@ export class SortableTable {
   /** @param {{text: string, count: number}} copied */
   async copy({ text, count }) {
     const isDone = await copyText(text);
-    if (this.said) this.said.textContent = isDone ? `Copied ${inWords(count)}` : "The browser doesn't allow copying";
+    if (this.said) this.said.textContent = isDone ? `Copied ${countRows(count)}` : "The browser doesn't allow copying";
   }
 
   /**
@@ -323,7 +323,7 @@ export class SortableTable {
       head.append(make("button", { type: "button", class: "twist", "aria-label": label, onclick: fold }));
     }
     if (row.group) {
-      const count = make("span", { class: "count" }, inWords(row.group.num_rows));
+      const count = make("span", { class: "count" }, countRows(row.group.num_rows));
       head.append(make("span", { title: row.group.name }, row.group.name), count);
     } else {
       head.append(...contentOf(name));
@@ -558,9 +558,4 @@ function contentOf(cell) {
 function sumOf({ num_known: known, num_rows: rows, sums }, place) {
   const isPartial = sums[place - 1] !== null && known[place - 1] < rows;
   return isPartial ? `Sum of ${known[place - 1]} of ${rows} rows; the others have no value.` : "";
-}
-
-/** @param {number} count of rows */
-function inWords(count) {
-  return `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
 }
