@@ -222,7 +222,8 @@ def align_right(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _spaces(texts: Sequence[str]) -> list[tuple[str, str]]:
     widths = [display_width(text) for text in texts]
-    return [(text, " " * (max(widths) - width)) for text, width in zip(texts, widths, strict=True)]
+    most = max(widths, default=0)
+    return [(text, " " * (most - width)) for text, width in zip(texts, widths, strict=True)]
 
 
 def center(text: str, width: int, fill: str = " ") -> str:

@@ -68,7 +68,7 @@ class Answers:
         }
 
     def view(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """One view of a selection as HTML, and the columns that belong to it."""
+        """One view of a selection: what is drawn of it, and the columns that belong to it."""
         wanted = arguments.get("view", VIEWS[0].key)
         view = next((view for view in VIEWS if view.key == wanted), None)
         if view is None:
@@ -78,7 +78,7 @@ class Answers:
         columns = selection.columns(view.columns) if view.columns else []
         return {
             "title": view.title,
-            "html": _shown(lambda: render(view, selection)),
+            "documents": _shown(lambda: render(view, selection)),
             "empty": view.empty,
             "columns": [
                 {"tag": tag, "kind": blob.kind, "rank": blob.rank}
@@ -89,15 +89,14 @@ class Answers:
         }
 
     def compare(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Two selections side by side as HTML; those of the first have the prefix ``before_``."""
+        """Two selections side by side; the arguments of the first have the prefix ``before_``."""
         before = {
             name.removeprefix(_BEFORE): value for name, value in arguments.items() if name.startswith(_BEFORE)
         }
         sides = [self._side(context, experiment, chosen) for chosen in (before, arguments)]
-        html = _shown(lambda: "".join(render_comparison(report) for report in compare_sides(*sides)))
         return {
             "title": "Compare",
-            "html": html,
+            "documents": _shown(lambda: list(map(render_comparison, compare_sides(*sides)))),
             "empty": _why_nothing(*sides),
         }
 
@@ -161,7 +160,7 @@ class Answers:
         return self._profiles.read(context, experiment, run, tag) if tag else None
 
 
-def _shown(make: Callable[[], str]) -> str:
+def _shown(make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What is made of profiles whose numbers may be anything, though their types are right.
 
     Raises:

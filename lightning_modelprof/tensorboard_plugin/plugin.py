@@ -82,7 +82,8 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
             context = plugin_util.context(request.environ)
             experiment = plugin_util.experiment_id(request.environ)
             try:
-                return Respond(request, find()(context, experiment, request.args), media_type)
+                answer = find()(context, experiment, request.args)
+                return Respond(request, answer if media_type == _BINARY else _encoded(answer), media_type)
             except ModelProfError as error:
                 return Respond(request, {"error": str(error)}, _JSON, code=404)
             except PublicError as error:
@@ -92,6 +93,13 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
                 return Respond(request, {"error": sentence}, _JSON, code=error.http_code)
 
         return application
+
+
+def _encoded(answer: Any) -> bytes:
+    """As JSON; TensorBoard's own way takes long for large tables."""
+    from lightning_modelprof.show.html.document import encode  # noqa: PLC0415
+
+    return encode(answer)
 
 
 def _send_static(request: Request) -> Any:

@@ -1,32 +1,31 @@
 """The views of the dashboard: which parts of the reports each one shows.
 
 A new view is one entry in ``VIEWS``; what has its place in a view says so itself. A part is a function from a
-selection to HTML, empty where there is nothing to show.
+selection to HTML, empty where there is nothing to show; charts, flame graphs and tables are drawn in the
+browser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES, TRACE_CHARTS
 from lightning_modelprof.report.model import WARNING, Report, Table
 from lightning_modelprof.report.tables.run.all_tables import KINDS, kind_of
+from lightning_modelprof.show.html.document import page_document, table_data
 from lightning_modelprof.show.html.parts import (
     absent_html,
-    chart_html,
     facts_html,
     figures_html,
     findings_html,
-    flame_html,
     notes_html,
     settings_html,
     step_card_html,
-    table_html,
     verdict_html,
 )
 from lightning_modelprof.show.tensorboard.profile_blob import STEPS, TIMELINE
@@ -50,6 +49,7 @@ class View(Record, frozen=True, kw_only=True):
         above: what stands above the charts, flame graphs and tables that have their place in it.
         below: what stands below them.
         columns: kind of the packed columns that the browser draws on top of the parts; ``""`` if none.
+        has_all_tables: whether every table has its place in it, folded.
     """
 
     key: str
@@ -58,26 +58,37 @@ class View(Record, frozen=True, kw_only=True):
     above: tuple[Part, ...] = ()
     below: tuple[Part, ...] = ()
     columns: str = ""
+    has_all_tables: bool = False
 
 
-def render(view: View, selection: Selection) -> str:
-    """The parts of a view as HTML; ``""`` when there is nothing to show."""
+def render(view: View, selection: Selection) -> list[dict[str, Any]]:
+    """The document of a view; none when there is nothing to show."""
     above, below = ("".join(part(selection) for part in parts) for parts in (view.above, view.below))
-    return above + _placed(selection, view.key) + below
+    tables = _every_table(selection) if view.has_all_tables else _placed_tables(selection, view.key)
+    charts = dict.fromkeys(one.id for one in (*CHARTS, *TRACE_CHARTS) if view.key in one.views)
+    document = page_document(
+        [chart for one in charts if (chart := selection.chart(one)) is not None],
+        [flame for one in FLAMES if view.key in one.views and (flame := selection.flame(one.id)) is not None],
+        _filled(tables, is_folded=view.has_all_tables, has_timeline=selection.has_timeline),
+    )
+    document |= {"above": above, "below": absent_html(tables) + below}
+    return [document] if any(document.values()) else []
 
 
-def render_comparison(report: Report) -> str:
-    """A comparison as HTML: what it says and every table."""
+def render_comparison(report: Report) -> dict[str, Any]:
+    """The document of a comparison: what it says and every table."""
     title = escape(printable(report.title))
-    tables = _tables_html(list(report.tables))
     warnings = [
         f'<p class="problem" role="status">{escape(printable(text))}</p>'
         for label, text in report.facts
         if label == WARNING
     ]
     rest = replace(report, facts=tuple(fact for fact in report.facts if fact[0] != WARNING))
-    parts = (f"<h2>{title}</h2>", *warnings, facts_html(rest), tables, notes_html(report))
-    return f'<section class="comparison">{"".join(parts)}</section>'
+    return {
+        **page_document(tables=_filled(report.tables)),
+        "above": "".join((f"<h2>{title}</h2>", *warnings, facts_html(rest))),
+        "below": absent_html(report.tables) + notes_html(report),
+    }
 
 
 def _head(selection: Selection) -> str:
@@ -106,8 +117,8 @@ def _needs_window(selection: Selection) -> str:
 def _other_ranks(selection: Selection) -> str:
     """How the windows of the other ranks come here, each of which keeps its own while training runs."""
     reports = (selection.window_report, selection.run_report)
-    commands = (report.sections.get("all_ranks_command") for report in reports if report is not None)
-    command = next((one for one in commands if isinstance(one, str) and one), None)
+    commands = (report.summary.all_ranks_command for report in reports if report is not None)
+    command = next(filter(None, commands), None)
     if command is None:
         return ""
     return (
@@ -117,25 +128,14 @@ def _other_ranks(selection: Selection) -> str:
     )
 
 
-def _placed(selection: Selection, view: str) -> str:
-    """The charts, flame graphs and tables with their place in the view; tables without rows are named."""
-    ids = dict.fromkeys(one.id for one in (*CHARTS, *TRACE_CHARTS) if view in one.views)
-    charts = [chart for one in ids if (chart := selection.chart(one)) is not None]
-    drawn = "".join(chart_html(chart) for chart in charts)
-    flames = (selection.flame(one.id) for one in FLAMES if view in one.views)
+def _placed_tables(selection: Selection, view: str) -> list[Table]:
     kinds = sorted(
         (kind for kind in KINDS.values() if view in kind.views), key=lambda kind: kind.place_in_views
     )
-    return "".join(
-        (
-            f'<section class="charts">{drawn}</section>' if drawn else "",
-            *(flame_html(flame) for flame in flames if flame is not None),
-            _tables_html(selection.tables(kind.id for kind in kinds), has_timeline=selection.has_timeline),
-        )
-    )
+    return selection.tables(kind.id for kind in kinds)
 
 
-def _every_table(selection: Selection) -> str:
+def _every_table(selection: Selection) -> list[Table]:
     """All tables of the run and of the window: those of the window where both have one."""
     ids = [
         table.id
@@ -143,17 +143,18 @@ def _every_table(selection: Selection) -> str:
         if report is not None
         for table in report.tables
     ]
-    tables = selection.tables(dict.fromkeys(ids))
-    return _tables_html(tables, is_open=False, has_timeline=selection.has_timeline)
+    return selection.tables(dict.fromkeys(ids))
 
 
-def _tables_html(tables: list[Table], *, is_open: bool = True, has_timeline: bool = False) -> str:
-    shown = "".join(
-        table_html(table, is_open=is_open, no_slices=_no_slices(table) if has_timeline else None)
+def _filled(
+    tables: Sequence[Table], *, is_folded: bool = False, has_timeline: bool = False
+) -> list[dict[str, Any]]:
+    """Those with rows, as the page draws them; the others are named below."""
+    return [
+        table_data(table, is_folded=is_folded, no_slices=_no_slices(table) if has_timeline else None)
         for table in tables
         if table.rows
-    )
-    return shown + absent_html([table for table in tables if not table.rows])
+    ]
 
 
 def _no_slices(table: Table) -> tuple[str, ...] | None:
@@ -228,6 +229,6 @@ VIEWS: Final = (
         empty="This run has only one rank.",
         above=(_other_ranks,),
     ),
-    View(key="tables", title="All tables", empty="This run has no tables.", above=(_every_table,)),
+    View(key="tables", title="All tables", empty="This run has no tables.", has_all_tables=True),
 )
 """In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""

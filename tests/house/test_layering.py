@@ -218,6 +218,7 @@ LIBRARIES = {
         "measure.workers",
         "trace",
         "show.json",
+        "show.html.document",
         "show.tensorboard",
     ),
     "isal": ("run.archive", "trace.text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def names(browser):
 
 def press(browser, selector, number=0):
     browser.execute_script(f"document.querySelectorAll({selector!r})[{number}].click()")
+
+
+def until(is_true):
+    end = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def search(browser, text):
@@ -140,6 +148,32 @@ def test_searching_finds_rows_that_are_not_shown(browser, tmp_path):
     assert browser.execute_script("return document.querySelector('output').value") == "12 of 150 rows"
     search(browser, "")
     assert len(names(browser)) == 100
+
+
+def test_rows_are_made_when_they_are_seen(browser, tmp_path):
+    detail = replace(flat(30), id="detail", title="Detail", is_detail=True)
+    show(browser, tmp_path, report_of(flat(), modules(), detail))
+
+    def rows_in(table):
+        return browser.execute_script(
+            "return document.querySelectorAll(`#table-${arguments[0]} tbody tr`).length", table
+        )
+
+    assert [rows_in(table) for table in ("flat", "modules", "detail")] == [100, 101, 0]
+    press(browser, "#table-flat [data-do=all]")
+    assert rows_in("flat") == 150
+    browser.execute_script("location.hash = '#table-detail'")
+    until(lambda: rows_in("detail") == 30)
+    assert len(names(browser)) == 150 + 101 + 30
+
+
+def test_a_link_into_the_page_scrolls_to_what_was_drawn(browser, tmp_path):
+    tables = (replace(flat(60), id=f"t{number}", title=f"T{number}") for number in range(5))
+    show(browser, tmp_path, report_of(*tables))
+    browser.get(browser.current_url + "#table-t4")
+    browser.refresh()
+    top = "return document.getElementById('table-t4').getBoundingClientRect().top"
+    until(lambda: abs(browser.execute_script(top)) < 40)
 
 
 def test_five_thousand_modules_answer(browser, tmp_path):

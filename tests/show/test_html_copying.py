@@ -11,6 +11,7 @@ import pytest
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Column, Table, Unit
+from lightning_modelprof.show.html.table import table_view
 from tests.show.test_html_browser import names, press, report_of, search, show
 from tests.show.test_html_groups import COLUMNS, key_of, operators_of
 from tests.support.sample_reports import HOSTILE_NAMES, gpu_report
@@ -85,11 +86,11 @@ def group_by(browser, label):
 
 
 def groups(browser):
-    """Name, words on its rows, and raw values of each heading that is seen, in order."""
+    """Name, words on its rows, and texts of each heading that is seen, in order."""
     return browser.execute_script(
         "return [...document.querySelectorAll('tr.group')].filter(r => r.offsetParent !== null).map(r => ["
         "  r.querySelector('.twist + span').textContent, r.querySelector('.count').textContent,"
-        "  [...r.cells].slice(1).map(c => 'v' in c.dataset ? Number(c.dataset.v) : null)])"
+        "  [...r.cells].slice(1).map(c => c.textContent.trim())])"
     )
 
 
@@ -241,6 +242,8 @@ def test_groups_sum_up_what_they_hold(browser, tmp_path, label):
     group_by(browser, label)
     seen = groups(browser)
     assert {name for name, _, _ in seen} == {key_of(label, row) for row in table.rows}
+    [grouping] = [one for one in table_view(table).groupings if one.label == label]
+    written = {one.name: [cell.text.strip() if cell else "" for cell in one.sums] for one in grouping.groups}
     shown = browser.execute_script(
         "return [...document.querySelectorAll('tbody tr')].map(r =>"
         " [r.classList.contains('group'), (r.querySelector('.twist + span') ?? r.cells[0]).textContent])"
@@ -255,10 +258,19 @@ def test_groups_sum_up_what_they_hold(browser, tmp_path, label):
         rows = [row for row in table.rows if key_of(label, row) == name]
         assert members[name] == [row[0] for row in rows]
         assert words == f"{len(rows)} row{'s' * (len(rows) != 1)}"
+        assert sums == written[name]
+    browser.execute_script(TAKE)
+    press(browser, "[data-do=close]")
+    lines = {line[0]: line[2:] for line in csv_of(browser)[1:]}
+    for name in members:
+        rows = [row for row in table.rows if key_of(label, row) == name]
         for place, column in enumerate(COLUMNS[1:], 1):
             known = [row[place] for row in rows if row[place] is not None]
-            expected = pytest.approx(sum(known), rel=1e-12) if column.adds_up and known else None
-            assert sums[place - 1] == expected
+            text = lines[name][place - 1]
+            expected = pytest.approx(sum(known), rel=1e-12) if column.adds_up and known else ""
+            assert (float(text) if text else text) == expected
+    titles = browser.execute_script("return [...document.querySelectorAll('tr.group td')].map(c => c.title)")
+    assert any(re.fullmatch(r"Sum of \d+ of \d+ rows; the others have no value.", title) for title in titles)
     assert browser.get_log("browser") == []
 
 

@@ -100,20 +100,12 @@ def test_a_sum_is_written_as_the_column_is():
     columns = (COLUMNS[0], Column("ns", "Time", Unit.DURATION_NS, adds_up=True), COLUMNS[5])
     view = table_view(Table(id="t", title="T", columns=columns, rows=rows))
     assert [cell.sums[0].text for cell in view.groupings[0].groups] == ["3.75", "4.00"]
-    assert view.groupings[0].data() == {
+    assert view.groupings[0].plain() == {
         "label": "Namespace",
         "members": (0, 0, 1),
         "groups": [
-            {
-                "name": "a",
-                "rows": "2 rows",
-                "sums": [{"text": "3.75", "value": 3.75e6, "bar": None, "about": ""}, None],
-            },
-            {
-                "name": "b",
-                "rows": "1 row",
-                "sums": [{"text": "4.00", "value": 4e6, "bar": None, "about": ""}, None],
-            },
+            {"name": "a", "num_rows": 2, "sums": [["3.75", 3.75e6], None], "num_known": (2, 0)},
+            {"name": "b", "num_rows": 1, "sums": [["4.00", 4e6], None], "num_known": (1, 0)},
         ],
     }
 
@@ -122,9 +114,9 @@ def test_not_measured_is_no_zero_and_a_part_says_so():
     rows = (("x", 1, "m"), ("y", None, "m"), ("z", None, "n"), ("w", None, "n"))
     columns = (COLUMNS[0], COLUMNS[1], COLUMNS[5])
     (grouping,) = table_view(Table(id="t", title="T", columns=columns, rows=rows)).groupings
-    known, unknown = (group["sums"][0] for group in grouping.data()["groups"])
-    assert (known["value"], known["about"]) == (1.0, "Sum of 1 of 2 rows; the others have no value.")
-    assert unknown is None
+    known, unknown = grouping.groups
+    assert (known.sums[0].value, known.num_known[0], known.num_rows) == (1.0, 1, 2)
+    assert unknown.sums[0] is None
 
 
 def test_odd_numbers_do_not_break_a_sum():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -9,8 +10,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lightning_modelprof.show.html.colors import color_of
+from lightning_modelprof.show.html.document import encode, page_document, table_data
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER
-from lightning_modelprof.show.html.parts import chart_html, flame_html, table_html
 from tests.show.test_html_browser import about, box, names, press
 from tests.show.test_html_copying import TAKE, csv_of, group_by, groups
 from tests.show.test_html_groups import operators_of
@@ -25,10 +26,10 @@ PAGE = """<!DOCTYPE html>
 <script type="module" src="start.js"></script>
 """
 START = """
-import { connectParts } from "./parts.js";
-const main = document.querySelector("main");
-main.innerHTML = await (await fetch("parts.html")).text();
-connectParts(main);
+import { drawDocument } from "./document.js";
+const { charts, flames, tables } = drawDocument(await (await fetch("document.json")).json());
+const drawn = [...tables, ...flames].map(({ element }) => element);
+document.querySelector("main").append(...drawn, ...charts);
 document.title = "ready";
 """
 READY = """
@@ -50,8 +51,10 @@ def served(browser, tmp_path):
     for name in SHARED_FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((SHARED_FOLDER / name).read_bytes())
-    parts = (table_html(operators_of(90)), chart_html(chart()), flame_html(stacks_flame()))
-    (tmp_path / "parts.html").write_text("".join(parts))
+    table = operators_of(90)
+    tables = [table_data(table, no_slices=[table.rows[0][0]])]
+    document = page_document([chart()], [stacks_flame()], tables)
+    (tmp_path / "document.json").write_bytes(encode(document))
     (tmp_path / "start.js").write_text(START)
     (tmp_path / "index.html").write_text(PAGE)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
@@ -80,6 +83,18 @@ def test_everything_works_that_can_be_pressed(served):
         "document.querySelector('.field').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))"
     )
     assert served.execute_script("return document.querySelector('.point').textContent") == "step 2"
+
+
+def test_rows_with_slices_lead_to_them(served):
+    links = served.execute_script(
+        "return [...document.querySelectorAll('tbody tr')].slice(0, 3).map(row => {"
+        "  row.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));"
+        "  const link = row.querySelector('a.row-goto');"
+        "  return [link.hidden, link.dataset.goto]})"
+    )
+    assert [is_hidden for is_hidden, _ in links] == [True, False, False]
+    goto = [{"view": "trace", "find": {"name": row[0]}} for row in operators_of(90).rows[1:3]]
+    assert [json.loads(one) for _, one in links[1:]] == goto
 
 
 def test_styles_come_without_the_page_of_the_report(served):

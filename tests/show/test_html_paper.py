@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_modelprof.place import Place
 from lightning_modelprof.report.model import (
     Chart,
+    Evidence,
     Finding,
     Series,
     Severity,
@@ -20,6 +22,7 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from tests.show.test_html_browser import flat, modules, report_of, show
+from tests.show.test_show_html import page_of
 
 pytestmark = pytest.mark.slow
 
@@ -38,16 +41,19 @@ CHARTS = (
 
 
 def usual():
-    """A run with all that a usual one has, and long findings."""
+    """A run with all that a usual one has, and three findings with a few sentences each."""
     phases = ("Dataloader", "Transfer", "Forward", "Backward", "Optimization", "Logging", "Other phases")
     finding = Finding(
         kind="k",
         status=Status.FOUND,
         severity=Severity.WARNING,
         title="A finding",
-        summary="What is so. " * 30,
-        action="What to do. " * 30,
+        summary="What is so. " * 12,
+        action="What to do. " * 12,
+        locations=(Place(file="train.py", line=40, function="Net.training_step", is_exact=True),),
+        evidence=tuple(Evidence(label=f"a figure {n}", value=n, unit=Unit.COUNT) for n in range(6)),
     )
+    passed = Finding(kind="p", status=Status.CLEAN, title="A check that passed", summary="It did.")
     charts = []
     for name, title, kind in CHARTS:
         x = (0.0,) if name.endswith(("shares", "by_phase")) else tuple(map(float, range(200)))
@@ -77,7 +83,7 @@ def usual():
             accounted_ratio=0.9907,
         ),
         step_card=StepCard(step="mean of 87 clean steps", host=parts, device=parts[:3], better=parts[1:]),
-        findings=(finding,) * 6,
+        findings=(*(finding,) * 3, *(passed,) * 30),
         charts=tuple(charts),
         sections={
             "benchmark": {
@@ -99,16 +105,18 @@ def on_paper(browser):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_verdict_step_card_and_charts_are_on_the_first_page(on_paper, tmp_path):
+def test_verdict_step_card_findings_and_charts_are_on_the_first_page(on_paper, tmp_path):
     show(on_paper, tmp_path, usual())
     on_paper.execute_script("dispatchEvent(new Event('beforeprint'))")
     ends = on_paper.execute_script(
         "const top = document.querySelector('main').getBoundingClientRect().top;"
-        "return Object.fromEntries(['.verdict', 'figure.step', 'dl.figures', '.charts', '.finding'].map("
-        "  name => [name, document.querySelector(name).getBoundingClientRect().bottom - top]))"
+        "return arguments[0].map("
+        "  name => [...document.querySelectorAll(name)].at(-1).getBoundingClientRect().bottom - top)",
+        [".verdict", "figure.step", ".finding", "dl.figures", ".charts"],
     )
-    assert 0 < ends[".verdict"] < ends["figure.step"] < ends["dl.figures"] < ends[".charts"] < HEIGHT
-    assert ends[".finding"] > ends[".charts"]
+    assert ends[0] > 0
+    assert ends == sorted(set(ends))
+    assert ends[-1] < HEIGHT
     wide = on_paper.execute_script(
         "return [...document.querySelectorAll('.chart, figure.step, .verdict')]"
         ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
@@ -128,6 +136,18 @@ def test_paper_is_light_whatever_the_theme_is(on_paper, tmp_path, theme):
     assert colours == ["rgb(27, 31, 36)", "rgb(255, 255, 255)", "rgb(27, 31, 36)"]
 
 
+def test_passed_checks_take_one_line(on_paper, tmp_path):
+    show(on_paper, tmp_path, usual())
+    on_paper.execute_script("dispatchEvent(new Event('beforeprint'))")
+    height, line, details = on_paper.execute_script(
+        "const [checks] = document.querySelectorAll('.checks');"
+        "return [checks.getBoundingClientRect().height, parseFloat(getComputedStyle(checks).lineHeight),"
+        " checks.querySelector('dl').getBoundingClientRect().height]"
+    )
+    assert height < 1.5 * line
+    assert details == 0
+
+
 def test_the_pdf_says_so(browser, tmp_path):
     pypdf = pytest.importorskip("pypdf", reason="pypdf is not installed")
     show(browser, tmp_path, usual())
@@ -135,8 +155,47 @@ def test_the_pdf_says_so(browser, tmp_path):
     pages = pypdf.PdfReader(io.BytesIO(base64.b64decode(printed["data"]))).pages
     assert [round(float(one) / 72 * 25.4) for one in pages[0].mediabox[2:]] == [210, 297]
     first = " ".join(pages[0].extract_text().split())
-    for text in ("INPUT-BOUND", "mean of 87 clean steps", *(title for _, title, _ in CHARTS)):
+    for text in (
+        "INPUT-BOUND",
+        "mean of 87 clean steps",
+        "Warning",
+        "Passed 30",
+        *(title for _, title, _ in CHARTS),
+    ):
         assert text in first, text
+
+
+def test_without_javascript_the_head_is_there_and_a_notice(browser, tmp_path):
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        show(browser, tmp_path, usual())
+        text = browser.find_element("tag name", "body").text
+        seen = [
+            one.is_displayed() for one in browser.find_elements("css selector", "figure.step svg, .finding")
+        ]
+        drawn = browser.find_elements("css selector", ".drawn, .tools button")
+        assert [one for one in drawn if one.is_displayed()] == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert seen.count(True) == 1 + 3
+    for part in (
+        "INPUT-BOUND",
+        "A finding",
+        "Passed 30",
+        "42.0 steps/s",
+        "need JavaScript",
+        "analyze TRACE --full",
+    ):
+        assert part in text, part
+    assert "Step times" not in text
+    show(browser, tmp_path, usual())
+    assert "need JavaScript" not in browser.find_element("tag name", "body").text
+
+
+def test_the_notice_of_a_run_names_its_text():
+    report = replace(usual(), sections={**usual().sections, "windows": []})
+    notice = " ".join(page_of(report).all("noscript")[-1]["text"].split())
+    assert "report.txt next to this page, and lightning-modelprof report DIR --full prints them" in notice
 
 
 def test_a_report_without_charts_begins_with_its_findings(on_paper, tmp_path):

@@ -1,7 +1,8 @@
-"""Pieces of HTML for other pages: the same as in report.html, escaped, with ids that can differ."""
+"""Pieces of a report for other pages: the same as in report.html."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from os.path import normpath
@@ -22,29 +23,29 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.show.html import parts as html_parts
+from lightning_modelprof.show.html.document import encode, page_document, table_data
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER, render_html
-from tests.show.test_show_html import Page, hostile_everywhere, report_of
+from tests.show.test_show_html import Page, report_of
+from tests.support.page_document import document_of
 from tests.support.sample_flames import flame_of
-from tests.support.sample_reports import ALL_REPORTS, flame_report, gpu_report
+from tests.support.sample_reports import ALL_REPORTS
 
 
-def pieces(report, prefix=""):
-    """All parts of a report, as a page would put them together."""
+def pieces(report):
+    """The head of a report and what stands in the place of the tables that it lacks."""
     return [
         html_parts.verdict_html(report),
-        html_parts.findings_html(report, id_prefix=prefix),
+        html_parts.findings_html(report),
         html_parts.figures_html(report),
         html_parts.facts_html(report),
-        *(html_parts.chart_html(chart, id_prefix=prefix) for chart in report.charts),
-        *(html_parts.flame_html(flame, id_prefix=prefix) for flame in report.flames),
-        *(
-            html_parts.table_html(table, is_open=not table.is_detail, id_prefix=prefix)
-            for table in report.tables
-            if table.rows
-        ),
-        html_parts.absent_html(report.tables, id_prefix=prefix),
-        html_parts.notes_html(report, id_prefix=prefix),
+        html_parts.absent_html(report.tables),
+        html_parts.notes_html(report),
     ]
+
+
+def drawn(report):
+    tables = (table_data(table, is_folded=table.is_detail) for table in report.tables if table.rows)
+    return page_document(report.charts, report.flames, tables)
 
 
 def squeezed(text):
@@ -54,11 +55,14 @@ def squeezed(text):
 @pytest.mark.parametrize("name", ALL_REPORTS)
 def test_pieces_are_those_of_the_page(name):
     report = ALL_REPORTS[name]()
-    page = squeezed(render_html(report).decode())
+    data = render_html(report)
+    page = squeezed(data.decode())
     written = [squeezed(piece) for piece in pieces(report) if piece]
-    assert bool(written) == (name != "empty")
     for piece in written:
         assert piece in page
+    document = document_of(data)
+    assert document == json.loads(encode(drawn(report)))
+    assert bool(written) or any(document.values()) == (name != "empty")
 
 
 def test_headings_have_their_definitions_as_titles():
@@ -89,11 +93,15 @@ def test_headings_have_their_definitions_as_titles():
         ),
         sections={"benchmark": {"batch_cost_ns": {"avg": 1.0, "p50": 1.0, "p99": 1.0}}},
     )
-    page = Page(render_html(report))
-    tags = ("strong", "h2", "dt", "th")
-    headings = [one for one in page.elements if one["tag"] in tags]
-    rows = [one for one in headings if one["attributes"].get("scope") == "row"]
-    titles = {one["text"]: one["attributes"].get("title", "") for one in headings if one not in rows}
+    data = render_html(report)
+    headings = [one for one in Page(data).elements if one["tag"] in ("strong", "h2", "dt")]
+    titles = {one["text"]: one["attributes"].get("title", "") for one in headings}
+    document = document_of(data)
+    tables = document["tables"]
+    for one in (*document["charts"], *document["flames"], *tables):
+        titles[one["title"]] = one["about"]
+    for header in (header for table in tables for header in table["headers"]):
+        titles[header["label"]] = titles.get(header["label"]) or header["about"]
     assert titles == {
         "Kernels": definition("table", "kernels"),
         "Name": "",
@@ -111,43 +119,22 @@ def test_headings_have_their_definitions_as_titles():
     }
     assert len([title for title in titles.values() if title]) == 8
     forward = row_definition("phases", "Forward")
-    assert [one["attributes"].get("title", "") for one in rows] == ["", forward, "", ""] != [""] * 4
+    assert [table["abouts"] for table in tables] == [{}, {"0": forward}, {}]
+    assert forward
 
 
 def test_nothing_of_an_empty_report():
     assert "".join(pieces(report_of())) == ""
-
-
-def ids(html):
-    return [one["attributes"]["id"] for one in Page(html.encode()).elements if "id" in one["attributes"]]
-
-
-def test_two_reports_fit_on_one_page():
-    """Each with a prefix of its own, no id is there twice, and each is what it was behind the prefix."""
-    report = replace(hostile_everywhere(), flames=flame_report().flames)
-    plain, before, after = ("".join(pieces(report, prefix)) for prefix in ("", "before-", "after-"))
-    assert len(ids(plain)) > 20
-    assert ids(before) == [f"before-{one}" for one in ids(plain)]
-    both = ids(before + after)
-    assert len(set(both)) == len(both)
-
-
-def test_a_table_is_open_or_folded():
-    table = gpu_report().tables[1]
-    assert Page(html_parts.table_html(table).encode()).all("details") == []
-    folded = Page(html_parts.table_html(table, is_open=False).encode())
-    assert "open" not in folded.one("details")["attributes"]
-    assert folded.rows(table.id) == Page(html_parts.table_html(table).encode()).rows(table.id)
+    assert drawn(report_of()) == {"charts": [], "flames": [], "tables": []}
 
 
 def test_a_table_without_rows_says_why():
     table = Table(
-        id="t", title="<T>", columns=(Column("n", "N"),), rows=(), absent_reason="no <b>", notes=("Note.",)
+        id="t", title="<T>", columns=(Column("n", "N"),), rows=(), absent_reason="no <i>", notes=("Note.",)
     )
-    page = Page(html_parts.table_html(table, id_prefix="x-").encode())
-    section = page.one("section", class_="table")
-    assert (section["attributes"]["id"], section["text"]) == ("x-table-t", "<T>no <b>. Note.")
-    assert page.all("b") == []
+    page = Page(html_parts.absent_html([table]).encode())
+    assert page.one("li")["text"] == "<T>: no <i>. Note."
+    assert page.all("i") == []
 
 
 def test_absent_tables_leave_out_those_with_rows():
@@ -160,7 +147,7 @@ def test_absent_tables_leave_out_those_with_rows():
 
 def test_the_modules_that_are_shared_exist_and_import_those_before_them():
     names = [name for name in SHARED_FILES if name.endswith(".js")]
-    assert "parts.js" in names
+    assert "document.js" in names
     for name in names:
         text = (SHARED_FOLDER / name).read_text()
         imported = re.findall(r'^import .* from "(.*)";$', text, re.MULTILINE)

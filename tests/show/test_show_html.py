@@ -1,8 +1,7 @@
-"""The page as a parser sees it: every cell, every name as text, and nothing that leads out of the file."""
+"""The page as a parser sees it: what it draws, every name as text, and nothing that leads out of the file."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -30,6 +29,7 @@ from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.html.table import MAX_ROWS
 from lightning_modelprof.show.layout import build_layout
 from lightning_modelprof.units import DASH
+from tests.support.page_document import document_of, tables_of, texts, values
 from tests.support.sample_flames import hostile_flame
 from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES, gpu_report, wide_report
 
@@ -49,14 +49,12 @@ VOID = {"meta", "link", "input", "hr", "img", "br"}
 
 
 class Page(HTMLParser):
-    """A page as a list of elements, each with what it is inside of, and its tables as rows of cells."""
+    """A page as a list of elements, each with what it is inside of."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(convert_charrefs=True)
         self.elements = []
-        self.tables = {}
         self._stack = []
-        self._rows = None
         self.feed(data.decode("utf-8"))
         self.close()
         assert self._stack == []
@@ -67,28 +65,16 @@ class Page(HTMLParser):
         assert len(dict(attributes)) == len(attributes)
         element = {"tag": tag, "attributes": dict(attributes), "text": [], "inside": list(self._stack)}
         self.elements.append(element)
-        if tag == "tbody":
-            outer = next(one for one in self._stack if "table" in one["attributes"].get("class", ""))
-            self._rows = self.tables[outer["attributes"]["id"].removeprefix("table-")] = []
-        elif self._rows is not None and tag == "tr":
-            self._rows.append([])
-        elif self._rows is not None and tag in ("td", "th"):
-            self._rows[-1].append("")
         if tag not in VOID:
             self._stack.append(element)
 
     def handle_endtag(self, tag):
         if tag not in VOID:
             assert self._stack.pop()["tag"] == tag
-        if tag == "tbody":
-            self._rows = None
 
     def handle_data(self, data):
-        if self._rows:
-            self._rows[-1][-1:] = [cell + data for cell in self._rows[-1][-1:]]
-        else:  # an element of a table is found by its row
-            for element in self._stack:
-                element["text"].append(data)
+        for element in self._stack:
+            element["text"].append(data)
 
     def all(self, tag, **attributes):
         return [
@@ -112,15 +98,19 @@ class Page(HTMLParser):
         (element,) = self.all(tag, **attributes)
         return element
 
-    def rows(self, table_id):
-        """Texts of the cells below the headings."""
-        return [[cell.strip() for cell in row] for row in self.tables[table_id]]
-
 
 def page_of(report):
     data = render_html(report)
     assert data == render_html(report)
     return Page(data)
+
+
+def drawn_of(report):
+    return document_of(render_html(report))
+
+
+def tables_in(report):
+    return tables_of([drawn_of(report)])
 
 
 def report_of(*tables, **fields):
@@ -140,14 +130,15 @@ def expected_rows(table, limit):
 @pytest.mark.parametrize("name", ALL_REPORTS)
 def test_every_cell_is_the_terminals(name):
     report = ALL_REPORTS[name]()
-    page = page_of(report)
+    drawn = tables_in(report)
+    assert set(drawn) == {table.id for table in report.tables if table.rows}
     for table in report.tables:
         if table.rows:
-            assert page.rows(table.id) == expected_rows(table, 100)
+            assert texts(drawn[table.id]) == expected_rows(table, 100)
 
 
 def test_known_cells_of_the_article():
-    rows = page_of(gpu_report()).rows("model_summary")
+    rows = texts(tables_in(gpu_report())["model_summary"])
     assert rows[0] == [
         "ProfileStep",
         "11",
@@ -160,23 +151,20 @@ def test_rows_beyond_the_limit_wait_in_the_page_in_the_same_unit():
     """The first two rows take microseconds, so the third does too, as it would in the terminal."""
     rows = (("a", 3_000), ("b", 2_000), ("c", 9_000_000))
     columns = (Column("name", "Name"), Column("ns", "Time", Unit.DURATION_NS))
-    page = page_of(report_of(Table(id="t", title="T", columns=columns, rows=rows, row_limit=2)))
-    assert page.rows("t") == [["a", "3.00"], ["b", "2.00"], ["c", "9000.00"]]
-    hidden = ["hidden" in row["attributes"] for row in page.all("tr")]
-    assert hidden == [False, False, False, True]
+    drawn = tables_in(report_of(Table(id="t", title="T", columns=columns, rows=rows, row_limit=2)))["t"]
+    assert texts(drawn) == [["a", "3.00"], ["b", "2.00"], ["c", "9000.00"]]
+    assert drawn["limit"] == 2
 
 
 def test_raw_values_stand_beside_the_texts():
     table = gpu_report().tables[1]
-    cells = [one for one in page_of(report_of(table)).all("td") if "data-v" in one["attributes"]]
-    values = [float(one["attributes"]["data-v"]) for one in cells]
-    assert values == [float(cell) for row in table.rows for cell in row[1:] if cell is not None]
+    assert values(tables_in(report_of(table))[table.id]) == [list(row[1:]) for row in table.rows]
 
 
 def test_mixed_units_are_not_sorted():
-    page = page_of(report_of(gpu_report().tables[0]))
-    heads = page.all("th", scope="col")
-    assert [bool(page.within(head, "button")) for head in heads] == [True] + [False] * 6
+    table = gpu_report().tables[0]
+    headers = tables_in(report_of(table))[table.id]["headers"]
+    assert [header["is_sortable"] for header in headers] == [True] + [False] * 6
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
@@ -189,7 +177,7 @@ def test_nothing_leads_out_of_the_file(name):
                 assert value.startswith("#") or value == "data:,", (element["tag"], key, value)
     styles = "".join(one["text"] for one in page.all("style"))
     assert not re.search(r"url\(|@import|https?:|//[a-z]", styles)
-    own = page.all("script")[-1]["text"]
+    own = page.all("script")[-1]["text"].replace("http://www.w3.org/2000/svg", "")  # a name, no address
     assert not re.search(r"https?:|fetch\(|XMLHttpRequest|WebSocket|import\(|eval\(", own)
     assert "innerHTML" not in own
     policies = [one for one in page.all("meta") if "http-equiv" in one["attributes"]]
@@ -252,20 +240,17 @@ def test_hostile_names_are_text_wherever_they_stand():
     known = page_of(gpu_report())
     assert not page.all("img")
     scripts = [one["attributes"].get("type") for one in page.all("script")]
-    assert scripts == ["application/json"] * (len(NAMES) + 1) + ["module"]  # of each chart, and of groups
+    assert scripts == ["application/json", "module"]
     assert {key for one in page.elements for key in one["attributes"] if key.startswith("on")} == set()
     assert len(page.all("style")) == len(known.all("style"))
-    names = {row[0] for row in page.rows("flat")}
-    assert {printable(name).strip() for name in ATTACKS} <= names
+    drawn = drawn_of(hostile_everywhere())
+    flat = tables_of([drawn])["flat"]
+    assert {printable(name).strip() for name in ATTACKS} <= {row[0] for row in texts(flat)}
     notes = {one["text"] for one in page.all("li")}
     assert {printable(name) for name in ATTACKS} <= notes
     assert "49" not in page.one("title")["text"]
-    for script in page.all("script")[:-2]:
-        assert "<" not in script["text"]
-        assert set(json.loads(script["text"])) == {"points", "values", "totals"}
-    groupings = page.all("script")[-2]["text"]
-    assert "<" not in groupings
-    names = {group["name"] for grouping in json.loads(groupings) for group in grouping["groups"]}
+    assert {printable(name) for name in ATTACKS} <= {chart["title"] for chart in drawn["charts"]}
+    names = {group["name"] for grouping in flat["groupings"] for group in grouping["groups"]}
     assert {printable(name[::-1]) for name in ATTACKS} <= names
 
 
@@ -460,12 +445,11 @@ def test_one_point_is_one_bar_with_shares():
 
 
 @pytest.mark.parametrize("kind", ["stacked", "line", "histogram"])
-@pytest.mark.parametrize("values", [(0.0, 0.0), (None, None), (float("nan"), float("inf")), (1e-9, 1e15)])
-def test_odd_values_are_drawn_or_left_out(kind, values):
+@pytest.mark.parametrize("heights_of", [(0.0, 0.0), (None, None), (float("nan"), float("inf")), (1e-9, 1e15)])
+def test_odd_values_are_drawn_or_left_out(kind, heights_of):
     for unit in (Unit.DURATION_NS, Unit.RATIO, Unit.COUNT, Unit.RATE, Unit.BYTES):
-        data = render_html(report_of(charts=(chart(kind, (0.0, 1.0), unit, a=values),)))
-        script = Page(data).all("script")[0]["text"]
-        json.loads(script, parse_constant=pytest.fail)
+        [drawn] = drawn_of(report_of(charts=(chart(kind, (0.0, 1.0), unit, a=heights_of),)))["charts"]
+        assert all("nan" not in layer["path"] for layer in drawn["layers"])
 
 
 def test_a_chart_without_points_is_left_out():
@@ -508,11 +492,9 @@ def test_a_long_tree_opens_as_far_as_it_fits():
     depths = (0, *(depth for _ in range(30) for depth in (1, 2, 2)))
     rows = tuple((f"m{place}", place) for place in range(len(depths)))
     columns = (Column("module", "Module"), Column("n", "N", Unit.COUNT))
-    page = page_of(report_of(Table(id="t", title="T", columns=columns, rows=rows, depths=depths)))
-    hidden = ["hidden" in row["attributes"] for row in page.all("tr")[1:]]
-    assert hidden == [depth == 2 for depth in depths]
-    twists = [one["attributes"]["aria-expanded"] for one in page.all("button", class_="twist")]
-    assert twists == ["true", *["false"] * 30]
+    drawn = tables_in(report_of(Table(id="t", title="T", columns=columns, rows=rows, depths=depths)))["t"]
+    assert (drawn["is_tree"], drawn["open_depth"]) == (True, 1)
+    assert drawn["depths"] == list(depths)
 
 
 def test_empty_reports_have_a_page():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import time
@@ -195,6 +197,26 @@ def test_every_view_of_a_run_draws(page, is_dark):
     assert page.run("return document.querySelectorAll('.problem').length") == 0
 
 
+COPY_TABLES = """
+const done = arguments[0], texts = [];
+const clipboard = {writeText: async (text) => { texts.push(text); }};
+Object.defineProperty(navigator, "clipboard", {configurable: true, value: clipboard});
+const sections = [...document.querySelectorAll("section.table")];
+for (const details of document.querySelectorAll("section.table > details")) details.open = true;
+setTimeout(() => {
+  for (const section of sections) {
+    const rows = ["[data-do=all]", "[data-do=open]:not([hidden])"];
+    const columns = [".columns > summary", ".columns p button"];
+    for (const selector of [...rows, ...columns, "[data-do=csv]"]) section.querySelector(selector)?.click();
+  }
+  setTimeout(() => done(Object.fromEntries(sections.map((section, place) => {
+    const heads = [...section.querySelectorAll("thead tr:last-child th")];
+    return [section.id.slice(6), [heads.map((head) => head.dataset.key), texts[place]]];
+  }))), 100);
+}, 100);
+"""
+
+
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "a100_nccl"])
 def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
     assert main(["analyze", str(real_file(name)), "--json", str(tmp_path / "report.json")]) == 0
@@ -205,16 +227,21 @@ def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
     for view, title in list(zip(VIEWS, page.titles(), strict=True))[:-1]:
         page.press(title, "aside nav button")
         assert page.run("return document.querySelectorAll('.problem').length") == 0
-        shown = page.run(
-            "return Object.fromEntries([...document.querySelectorAll('section.table')].map(s =>"
-            " [s.id.slice(6), [...s.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.dataset.v)"
-            ".filter(v => v !== undefined).map(Number))]))"
-        )
-        for table, rows in shown.items():
+        shown = page.browser.execute_async_script(COPY_TABLES)
+        for table, (keys, text) in shown.items():
             columns = [c["key"] for c in report["tables"][table]["columns"][1:] if c["unit"] != "text"]
             truth = [
                 [float(row[key]) for key in columns if isinstance(row[key], int | float)]
                 for row in report["tables"][table]["rows"]
+            ]
+            lines = list(csv.reader(io.StringIO(text, newline="")))[1:]
+            rows = [
+                [
+                    float(cell)
+                    for key, cell in zip(keys, line[-len(keys) :], strict=True)
+                    if key in columns and cell
+                ]
+                for line in lines
             ]
             assert rows == truth, (view, table)
         seen |= set(shown)
@@ -383,6 +410,7 @@ def test_an_empty_view_says_what_to_do(page):
 
 def test_headings_say_what_they_mean(page):
     page.open(run="net/version_0", view="tables")
+    page.browser.execute_async_script(COPY_TABLES)  # opens all and shows all columns
     titles = "return [...document.querySelectorAll('h2, thead th')].map(one => one.title).filter(Boolean)"
     assert {definition("table", "phases"), column_definition("phases", "max_ns")} < set(page.run(titles))
 

@@ -139,15 +139,19 @@ def test_a_damaged_profile_is_a_sentence(server, run, sentence):
 
 def test_the_others_are_shown_all_the_same(server):
     answer = server.ask("view", run="good", window="modelprof/window_0", view="operators")
-    assert '<th scope="row">row</th><td class="n" data-v="3' in answer["html"]
+    [document] = answer["documents"]
+    name, (text, value), *_ = document["tables"][0]["rows"][0]
+    assert name == "row"
+    assert (text.startswith("3"), str(value)[0]) == (True, "3")
 
 
 def test_hostile_names_are_text(server):
     place = {"run": "<b>hostile</b>", "window": "modelprof/<i>window</i>"}
     for view in ("overview", "operators", "tables"):
-        html = server.ask("view", view=view, **place)["html"]
-        assert "<img" not in html
-        assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
+        for document in server.ask("view", view=view, **place)["documents"]:
+            html = document["above"] + document["below"]
+            assert "<img" not in html
+            assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
     (profile,) = (run["profiles"][0] for run in server.ask("profiles")["runs"] if run["name"] == place["run"])
     assert "\x1b" not in profile["label"]
 
@@ -184,7 +188,7 @@ def test_a_run_that_tensorboard_cannot_name_says_what_to_do(tmp_path):
         assert status == 200 or "--load_fast=false" in json.loads(body)["error"]
     with tensorboard(tmp_path, is_fast=False) as running:
         running.wait_for('a "quoted" run')
-        assert "html" in running.ask("view", **arguments)
+        assert "documents" in running.ask("view", **arguments)
 
 
 def test_a_window_is_called_by_its_loop_and_folder():

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from lightning_modelprof.trace.reader import read_trace
 from lightning_modelprof.units import format_duration
 from tests.support.fits import Net, fit_quietly, loader, make_trainer
+from tests.support.page_document import numbers, tables_of
 from tests.support.tensorboard_server import tensorboard
 
 pytestmark = pytest.mark.slow
@@ -68,35 +68,8 @@ def server(request, logdir):
         yield running.wait_for("net/version_0", "net/version_1")
 
 
-class Cells(HTMLParser):
-    """The raw numbers of every table of a page: id of the table → rows of cells; ``None`` is no number."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tables = {}
-        self._rows = None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        if tag == "section" and attributes.get("id", "").startswith("table-"):
-            self._rows = self.tables.setdefault(attributes["id"].removeprefix("table-"), [])
-        elif tag == "section":
-            self._rows = None
-        elif tag == "tr" and self._rows is not None:
-            self._rows.append([])
-        elif tag == "td" and self._rows:
-            value = attributes.get("data-v")
-            self._rows[-1].append(None if value is None else float(value))
-
-    def numbers(self, table):
-        """Rows of numbers, without the heading and without texts."""
-        rows = [[value for value in row if value is not None] for row in self.tables[table]]
-        return [row for row in rows if row]
-
-
 def numbers_of(table):
-    """The same of a table of report.json."""
+    """Rows of numbers of a table of report.json, without their names and texts."""
     units = {column["key"]: column["unit"] for column in table["columns"]}
     first = table["columns"][0]["key"]
     rows = [
@@ -135,12 +108,12 @@ def test_the_tab_turns_on(server):
 
 def test_every_number_of_the_run_is_that_of_report_json(server, logdir):
     report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
-    page = Cells(server.ask("view", view="tables", run=RUN["run"], profile=RUN["profile"])["html"])
+    drawn = tables_of(server.ask("view", view="tables", run=RUN["run"], profile=RUN["profile"])["documents"])
     filled = {name for name, table in report["tables"].items() if table["rows"]}
-    assert set(page.tables) == filled
+    assert set(drawn) == filled
     for name in filled:
-        assert page.numbers(name) == numbers_of(report["tables"][name]), name
-    assert sum(len(page.numbers(name)) for name in filled) > 60
+        assert numbers(drawn[name]) == numbers_of(report["tables"][name]), name
+    assert sum(len(numbers(drawn[name])) for name in filled) > 60
 
 
 def test_every_number_of_a_window_is_that_of_its_trace(server, logdir, tmp_path):
@@ -148,12 +121,12 @@ def test_every_number_of_a_window_is_that_of_its_trace(server, logdir, tmp_path)
     window = load_run(folder).ranks[0].windows[1]
     assert main(["analyze", str(folder / window.trace_file), "--json", str(tmp_path / "trace.json")]) == 0
     report = json.loads((tmp_path / "trace.json").read_text())
-    page = Cells(server.ask("view", view="tables", run=RUN["run"], window=RUN["window"])["html"])
+    drawn = tables_of(server.ask("view", view="tables", run=RUN["run"], window=RUN["window"])["documents"])
     filled = {name for name, table in report["tables"].items() if table["rows"]}
     assert {"operators", "model_summary", "step_breakdown"} < filled
-    assert set(page.tables) == filled
+    assert set(drawn) == filled
     for name in filled:
-        assert page.numbers(name) == numbers_of(report["tables"][name]), name
+        assert numbers(drawn[name]) == numbers_of(report["tables"][name]), name
 
 
 def test_every_view_has_something_or_says_what_to_do(server):
@@ -161,17 +134,19 @@ def test_every_view_has_something_or_says_what_to_do(server):
     for view in VIEWS:
         answer = server.ask("view", view=view.key, **RUN)
         assert answer["title"] == view.title
-        assert answer["html"] or answer["columns"] or view.key in ("kernels", "distributed", "workers")
+        assert answer["documents"] or answer["columns"] or view.key in ("kernels", "distributed", "workers")
         assert len(answer["empty"]) > 20
 
 
 def test_steps_have_the_figures_and_the_histogram_of_the_whole_run(server, logdir):
     report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
-    html = server.ask("view", view="steps", **RUN)["html"]
+    [document] = server.ask("view", view="steps", **RUN)["documents"]
     cost, _, unit = format_duration(report["benchmark"]["batch_cost_ns"]["avg"]).partition(" ")
-    assert f"<b>{cost}</b> {unit}" in html
-    assert 'id="chart-step_time"' in html
-    assert "<h2>Whole run</h2>" not in server.ask("view", view="trace", **RUN)["html"]
+    assert f"<b>{cost}</b> {unit}" in document["above"]
+    assert "<h2>Whole run</h2>" in document["above"]
+    assert "step_time" in {chart["id"] for chart in document["charts"]}
+    others = server.ask("view", view="trace", **RUN)["documents"]
+    assert not any("<h2>Whole run</h2>" in one["above"] for one in others)
 
 
 def test_steps_are_those_of_the_archive(server, logdir):
@@ -207,23 +182,22 @@ def test_compare_says_what_the_command_says(server, logdir, tmp_path):
     main(["compare", *runs, "--json", str(tmp_path / "compare.json")])
     said = json.loads((tmp_path / "compare.json").read_text())
     other = RUN | {"run": "net/version_1"}
-    html = server.ask("compare", **BEFORE, **other)["html"]
-    page = Cells(html)
+    drawn = tables_of(server.ask("compare", **BEFORE, **other)["documents"])
     for name in ("comparison_figures", "comparison_phases"):
-        assert page.numbers(name) == numbers_of(said["tables"][name])
-    assert "comparison_steps" in page.tables, "the windows are compared, too"
+        assert numbers(drawn[name]) == numbers_of(said["tables"][name])
+    assert "comparison_steps" in drawn, "the windows are compared, too"
 
 
 def test_two_windows_of_one_run_are_compared_alone(server):
     sides = RUN | BEFORE | {"before_window": "modelprof/window_0"}
-    page = Cells(server.ask("compare", **sides)["html"])
-    assert "comparison_steps" in page.tables
-    assert "comparison_figures" not in page.tables
+    drawn = tables_of(server.ask("compare", **sides)["documents"])
+    assert "comparison_steps" in drawn
+    assert "comparison_figures" not in drawn
 
 
 def test_a_profile_with_itself_is_no_comparison(server):
     answer = server.ask("compare", **RUN, **BEFORE)
-    assert answer["html"] == ""
+    assert answer["documents"] == []
     assert "Select another" in answer["empty"]
 
 

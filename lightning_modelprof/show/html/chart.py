@@ -71,7 +71,7 @@ class Layer(Record, frozen=True):
 
 
 class ChartView(Record, frozen=True, kw_only=True):
-    """What the template needs of a chart.
+    """What a page needs of a chart.
 
     Attributes:
         form: ``bar`` for one stacked bar, ``area`` for bars side by side, ``line`` for curves.

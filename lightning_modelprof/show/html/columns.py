@@ -12,17 +12,14 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Better, Table, Unit
 from lightning_modelprof.units import format_cell
 
-MOST_HIDEABLE: Final = 40
-"""Columns that ``parts.css`` can hide: the class ``h3`` of a table hides the third."""
-
 _FEWEST: Final = 3
 """Of fewer values it says nothing that they fall."""
 
 
-def hidden_classes(
+def hidden_places(
     table: Table, places: Sequence[int | None], has_any: Callable[[int], bool], sorted_by: int | None
-) -> tuple[str, ...]:
-    """Classes that hide all but the main columns that have anything; none of a table that does not say which.
+) -> tuple[int, ...]:
+    """The places in the page of all but the main columns that have anything; none of a table without any.
 
     Args:
         places: those of the page in the table, ``None`` for one of which nothing was measured.
@@ -32,8 +29,8 @@ def hidden_classes(
     if not any(column.is_main for column in table.columns):
         return ()
     return tuple(
-        f"h{number + 1}"
-        for number, place in enumerate(places[:MOST_HIDEABLE])
+        number
+        for number, place in enumerate(places)
         if number and number != sorted_by and not (_is_main(table, place) and has_any(number))
     )
 
@@ -66,17 +63,6 @@ def _falls(values: Sequence[float | None]) -> bool:
     if len(known) < _FEWEST or None in values[: len(known)] or known[0] == known[-1]:
         return False
     return all(one >= other for one, other in pairwise(known))
-
-
-def spans(groups: Sequence[tuple[str, int]], hidden: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
-    """Of each heading above columns: its text, how many columns it has, and how many of them are seen."""
-    found = []
-    begin = 1
-    for label, span in groups:
-        seen = sum(f"h{number}" not in hidden for number in range(begin, begin + span))
-        found.append((label, span, seen))
-        begin += span
-    return tuple(found)
 
 
 _MOST_RATIO: Final = 1.0

@@ -1,26 +1,10 @@
 // Copies of a table for a spreadsheet and for Markdown: the rows and columns that are seen, in their order.
 
-import { isColumnHidden } from "./columns.js";
+import { countRows, isMissing, textOf, valueOf, wholeText } from "./cells.js";
 
-/**
- * Make the copy buttons of a table work.
- * @param {HTMLTableElement} table
- */
-export function connectCopying(table) {
-  const tools = table.closest(".table")?.querySelector(".tools");
-  const said = tools?.querySelector("output");
-  /** @type {(name: string, write: (table: HTMLTableElement) => {text: string, count: number}) => void} */
-  const on = (name, write) => {
-    tools?.querySelector(`[data-do=${name}]`)?.addEventListener("click", async () => {
-      const { text, count } = write(table);
-      const isDone = await copyText(text);
-      const rows = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
-      if (said) said.textContent = isDone ? `Copied ${rows}` : "The browser doesn't allow copying";
-    });
-  };
-  on("csv", tableAsCsv);
-  on("markdown", tableAsMarkdown);
-}
+/** @typedef {import("./cells.js").Cell} Cell */
+/** @typedef {import("./table.js").Row} Row */
+/** @typedef {import("./table.js").SortableTable} SortableTable */
 
 /**
  * Make the buttons that copy a change work.
@@ -74,33 +58,33 @@ function copySelection(text) {
  * Quoted as in RFC 4180. Numbers are raw: in the unit that their heading says, ratios as fractions. A tree has
  * its depth in the first column, grouped rows their group; a heading stands for the rows that are folded into
  * it, so that nothing is there twice.
- * @param {HTMLTableElement} table
+ * @param {SortableTable} table
  */
-function tableAsCsv(table) {
-  const rows = seenRows(table);
-  const isTree = rows.some((row) => row.dataset.depth);
-  const isGrouped = rows.some(isGroup);
+export function tableAsCsv({ data, headings, listed, seen }) {
+  const isTree = listed.some((row) => row.depth);
+  const isGrouped = headings.length > 0;
   const first = isTree ? ["Depth"] : isGrouped ? ["Group"] : [];
-  const lines = [[...first, ...seenCells(table, headersOf(table)).map((header) => csvText(header.dataset.raw ?? ""))].join(",")];
+  const lines = [[...first, ...seen.map((place) => csvText(data.headers[place].raw))].join(",")];
   let group = "";
-  for (const row of rows) {
-    const cells = seenCells(table, row.cells).map(csvCell);
-    if (isGroup(row)) {
-      group = csvText(row.cells[0].dataset.group ?? "");
-      if (row.querySelector(".twist[aria-expanded=true]")) continue;
+  for (const row of listed) {
+    const cells = seen.map((place) => csvCell(row.cells[place]));
+    if (row.group) {
+      group = csvText(row.group.name);
+      if (row.isExpanded) continue;
       cells[0] = "";
+    } else if (data.raw_names[row.index]) {
+      cells[0] = csvText(data.raw_names[row.index]);
     }
-    const before = isTree ? [row.dataset.depth ?? "0"] : isGrouped ? [group] : [];
+    const before = isTree ? [row.depth] : isGrouped ? [group] : [];
     lines.push([...before, ...cells].join(","));
   }
   return { text: lines.map((line) => `${line}\n`).join(""), count: lines.length - 1 };
 }
 
-/** @param {HTMLTableCellElement} cell */
+/** @param {Cell} cell */
 function csvCell(cell) {
-  if (cell.dataset.v !== undefined) return String(Number(cell.dataset.v));
-  if (cell.classList.contains("none")) return ""; // not measured
-  return csvText(cell.dataset.raw ?? wholeText(cell));
+  const value = valueOf(cell);
+  return value !== null ? String(value) : isMissing(cell) ? "" : csvText(wholeText(cell));
 }
 
 // What a spreadsheet takes for the begin of a formula: OWASP's list, whose signs may be wide ones and have spaces
@@ -116,37 +100,26 @@ function csvText(text) {
   return /[",;'\r\n\t]|^\s|\s$/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
-/**
- * The name, where the cell shows a part of it.
- * @param {HTMLElement} cell
- */
-export function wholeText(cell) {
-  /** @type {HTMLElement | null} */
-  const cut = cell.querySelector(":scope > span[title]");
-  return cut?.title || cell.textContent.trim();
-}
-
-/** @param {HTMLTableElement} table */
-function tableAsMarkdown(table) {
-  const headers = seenCells(table, headersOf(table));
-  const rule = headers.map((header) => (header.classList.contains("n") ? "---:" : ":---"));
-  const rows = seenRows(table).map((row) => seenCells(table, row.cells).map((cell, place) => markdownCell(row, cell, place)));
-  const lines = [headers.map((header) => markdownName(header.dataset.full ?? "")), rule, ...rows];
+/** @param {SortableTable} table */
+export function tableAsMarkdown({ data, listed, seen }) {
+  const headers = seen.map((place) => data.headers[place]);
+  const rule = headers.map((header) => (header.is_number ? "---:" : ":---"));
+  const rows = listed.map((row) => seen.map((place) => markdownCell(row, place)));
+  const lines = [headers.map((header) => markdownName(header.full)), rule, ...rows];
   return { text: lines.map((cells) => `| ${cells.join(" | ")} |\n`).join(""), count: rows.length };
 }
 
 /**
- * @param {HTMLTableRowElement} row
- * @param {HTMLTableCellElement} cell
+ * @param {Row} row
  * @param {number} place
  */
-function markdownCell(row, cell, place) {
-  const { group } = cell.dataset;
-  const shown = cell.textContent.trim();
-  const text = cell.dataset.v === undefined ? markdownName(shown) : markdownText(shown);
-  if (place > 0) return text;
-  if (group === undefined) return "&nbsp;&nbsp;".repeat(Number(row.dataset.depth ?? 0)) + text;
-  return `**${markdownText(group)}** (${cell.querySelector(".count")?.textContent})`;
+function markdownCell({ cells, depth, group }, place) {
+  const shown = textOf(cells[place]).trim();
+  if (place === 0 && group) {
+    return `**${markdownText(group.name)}** (${countRows(group.num_rows)})`;
+  }
+  const text = valueOf(cells[place]) === null ? markdownName(shown) : markdownText(shown);
+  return place ? text : "&nbsp;&nbsp;".repeat(depth) + text;
 }
 
 /**
@@ -167,29 +140,4 @@ function markdownText(text) {
   /** @type {Record<string, string>} */
   const entities = { "&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;" };
   return text.replace(/[\\`*_{}[\]#|]/g, "\\$&").replace(/[&<>~]/g, (char) => entities[char]);
-}
-
-/** @param {HTMLTableElement} table */
-function seenRows(table) {
-  return Array.from(table.tBodies[0].rows).filter((row) => !row.hidden);
-}
-
-/**
- * Those of a row whose columns are seen.
- * @param {HTMLTableElement} table
- * @param {Iterable<HTMLTableCellElement>} cells
- */
-function seenCells(table, cells) {
-  return Array.from(cells).filter((_, place) => !isColumnHidden(table, place));
-}
-
-/** @param {HTMLTableElement} table */
-function headersOf(table) {
-  const head = /** @type {HTMLTableSectionElement} */ (table.tHead);
-  return Array.from(head.rows[head.rows.length - 1].cells);
-}
-
-/** @param {HTMLTableRowElement} row */
-function isGroup(row) {
-  return row.classList.contains("group");
 }

@@ -1,7 +1,21 @@
 // Flame graphs. A click or Enter makes a box as wide as the graph; Escape, the button, or the box around all
-// of them shows the whole again. Only what the reader looks at changes: the graph is complete without this.
+// of them shows the whole again.
 
+import { heading, make } from "./dom.js";
 import { copyPlace, openStack, placeButton } from "./places.js";
+
+/**
+ * @typedef {Object} FlameData
+ * @property {string} id
+ * @property {string} title
+ * @property {string} about
+ * @property {string} total what the full width is
+ * @property {[left: number, width: number, row: number, kind: string, text: string, at: string, about: string][]} boxes
+ * @property {number} rows how deep it is
+ * @property {[kind: string, word: string][]} kinds
+ * @property {boolean} has_places
+ * @property {string[]} notes
+ */
 
 /**
  * @typedef {Object} Box
@@ -9,6 +23,9 @@ import { copyPlace, openStack, placeButton } from "./places.js";
  * @property {number} x left edge as a share of the whole graph
  * @property {number} width share of the whole graph
  * @property {number} row 0 at the top
+ * @property {string} text
+ * @property {string} at its file and line; "" if it has none
+ * @property {string} about the whole name, and in a second line its time
  * @property {boolean} isShown
  * @property {number} left edge as a share of what is seen
  * @property {number} right
@@ -17,40 +34,64 @@ import { copyPlace, openStack, placeButton } from "./places.js";
 export class FlameGraph {
   static roomForText = 24; // points
   static paperWidth = 1000;
+  static many = 12; // boxes, of which it is worth searching some
 
   /**
-   * @param {HTMLElement} figure
+   * @param {FlameData} data
    * @param {{zoom?: number, search?: string}} look as the reader has left it
    * @param {(look: {zoom?: number, search?: string}) => void} onChange
    */
-  constructor(figure, look = {}, onChange = () => {}) {
+  constructor(data, look = {}, onChange = () => {}) {
     this.onChange = onChange;
-    this.frame = /** @type {HTMLElement} */ (figure.querySelector(".boxes"));
-    this.line = /** @type {HTMLElement} */ (figure.querySelector(".about"));
-    this.found = /** @type {HTMLElement} */ (figure.querySelector("output"));
-    this.reset = /** @type {HTMLButtonElement} */ (figure.querySelector("[data-do=reset]"));
-    /** @type {HTMLButtonElement | null} */
-    this.stack = figure.querySelector("[data-do=stack]");
-    this.search = figure.querySelector("input");
-    const elements = /** @type {HTMLElement[]} */ (Array.from(this.frame.children));
     /** @type {Box[]} */
-    this.boxes = elements.map((element) => {
-      /** @param {string} name */
-      const number = (name) => Number(element.style.getPropertyValue(name));
-      element.setAttribute("role", "treeitem");
-      element.setAttribute("aria-level", String(1 + number("--y")));
-      element.tabIndex = -1;
-      const [x, width] = [number("--x"), number("--w")];
-      return { element, x, width, row: number("--y"), isShown: true, left: x, right: Math.min(1, x + width) };
+    this.boxes = data.boxes.map(([x, width, row, kind, text, at, about]) => {
+      const element = boxElement(x, width, row, kind, text, about);
+      return { element, x, width, row, text, at, about, isShown: true, left: x, right: Math.min(1, x + width) };
     });
     /** @type {Map<Element | null, Box>} */
     this.boxOf = new Map(this.boxes.map((box) => [box.element, box]));
+    /** @type {HTMLInputElement | null} */
+    this.search = null;
+    if (data.boxes.length > FlameGraph.many) {
+      this.search = make("input", { type: "search", autocomplete: "off", spellcheck: "false" });
+    }
+    this.reset = make("button", { type: "button", "data-do": "reset", disabled: true }, "Show all");
+    /** @type {HTMLButtonElement | null} */
+    this.stack = null;
+    if (data.has_places) {
+      const attributes = { type: "button", "data-do": "stack", "aria-haspopup": "dialog", disabled: true };
+      this.stack = make("button", attributes, "Call stack");
+    }
+    this.found = make("output");
+    const keys = "Arrow keys move, Enter zooms, Escape shows all";
+    const label = `${data.title}. ${keys}${data.has_places ? ", C copies the line, S shows the call stack" : ""}.`;
+    const elements = this.boxes.map(({ element }) => element);
+    this.frame = make("div", { class: "boxes", role: "tree", "aria-label": label }, ...elements);
+    this.frame.style.setProperty("--rows", String(data.rows));
+    this.line = make("p", { class: "about", "aria-live": "polite" });
+    const kinds = data.kinds.map(([kind, word]) => make("li", {}, make("i", { class: kind }), word));
+    this.element = make(
+      "figure",
+      { class: "flame", id: `flame-${data.id}` },
+      make("figcaption", {}, heading(data.title, data.about), " ", make("span", { class: "unit" }, `${data.total} in total`)),
+      make(
+        "div",
+        { class: "tools" },
+        ...(this.search ? [make("label", {}, "Search ", this.search)] : []),
+        this.reset,
+        ...(this.stack ? [this.stack] : []),
+        this.found,
+      ),
+      ...(kinds.length ? [make("ul", { class: "legend" }, ...kinds)] : []),
+      this.frame,
+      this.line,
+      ...data.notes.map((note) => make("p", { class: "note" }, note)),
+    );
     /** @type {Box | null} */
     this.zoomed = null;
     this.isOnPaper = false;
     this.current = this.boxes[0];
     this.current.element.tabIndex = 0;
-    this.frame.setAttribute("role", "tree");
     this.listen();
     this.restore(look);
     this.tell(undefined);
@@ -99,7 +140,7 @@ export class FlameGraph {
   /** @param {Box | undefined} box */
   tell(box) {
     /** @param {Box} one */
-    const about = (one) => one.element.title.replace("\n", ": ");
+    const about = (one) => one.about.replace("\n", ": ");
     const hint = "Hover to see the time; click or press Enter to zoom.";
     const one = box ?? this.zoomed;
     this.line.textContent = box ? about(box) : this.zoomed ? `Zoomed: ${about(this.zoomed)}` : hint;
@@ -111,11 +152,10 @@ export class FlameGraph {
    * The place in the line copies itself.
    * @param {Box} box
    */
-  offerPlace({ element }) {
-    const { at } = element.dataset;
+  offerPlace({ at }) {
     const text = this.line.textContent ?? "";
-    const seen = [at ?? "", at?.split("/").pop() ?? ""].find((one) => one && text.includes(`, ${one}`));
-    if (!at || !seen) return;
+    const seen = [at, at.split("/").pop() ?? ""].find((one) => one && text.includes(`, ${one}`));
+    if (!seen) return;
     const start = text.indexOf(`, ${seen}`) + 2;
     this.line.replaceChildren(text.slice(0, start), placeButton(at, seen), text.slice(start + seen.length));
   }
@@ -124,7 +164,7 @@ export class FlameGraph {
   showStack(box) {
     const calls = [];
     for (let one = /** @type {Box | undefined} */ (box); one; one = this.around(one)) {
-      calls.push({ name: one.element.textContent ?? "", at: one.element.dataset.at ?? "" });
+      calls.push({ name: one.text, at: one.at });
     }
     openStack(box.isShown ? box.element : this.frame, calls);
   }
@@ -183,7 +223,7 @@ export class FlameGraph {
     const words = (this.search?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
     /** @param {Box} box */
     const isFound = (box) => {
-      const name = box.element.title.split("\n")[0].toLowerCase(); // and where it is, but no numbers
+      const name = box.about.split("\n")[0].toLowerCase(); // and where it is, but no numbers
       return words.every((word) => name.includes(word));
     };
     const found = words.length ? this.boxes.filter(isFound) : [];
@@ -233,8 +273,8 @@ export class FlameGraph {
   }
 
   /** @param {Box} box */
-  copy({ element }) {
-    if (element.dataset.at) copyPlace(element, element.dataset.at);
+  copy({ element, at }) {
+    if (at) copyPlace(element, at);
   }
 
   /** @param {Box | undefined} box */
@@ -267,4 +307,21 @@ export class FlameGraph {
     row.sort((a, b) => a.x - b.x);
     return row[row.indexOf(box) + step];
   }
+}
+
+/**
+ * @param {number} x
+ * @param {number} width
+ * @param {number} row
+ * @param {string} kind
+ * @param {string} text
+ * @param {string} about
+ */
+function boxElement(x, width, row, kind, text, about) {
+  const attributes = { class: `box ${kind}`, role: "treeitem", "aria-level": String(1 + row), tabindex: "-1", title: about };
+  const element = make("div", attributes, make("bdi", {}, text));
+  for (const [name, share] of Object.entries({ "--x": x, "--w": width, "--y": row })) {
+    element.style.setProperty(name, String(share));
+  }
+  return element;
 }

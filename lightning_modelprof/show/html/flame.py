@@ -1,4 +1,4 @@
-"""A flame graph as boxes in percent of the page's width, which the page can show without its script.
+"""A flame graph as boxes, whose places and widths are shares of the graph's.
 
 The graph hangs from the top, as icicles do: a page is read from above, so the outermost boxes are seen first
 and the deep and narrow ones need scrolling. Every number that is read is written here, except the share of
@@ -21,9 +21,6 @@ from lightning_modelprof.units import format_amount, format_cell
 MAX_BOXES: Final = 2_000
 """Boxes of one graph: a browser stays quick, and narrower ones could not be told apart."""
 
-_NARROW: Final = 0.02
-"""Share of the width below which a box is empty: some 20 points on a screen hold no word."""
-
 _MAX_NAME: Final = 160
 """Characters of a name in its box; no screen is wider. The line below the graph has all of them."""
 
@@ -36,8 +33,8 @@ _KINDS: Final = {
 """Class of a box, and its word in the legend."""
 
 
-class Box(Record, frozen=True):
-    """One box.
+class Box(Record, frozen=True, array_like=True):
+    """One box; in JSON a list.
 
     Attributes:
         left, width: shares of the graph's width.
@@ -46,21 +43,19 @@ class Box(Record, frozen=True):
         text: the name, short enough for a box.
         at: its file and line; ``""`` if it has none.
         about: the whole name, where it is; in a second line how long it takes and what share that is.
-        is_narrow: whether there is no room for the text.
     """
 
-    left: str
-    width: str
+    left: float
+    width: float
     row: int
     kind: str
     text: str
     at: str
     about: str
-    is_narrow: bool
 
 
 class FlameView(Record, frozen=True, kw_only=True):
-    """What the template needs of a flame graph.
+    """What a page needs of a flame graph.
 
     Attributes:
         boxes: outer ones before those in them.
@@ -137,14 +132,13 @@ def _kind(frame: FlameFrame) -> str:
 def _box(frame: FlameFrame, total: float, kind: str, unit: Unit) -> Box:
     share = frame.total / total
     return Box(
-        left=f"{frame.begin / total:.9g}",
-        width=f"{share:.9g}",
+        left=float(f"{frame.begin / total:.9g}"),
+        width=float(f"{share:.9g}"),
         row=frame.depth,
         kind=kind,
         text=shorten(printable(frame.name), _MAX_NAME),
         at=printable(frame.place),
         about=_about(frame, share, unit),
-        is_narrow=share < _NARROW,
     )
 
 

@@ -17,8 +17,7 @@ from jinja2.bccache import Bucket
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.report.model import Report
-from lightning_modelprof.show.html.chart import chart_view
-from lightning_modelprof.show.html.flame import flame_view
+from lightning_modelprof.show.html.document import as_script, page_document, table_data
 from lightning_modelprof.show.html.head import (
     absent_lines,
     fact_lines,
@@ -30,29 +29,31 @@ from lightning_modelprof.show.html.head import (
     setting_lines,
     verdict_view,
 )
-from lightning_modelprof.show.html.table import table_view
 from lightning_modelprof.show.layout import part_absent
 from lightning_modelprof.show.step_card import card_svg
 
 SHARED_FOLDER: Final = Path(__file__).parent
 
 _MODULES: Final = (
+    "dom.js",
+    "cells.js",
     "columns.js",
-    "tables.js",
     "copying.js",
     "places.js",
     "rows.js",
-    "charts.js",
+    "table.js",
+    "chart.js",
     "flame.js",
     "step_card.js",
-    "parts.js",
+    "document.js",
 )
 
 SHARED_FILES: Final = ("parts.css", *_MODULES)
-"""What a page that shows parts needs: styles, and modules. ``parts.js`` calls the others."""
+"""What a page that shows parts needs: styles, and modules. ``document.js`` calls the others."""
 
-_ONLY_BETWEEN_FILES: Final = re.compile(
-    r"^import .*\n|^/\*\* @typedef \{import\(.*\n|^export (?=class|function|async|const)", re.MULTILINE
+_LEFT_OUT: Final = re.compile(
+    r"^import .*\n|^export (?=class|function|async|const)|^ *//.*\n|^ */\*\*(?:[^*]|\*(?!/))*\*/\n",
+    re.MULTILINE,
 )
 
 
@@ -60,13 +61,16 @@ def render_html(report: Report) -> bytes:
     """The whole report as one HTML file.
 
     The page holds its styles, its script and its data, and a policy that keeps the browser from loading,
-    sending or running anything else. Every text of the report is escaped. Without the script it is
-    complete, only nothing sorts, searches, folds or is copied.
+    sending or running anything else. Every text of the report is escaped. Its script draws charts, flame
+    graphs and tables from one JSON document; without it the page says what it leaves out.
 
     Returns:
         UTF-8, the same bytes for the same report.
     """
     shown = [table for table in part_absent(report.tables)[0] if table.rows]
+    tables = [table_data(table, is_folded=table.is_detail) for table in shown]
+    document = page_document(report.charts, report.flames, tables)
+    files = file_lines(report.sections)
     script = _script()
     page = (
         _environment()
@@ -83,12 +87,12 @@ def render_html(report: Report) -> bytes:
             figures=key_figures(report.sections),
             facts=fact_lines(report),
             settings=setting_lines(report),
-            charts=[view for chart in report.charts if (view := chart_view(chart)) is not None],
-            flames=[drawn for flame in report.flames if (drawn := flame_view(flame)) is not None],
-            tables=[(table_view(table), table.is_detail) for table in shown],
+            document=document,
+            data=as_script(document),
             absent=absent_lines(report.tables),
             notes=note_lines(report.notes),
-            files=file_lines(report.sections),
+            files=files,
+            has_text=any(name == "report.txt" for name, _ in files),
         )
     )
     # Half a surrogate pair, as in some file names, has no UTF-8.
@@ -145,10 +149,11 @@ def _text(name: str) -> str:
 def _script() -> str:
     """All modules as one, since a page in a single file has nowhere to import from.
 
-    One after the other they share all names, so the lines that import and the word ``export`` are left out.
-    No two modules may give the same name to different things; the browser refuses such a script.
+    One after the other they share all names, so the lines that import and the word ``export`` are left out,
+    and so are comments. No two modules may give the same name to different things; the browser refuses such
+    a script.
     """
-    return _ONLY_BETWEEN_FILES.sub("", "".join(map(_text, (*_MODULES, "report.js"))))
+    return _LEFT_OUT.sub("", "".join(map(_text, (*_MODULES, "report.js"))))
 
 
 def _policy(script: str) -> str:

@@ -8,12 +8,11 @@ const AT = /[^\s"'(),]+\.[A-Za-z]\w*:\d+/;
 const SEEN_MS = 1500; // how long "Copied" stands there
 
 /**
- * Make every file:line in `root` a button that copies it.
+ * Make every file:line of findings in `root` a button that copies it.
  * @param {ParentNode} root
  */
 export function connectPlaces(root) {
   for (const code of root.querySelectorAll("code.at")) code.replaceWith(placeButton(code.textContent ?? ""));
-  for (const cell of root.querySelectorAll(".table tbody :is(th, td:not(.n))")) connectCell(cell);
   for (const item of root.querySelectorAll(".places li")) connectStack(/** @type {HTMLElement} */ (item));
 }
 
@@ -43,25 +42,17 @@ export async function copyPlace(from, text) {
 }
 
 /**
- * Names may be cut, so what is copied is looked for in all of the name. Texts of cells stay as they are.
- * @param {Element} cell
+ * A text in which a place is a button that copies it.
+ * @param {string} text
+ * @param {string} whole of which the text is a part, as names may be cut
+ * @returns {(Node | string)[]}
  */
-function connectCell(cell) {
-  /** @type {HTMLElement | null} */
-  const cut = cell.querySelector(":scope > span[title]");
-  const whole = AT.exec(cut?.title ?? cell.textContent ?? "")?.[0];
-  if (whole === undefined) return;
-  const holder = cut ?? cell;
-  for (const node of holder.childNodes) {
-    const text = node.nodeType === Node.TEXT_NODE ? (node.nodeValue ?? "") : "";
-    if (!text.trim()) continue;
-    const start = text.indexOf(whole);
-    const seen = start < 0 ? text : whole;
-    const button = placeButton(whole, seen);
-    const parts = start < 0 ? [button] : [text.slice(0, start), button, text.slice(start + whole.length)];
-    /** @type {ChildNode} */ (node).replaceWith(...parts.filter((part) => part !== ""));
-    return;
-  }
+export function textWithPlace(text, whole) {
+  const at = whole.includes(":") && text.trim() ? AT.exec(whole)?.[0] : undefined;
+  if (at === undefined) return [text];
+  const start = text.indexOf(at);
+  if (start < 0) return [placeButton(at, text)];
+  return [text.slice(0, start), placeButton(at), text.slice(start + at.length)].filter((part) => part !== "");
 }
 
 /**

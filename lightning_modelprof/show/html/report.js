@@ -1,8 +1,12 @@
 // The page of report.html around its parts: its theme, its contents, links into it, and paper.
 
-import { connectParts } from "./parts.js";
+import { connectHead, drawDocument } from "./document.js";
 
-const parts = connectParts(document);
+connectHead(document);
+const drawn = drawDocument(JSON.parse(document.getElementById("document")?.textContent ?? ""));
+document.getElementById("charts")?.append(...drawn.charts);
+document.getElementById("flames")?.append(...drawn.flames.map(({ element }) => element));
+document.getElementById("tables")?.append(...drawn.tables.map(({ element }) => element));
 
 // Theme: as the system says, or as chosen.
 const themes = ["auto", "light", "dark"];
@@ -41,9 +45,10 @@ function openTarget() {
   /** @type {HTMLDetailsElement | null | undefined} */
   const details = target?.querySelector(":scope > details");
   if (details) details.open = true;
+  return target;
 }
 addEventListener("hashchange", openTarget);
-openTarget();
+openTarget()?.scrollIntoView();
 
 // Paper shows everything but the details of findings and checks.
 /** @type {HTMLDetailsElement[]} */
@@ -51,11 +56,11 @@ let closed = [];
 addEventListener("beforeprint", () => {
   closed = Array.from(document.querySelectorAll("main details:not([open]):not(.checks, .more)"));
   for (const details of closed) details.open = true;
-  for (const flame of parts.flames) flame.print(true);
+  for (const part of [...drawn.flames, ...drawn.tables]) part.print(true);
 });
 addEventListener("afterprint", () => {
   for (const details of closed) details.open = false;
-  for (const flame of parts.flames) flame.print(false);
+  for (const part of [...drawn.flames, ...drawn.tables]) part.print(false);
 });
 
 const contents = /** @type {HTMLDetailsElement} */ (document.querySelector("nav details"));

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Final
 
 from lightning_modelprof.errors import printable
-from lightning_modelprof.record import Record
+from lightning_modelprof.record import Record, asdict, astuple
 from lightning_modelprof.report.definitions import column_definition, definition, row_definition
 from lightning_modelprof.report.model import Cell, Table, TimeUnit, Unit
 from lightning_modelprof.show.html.columns import (
@@ -18,9 +18,8 @@ from lightning_modelprof.show.html.columns import (
     ChangeBar,
     change_bars,
     cut_note,
-    hidden_classes,
+    hidden_places,
     sorted_place,
-    spans,
 )
 from lightning_modelprof.show.layout import LayoutColumn, LayoutGroup, build_layout, shown_rows
 from lightning_modelprof.units import DASH, UNIT_NAMES, format_cell
@@ -37,9 +36,8 @@ _OPEN_ROWS: Final = 40
 """A tree opens as far as this many rows are seen."""
 
 
-@dataclass(slots=True)
-class RowView:
-    """One row; in a tree with its depth, whether it has rows below it, and whether they are open.
+class RowView(Record, frozen=True):
+    """One row.
 
     ``raw_name`` is the name with the unit of the raw numbers, where that changes by row; ``""`` elsewhere.
     ``about`` says what it means, where its name is one of ours.
@@ -48,21 +46,18 @@ class RowView:
     name: CellView
     raw_name: str
     about: str
-    cells: list[CellView]
+    cells: tuple[CellView, ...]
     depth: int
-    is_parent: bool
-    is_open: bool
-    is_hidden: bool
 
 
 class TableView(Record, frozen=True, kw_only=True):
-    """What the template needs of a table; ``about`` says what it means.
+    """What a page needs of a table; ``about`` says what it means.
 
-    ``groups`` are headings above headings: how many these are, and how many of them are seen. ``hidden`` are
-    the classes that hide the others; ``sorted_by`` is the place of the column that orders the rows.
+    ``groups`` are headings above headings, and how many these are. ``hidden`` are the places of columns that
+    are not seen at first; ``sorted_by`` is the place of the column that orders the rows.
 
-    ``groupings`` are the ways to put rows together that a reader can choose from, ``tones`` the classes and
-    words of the bars of changes.
+    ``open_depth`` is the depth from which on rows of a tree are folded. ``groupings`` are the ways to put
+    rows together that a reader can choose from, ``tones`` the classes and words of the bars of changes.
     """
 
     id: str
@@ -70,15 +65,28 @@ class TableView(Record, frozen=True, kw_only=True):
     about: str
     unit: str
     headers: tuple[Header, ...]
-    groups: tuple[tuple[str, int, int], ...]
-    hidden: tuple[str, ...]
+    groups: tuple[tuple[str, int], ...]
+    hidden: tuple[int, ...]
     sorted_by: int | None
     rows: tuple[RowView, ...]
     limit: int
     is_tree: bool
+    open_depth: int
     groupings: tuple[Grouping, ...]
     tones: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As the page's script takes it: rows are lists of cells, and what few rows have stands apart."""
+        return {
+            **{name: getattr(self, name) for name in self.__struct_fields__},
+            "headers": [asdict(header) for header in self.headers],
+            "rows": [[cell.plain() for cell in (row.name, *row.cells)] for row in self.rows],
+            "depths": [row.depth for row in self.rows] if any(row.depth for row in self.rows) else [],
+            "raw_names": {place: row.raw_name for place, row in enumerate(self.rows) if row.raw_name},
+            "abouts": {place: row.about for place, row in enumerate(self.rows) if row.about},
+            "groupings": [grouping.plain() for grouping in self.groupings],
+        }
 
 
 def table_view(table: Table) -> TableView:
@@ -95,8 +103,7 @@ def table_view(table: Table) -> TableView:
     starts = accumulate((len(block.strips) for block in grid.blocks), initial=1)  # the name's column is 0
     blocks = [_Strips(block, start) for block, start in zip(grid.blocks, starts, strict=False)]
     names = [
-        write_cell(text, row[0], grid.names.unit, has_bar=False)
-        for text, row in zip(grid.names.cells, values, strict=True)
+        write_cell(text, row[0], grid.names.unit) for text, row in zip(grid.names.cells, values, strict=True)
     ]
     shown: list[int | None] = [0, *(column.place for block in blocks for column in block.columns())]
     bars = change_bars(table)
@@ -108,37 +115,40 @@ def table_view(table: Table) -> TableView:
         for place, one in zip(shown[1:], cells, strict=True)
     ]
     rows = [
-        RowView(
-            name, raw_name, row_definition(table.id, str(row[0])), list(written), depth, False, True, False
-        )
+        RowView(name, raw_name, row_definition(table.id, str(row[0])), tuple(written), depth)
         for name, raw_name, row, depth, *written in zip(
             names, _raw_names(table, places), values, grid.depths, *columns, strict=True
         )
     ]
-    _open(rows, limit)
     has_order = len(rows) > 1
     headers = [write_header(grid.names, "", "", grid.time_unit, has_order=has_order)]
     for block in blocks:
         headers += block.headers(headers[-1].label, grid.time_unit, has_order=has_order)
-    keys = ("" if place is None else table.columns[place].key for place in shown)
+    keys = ["" if place is None else table.columns[place].key for place in shown]
     groups = [("", 1), *((block.heading, len(block.columns())) for block in blocks)]
     sorted_by = sorted_place(table, shown, lambda number: _values(rows, number)) if has_order else None
-    hidden = hidden_classes(table, shown, lambda number: _has_any(rows, number), sorted_by)
+    hidden = hidden_places(table, shown, lambda number: _has_any(rows, number), sorted_by)
     return TableView(
         id=table.id,
         title=printable(table.title),
         about=definition("table", table.id),
         unit="" if grid.time_unit is None else f"time in {UNIT_NAMES[grid.time_unit]}",
         headers=tuple(
-            replace(header, key=key, about=column_definition(table.id, key))
-            for header, key in zip(headers, keys, strict=True)
+            replace(
+                header,
+                key=key,
+                about=column_definition(table.id, key),
+                is_share=_is_share(table, place, values),
+            )
+            for header, key, place in zip(headers, keys, shown, strict=True)
         ),
-        groups=spans(groups, hidden) if any(label for label, _ in groups) else (),
+        groups=tuple(groups) if any(label for label, _ in groups) else (),
         hidden=hidden,
         sorted_by=sorted_by,
         rows=tuple(rows),
         limit=limit,
         is_tree=any(grid.depths) and len(rows) > _OPEN_ROWS,
+        open_depth=_open_depth(grid.depths),
         groupings=groupings(
             table, values, [column for block in blocks for column in block.columns()], grid.time_unit
         ),
@@ -201,37 +211,19 @@ class _Strips:
         found = []
         for place, strip in enumerate(self._strips, self._start):
             texts = strip.aligned() if strip.is_number else strip.cells
-            raw = [row[place] for row in rows]
-            has_bar = is_share(strip.unit, raw)
             found.append(
-                [
-                    write_cell(text, value, strip.unit, has_bar=has_bar)
-                    for text, value in zip(texts, raw, strict=True)
-                ]
+                [write_cell(text, row[place], strip.unit) for text, row in zip(texts, rows, strict=True)]
             )
         return found
 
 
-def _open(rows: Sequence[RowView], limit: int) -> None:
-    """Say which rows have others below them, which of those are open, and which rows are hidden at first."""
-    for row, after in pairwise(rows):
-        row.is_parent = after.depth > row.depth
-    deepest = max((row.depth for row in rows), default=0)
-    if len(rows) > _OPEN_ROWS:
-        counts = [sum(row.depth <= depth for row in rows) for depth in range(deepest + 1)]
-        deepest = max([1, *(depth for depth, count in enumerate(counts) if count <= _OPEN_ROWS)])
-    ranks: list[int] = []
-    hidden_below: int | None = None  # depth of a row that the limit hides with all below it
-    for row in rows:
-        ranks[row.depth + 1 :] = []
-        ranks += [0] * (row.depth + 1 - len(ranks))
-        ranks[row.depth] += 1
-        if hidden_below is not None and row.depth <= hidden_below:
-            hidden_below = None
-        if hidden_below is None and ranks[row.depth] > limit:
-            hidden_below = row.depth
-        row.is_open = row.depth < deepest
-        row.is_hidden = hidden_below is not None or row.depth > deepest
+def _open_depth(depths: Sequence[int]) -> int:
+    """From which depth on rows are folded: a tree opens as far as few rows are seen."""
+    deepest = max(depths, default=0)
+    if len(depths) <= _OPEN_ROWS:
+        return deepest
+    counts = [sum(one <= depth for one in depths) for depth in range(deepest + 1)]
+    return max([1, *(depth for depth, count in enumerate(counts) if count <= _OPEN_ROWS)])
 
 
 _RAW_UNITS: Final = {
@@ -246,6 +238,10 @@ _RAW_UNITS: Final = {
 """What raw numbers count, as far as their unit has a name."""
 
 
+_LARGEST_INTEGER: Final = 2**53
+"""Up to here a float holds every integer."""
+
+
 _PERCENT: Final = re.compile(r"\s*\(%\)$|^%$")
 
 
@@ -253,8 +249,9 @@ class Header(Record, frozen=True):
     """The heading of one column.
 
     Attributes:
-        is_number: whether it belongs to the right.
+        is_number: whether its cells belong to the right.
         is_sortable: whether its cells have an order.
+        is_share: whether they are shares of something, which bars show well.
         raw: the heading of the raw numbers, with the group and their unit: ``CPU Total (ns)``.
         full: the heading of the numbers as shown, where nothing else says group and unit: ``CPU Total (ms)``.
         key: of the column; ``""`` of a group of which nothing was measured.
@@ -267,6 +264,7 @@ class Header(Record, frozen=True):
     full: str
     key: str = ""
     about: str = ""
+    is_share: bool = False
 
 
 class CellView(Record, frozen=True):
@@ -275,19 +273,26 @@ class CellView(Record, frozen=True):
     Attributes:
         text: as in the terminal, padded so that decimal points stand below each other.
         value: the raw number to sort by; ``None`` for text and for what was not measured.
-        bar: share of the cell that is filled, 0..1; ``None`` without a bar.
-        is_number: whether it belongs to the right.
-        is_missing: whether it is the dash of what was not measured.
         full: the whole name where ``text`` is cut; ``""`` otherwise.
     """
 
     text: str
-    value: float | None
-    bar: float | None
-    is_number: bool
-    is_missing: bool
-    full: str
+    value: int | float | None = None
+    full: str = ""
     change: ChangeBar | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is the dash of what was not measured."""
+        return self.value is None and self.text.strip() == DASH
+
+    def plain(self) -> Any:
+        """The text, or a list of the text and of what else there is."""
+        if self.change is not None:
+            return [self.text, self.value, self.full, astuple(self.change)]
+        if self.full:
+            return [self.text, self.value, self.full]
+        return self.text if self.value is None else [self.text, self.value]
 
 
 def write_header(
@@ -320,21 +325,28 @@ def with_raw_unit(name: str, unit: Unit) -> str:
     return f"{name} ({raw})"
 
 
-def is_share(unit: Unit, values: Iterable[Cell]) -> bool:
-    """Whether a column holds shares of something, which a bar shows well; a change may be below 0."""
-    return unit is Unit.RATIO and not any(isinstance(value, int | float) and value < 0 for value in values)
+def _is_share(table: Table, place: int | None, rows: Sequence[tuple[Cell, ...]]) -> bool:
+    """Whether a column holds shares of something, which bars show well; a change may be below 0."""
+    if not place or table.columns[place].unit is not Unit.RATIO:
+        return False
+    return not any(isinstance(cell := row[place], int | float) and cell < 0 for row in rows)
 
 
-def write_cell(text: str, raw: Cell, unit: Unit, *, has_bar: bool) -> CellView:
+def write_cell(text: str, raw: Cell, unit: Unit) -> CellView:
     """A cell of a column of ``unit``; spaces at the left do nothing in a cell that belongs to the right."""
     if isinstance(raw, str) or raw is None:
         full = printable(raw) if isinstance(raw, str) else ""
         full = full if len(full) > len(text) else ""
-        shown = text if unit is Unit.TEXT else text.lstrip()
-        return CellView(shown, None, None, unit is not Unit.TEXT, text.strip() == DASH, full)
-    value = float(raw) if math.isfinite(raw) else None
-    bar = min(max(value, 0.0), 1.0) if has_bar and value is not None else None
-    return CellView(text.lstrip(), value, bar, unit is not Unit.TEXT, False, "")
+        return CellView(text if unit is Unit.TEXT else text.lstrip(), full=full)
+    return CellView(text.lstrip(), _value(raw))
+
+
+def _value(raw: int | float) -> int | float | None:
+    """As short as JSON can say it, and no more digits than a browser keeps."""
+    if not math.isfinite(raw):
+        return None
+    value = float(raw)
+    return int(value) if value.is_integer() and abs(value) <= _LARGEST_INTEGER else value
 
 
 NAMESPACE: Final = "Namespace"
@@ -375,23 +387,12 @@ class Grouping(Record, frozen=True):
     members: tuple[int, ...]
     groups: tuple[Group, ...]
 
-    def data(self) -> dict[str, Any]:
-        """What the page's script needs."""
-        return {
-            "label": self.label,
-            "members": self.members,
-            "groups": [
-                {
-                    "name": group.name,
-                    "rows": f"{format_cell(group.num_rows, Unit.COUNT)} row{'s' * (group.num_rows != 1)}",
-                    "sums": [
-                        None if cell is None else _sum_data(cell, known, group.num_rows)
-                        for cell, known in zip(group.sums, group.num_known, strict=True)
-                    ],
-                }
-                for group in self.groups
-            ],
-        }
+    def plain(self) -> dict[str, Any]:
+        """As the page's script takes it."""
+        groups = [
+            {**asdict(one), "sums": [cell and cell.plain() for cell in one.sums]} for one in self.groups
+        ]
+        return {"label": self.label, "members": self.members, "groups": groups}
 
 
 def namespace_of(name: Cell) -> str | None:
@@ -469,9 +470,8 @@ def _group_sums(
     totals = [_sum(one) for one in numbers]
     texts = [format_cell(total, strip.unit, time_unit=time_unit or "ms") for total in totals]
     aligned = LayoutColumn(strip.label, strip.unit, (*strip.cells, *texts)).aligned()[len(strip.cells) :]
-    has_bar = is_share(strip.unit, totals)
     return [
-        (None if total is None else write_cell(text, total, strip.unit, has_bar=has_bar), len(one))
+        (None if total is None else write_cell(text, total, strip.unit), len(one))
         for text, total, one in zip(aligned, totals, numbers, strict=True)
     ]
 
@@ -481,9 +481,3 @@ def _sum(numbers: Sequence[int | float]) -> int | float | None:
     if not numbers:
         return None
     return sum(numbers) if all(isinstance(number, int) for number in numbers) else math.fsum(numbers)
-
-
-def _sum_data(cell: CellView, num_known: int, num_rows: int) -> dict[str, Any]:
-    is_partial = num_known < num_rows
-    about = f"Sum of {num_known} of {num_rows} rows; the others have no value." if is_partial else ""
-    return {"text": cell.text, "value": cell.value, "bar": cell.bar, "about": about}

@@ -8,6 +8,9 @@
 /** Names in the address of what is compared with. */
 export const BEFORE = "before_";
 
+/** The view that shows two choices side by side. */
+export const COMPARE = "compare";
+
 /**
  * Whether two choices are one; the order of their names does not matter, nor do names without a value.
  * @param {Choice} one

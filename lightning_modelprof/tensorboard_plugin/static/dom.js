@@ -1,22 +1,8 @@
 // Elements that the dashboard needs.
 
-/**
- * An element in one line. Texts become text nodes, so a name of the user's can never be markup.
- * @template {keyof HTMLElementTagNameMap} K
- * @param {K} name
- * @param {Record<string, string | boolean | EventListener>} [attributes] "on..." are listeners; false leaves one out
- * @param {(Node | string)[]} children
- * @returns {HTMLElementTagNameMap[K]}
- */
-export function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(key.slice(2), value);
-    else if (value !== false) element.setAttribute(key, value === true ? "" : value);
-  }
-  element.append(...children);
-  return element;
-}
+import { make } from "./html/dom.js";
+
+export { make };
 
 /**
  * A list to choose one from, with its label.

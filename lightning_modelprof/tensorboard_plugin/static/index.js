@@ -1,12 +1,12 @@
 // The dashboard. TensorBoard imports this module into a frame of its own and calls render().
 
-import { BEFORE, chosen, complete, isSame, lookedAt, whatIsGone, withoutUsualBefore } from "./choice.js";
+import { BEFORE, COMPARE, chosen, complete, isSame, lookedAt, whatIsGone, withoutUsualBefore } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
 import { onGoto, onLinkChange, readLink, writeLink } from "./link.js";
 import { listenToDigits, makeChoosers, makeProblems, makeViewList } from "./menu.js";
 import { askJson } from "./server.js";
 import { followTheme } from "./theme.js";
-import { COMPARE, skeleton, ViewPage } from "./views.js";
+import { skeleton, ViewPage } from "./views.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */

@@ -1,27 +1,39 @@
-// Brings the parts of a view to life, as report.html does on its page.
+// Draws the documents of a view, as report.html does the one on its page.
 
+import { COMPARE } from "./choice.js";
 import { make } from "./dom.js";
-import { connectParts } from "./html/parts.js";
+import { connectHead, drawDocument } from "./html/document.js";
 import { showRow } from "./html/rows.js";
 import { parseLink } from "./link.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
+/** @typedef {import("./html/document.js").PageDocument} PageDocument */
+/** @typedef {PageDocument & {above: string, below: string}} ViewDocument with HTML around it, in which every name is escaped */
 
 /**
  * @param {HTMLElement} root
- * @param {string} html written by the plugin, which escapes every name
+ * @param {ViewDocument[]} documents
  * @param {Choice} choice what is shown, and how the reader looks at it
  * @param {(looks: Choice) => void} remember
  */
-export function showParts(root, html, choice, remember) {
-  root.innerHTML = html;
-  /** @type {(root: HTMLElement, options: object) => unknown} */ (connectParts)(root, {
+export function showParts(root, documents, choice, remember) {
+  const options = {
     state: { tables: parseLink(choice.at_tables), flames: parseLink(choice.at_flames) },
     onState: (/** @type {{tables?: object, flames?: object}} */ { tables, flames }) =>
       remember({ ...stated("at_tables", tables), ...stated("at_flames", flames) }),
+  };
+  const tables = documents.flatMap((document) => {
+    const place = choice.view === COMPARE ? root.appendChild(make("section", { class: "comparison" })) : root;
+    place.innerHTML = document.above;
+    const drawn = drawDocument(document, options);
+    if (drawn.charts.length) place.append(make("section", { class: "charts" }, ...drawn.charts));
+    place.append(...[...drawn.flames, ...drawn.tables].map(({ element }) => element));
+    place.insertAdjacentHTML("beforeend", document.below);
+    connectHead(place);
+    return drawn.tables;
   });
   const name = parseLink(choice.row)?.name;
-  if (typeof name === "string" && !showRow(root, name)) {
+  if (typeof name === "string" && !showRow(tables, name)) {
     root.prepend(make("p", { class: "note", role: "status" }, `No row is named ${name}.`));
   }
 }

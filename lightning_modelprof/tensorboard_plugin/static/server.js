@@ -30,7 +30,7 @@
 /**
  * @typedef {Object} ViewAnswer
  * @property {string} title
- * @property {string} html
+ * @property {import("./parts.js").ViewDocument[]} documents
  * @property {string} empty what to do when there is nothing
  * @property {{tag: string, kind: string, rank: number | null, file?: string, where?: string}[]} [columns] `file`: its trace; `where`: where that is instead
  * @property {import("./steps/readout.js").Words} words what a step and its samples are called

@@ -1,6 +1,6 @@
 // Shows one view of the chosen profile, or two profiles side by side.
 
-import { BEFORE, traceOf } from "./choice.js";
+import { BEFORE, COMPARE, traceOf } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
 import { draw, drawnTogether } from "./drawings.js";
 import { makeChoosers } from "./menu.js";
@@ -10,8 +10,6 @@ import { askJson } from "./server.js";
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */
 /** @typedef {import("./server.js").ViewAnswer} ViewAnswer */
-
-export const COMPARE = "compare";
 
 const PATIENCE_MS = 150; // how long the view that was left stays until the next one is here
 
@@ -95,14 +93,14 @@ export class ViewPage {
    * @param {(step: number) => object | null} goto where the trace of a step is
    * @param {() => boolean} isWanted whether the reader still waits for it
    */
-  async showAnswer({ columns = [], empty, html, words }, choice, above, goto, isWanted) {
+  async showAnswer({ columns = [], documents, empty, words }, choice, above, goto, isWanted) {
     const parts = make("div", { class: "parts" });
     const drawings = drawnTogether(columns);
     const places = drawings.map(() => make("div", { class: "drawing" }));
     this.lay(...above, ...places.flatMap((place, number) => this.withRank(place, drawings, number)), parts);
     const remember = (/** @type {Choice} */ looks) => isWanted() && this.remember(looks);
-    showParts(parts, html, choice, remember);
-    if (!html && !places.length) parts.append(make("p", { class: "empty" }, empty));
+    showParts(parts, documents, choice, remember);
+    if (!documents.length && !places.length) parts.append(make("p", { class: "empty" }, empty));
     const drawn = drawings.map(async (one, place) => {
       try {
         const drawing = await draw(places[place], one, { words, goto }, choice, remember, isWanted);

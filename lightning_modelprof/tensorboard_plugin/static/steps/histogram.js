@@ -1,7 +1,7 @@
 // How the times of a range's clean steps are distributed, drawn as the charts that come from Python.
 
 import { durationLabels, formatBegin, formatCount, formatDuration, tickLabels } from "../format.js";
-import { connectChart } from "../html/charts.js";
+import { followPoints } from "../html/chart.js";
 import { make } from "../dom.js";
 import { niceStep } from "../nice_step.js";
 import { histogram } from "./statistics.js";
@@ -41,9 +41,12 @@ export function histogramChart({ sorted, p50, p90, p99 }, { step, steps }) {
     const edges = [bar, bar + 1].map((edge) => formatBegin(low + edge * width, width));
     return `${edges.join(" to ")}: ${formatCount(count)} ${count === 1 ? step : steps}`;
   });
-  const hover = make("script", { type: "application/json" }, JSON.stringify({ points, values: [], totals: [] }));
-  figure.append(plot, make("ul", { class: "legend" }, make("li", { class: "point", "aria-live": "polite" })), hover);
-  connectChart(figure);
+  const point = make("li", { class: "point", "aria-live": "polite" });
+  figure.append(plot, make("ul", { class: "legend" }, point));
+  const [field, cursor] = [".field", ".cursor"].map((name) => /** @type {HTMLElement} */ (plot.querySelector(name)));
+  followPoints(field, cursor, points.length, (bar) => {
+    point.textContent = bar === null ? "" : points[bar];
+  });
   return figure;
 }
 

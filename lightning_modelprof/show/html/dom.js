@@ -1,0 +1,28 @@
+// How elements are made.
+
+/**
+ * An element in one line. Texts become text nodes, so a name of the user's can never be markup.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} name
+ * @param {Record<string, string | boolean | EventListener>} [attributes] "on..." are listeners; false leaves one out
+ * @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(key.slice(2), value);
+    else if (value !== false) element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/**
+ * A heading, which says what it means when it is pointed at.
+ * @param {string} text
+ * @param {string} about "" says nothing
+ */
+export function heading(text, about) {
+  return make("h2", { title: about || false }, text);
+}
