@@ -106,8 +106,8 @@ def _needs_window(selection: Selection) -> str:
 def _other_ranks(selection: Selection) -> str:
     """How the windows of the other ranks come here, each of which keeps its own while training runs."""
     reports = (selection.window_report, selection.run_report)
-    commands = (report.sections.get("all_ranks_command") for report in reports if report is not None)
-    command = next((one for one in commands if isinstance(one, str) and one), None)
+    commands = (report.summary.all_ranks_command for report in reports if report is not None)
+    command = next(filter(None, commands), None)
     if command is None:
         return ""
     return (

@@ -551,7 +551,7 @@ def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
     assert tables["rank_phases"].absent_reason is None
     assert "Steps of other ranks are unknown." in tables["rank_phases"].notes
     assert "all_ranks" not in tables
-    assert report.sections["run"]["all_ranks"] is None
+    assert report.summary.run.all_ranks is None
 
 
 def test_files_of_ranks_that_did_not_come_in_time_are_put_beside(tmp_path):
@@ -572,9 +572,9 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
         save_run(replace(run, info=replace(run.info, status="running")), tmp_path / rank_file(rank))
     (tmp_path / rank_file(3)).write_text("{")  # it was killed before its first save
     report = read_report(tmp_path)
-    skew = report.sections["ranks"]
-    assert [pace["rank"] for pace in skew["ranks"]] == [0, 1, 2]
-    assert skew["straggler"]["rank"] == 2
+    skew = report.summary.ranks
+    assert [pace.rank for pace in skew.ranks] == [0, 1, 2]
+    assert skew.straggler.rank == 2
     [finding] = [one for one in report.findings if one.kind == "straggler_rank"]
     assert "Rank 2 (on node2) takes" in finding.summary
     table = next(table for table in report.tables if table.id == "rank_phases")
@@ -587,7 +587,7 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
 
 def test_a_report_of_one_rank_has_no_ranks():
     report = build_report(Facts(run_of(0, steps_of(20, dataloader=1), 1)))
-    assert report.sections["ranks"] is None
+    assert report.summary.ranks is None
     assert not {table.id for table in report.tables} & {"rank_phases", "rank_spread", "all_ranks"}
     assert not {chart.id for chart in report.charts} & {"rank_phases"}
 

@@ -583,17 +583,17 @@ def test_clean_batches(bench):
         in text
     )
     assert "gradient accumulation" not in text
-    figures = report.sections["benchmark"]
-    assert figures["steps"] == 9
+    figures = report.summary.benchmark
+    assert figures.num_steps == 9
     clean = [step for number, step in enumerate(bench.truth.steps) if number not in {0, 1, 3}]
     total_ns = sum(sum(step.values()) for step in clean)
     reader_ns = sum(step["dataloader"] for step in clean)
-    assert figures["batch_cost_ns"]["avg"] == total_ns / 9
-    assert figures["reader_cost_ns"]["avg"] == reader_ns / 9
-    assert figures["reader_ratio"] == reader_ns / total_ns
-    assert figures["ips"]["unit"] == "batches/s"
-    assert figures["ips"]["avg"] == pytest.approx(9e9 / total_ns)
-    assert figures["samples_per_s"]["avg"] == pytest.approx((1 * 2 + 8 * 1) * 1e9 / total_ns)
+    assert figures.batch_cost_ns.avg == total_ns / 9
+    assert figures.reader_cost_ns.avg == reader_ns / 9
+    assert figures.reader_ratio.avg == reader_ns / total_ns
+    assert report.summary.run.steps_unit == "batches/s"
+    assert figures.steps_per_s.avg == pytest.approx(9e9 / total_ns)
+    assert figures.samples_per_s.avg == pytest.approx((1 * 2 + 8 * 1) * 1e9 / total_ns)
 
 
 @pytest.mark.parametrize(

@@ -722,7 +722,7 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
     tables = [table for table in callback.report.tables if table.id.startswith("model_summary")]
     assert len(tables) == 3
     assert f"{len(windows) - 3} earlier windows" in tables[0].notes[-1]
-    assert len(callback.report.sections["windows"]) == len(windows)
+    assert len(callback.report.summary.windows) == len(windows)
 
 
 def test_facts_of_the_newest_windows_are_kept(tmp_path):

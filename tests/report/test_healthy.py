@@ -40,7 +40,7 @@ def test_a_rule_that_passed_or_does_not_apply_never_shows_its_problem():
 
 
 def report_of(*findings):
-    return Report(title="a run", facts=(), tables=(), notes=(), sections={}, findings=findings, verdict=None)
+    return Report(title="a run", facts=(), tables=(), notes=(), findings=findings, verdict=None)
 
 
 def details(page, name):

@@ -19,7 +19,9 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.report.summary import RunSummary, Summary
 from tests.show.test_html_browser import flat, modules, report_of, show
+from tests.support.sample_reports import benchmark_of, statistics
 
 pytestmark = pytest.mark.slow
 
@@ -79,13 +81,9 @@ def usual():
         step_card=StepCard(step="mean of 87 clean steps", host=parts, device=parts[:3], better=parts[1:]),
         findings=(finding,) * 6,
         charts=tuple(charts),
-        sections={
-            "benchmark": {
-                "batch_cost_ns": {"avg": 12e6, "p50": 11e6, "p99": 15e6},
-                "ips": {"avg": 42.0, "unit": "steps/s"},
-                "reader_ratio": 0.4,
-            }
-        },
+        summary=Summary(
+            run=RunSummary(created=""), benchmark=benchmark_of(12e6, reader_ratio=statistics(0.4))
+        ),
     )
 
 

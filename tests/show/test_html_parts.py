@@ -21,11 +21,12 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.report.summary import Summary
 from lightning_modelprof.show.html import parts as html_parts
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER, render_html
 from tests.show.test_show_html import Page, hostile_everywhere, report_of
 from tests.support.sample_flames import flame_of
-from tests.support.sample_reports import ALL_REPORTS, flame_report, gpu_report
+from tests.support.sample_reports import ALL_REPORTS, benchmark_of, flame_report, gpu_report
 
 
 def pieces(report, prefix=""):
@@ -87,7 +88,7 @@ def test_headings_have_their_definitions_as_titles():
                 kind="launch_bound", status=Status.FOUND, severity=Severity.WARNING, title="Late", summary=""
             ),
         ),
-        sections={"benchmark": {"batch_cost_ns": {"avg": 1.0, "p50": 1.0, "p99": 1.0}}},
+        summary=Summary(benchmark=benchmark_of(1.0)),
     )
     page = Page(render_html(report))
     tags = ("strong", "h2", "dt", "th")

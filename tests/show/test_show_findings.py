@@ -57,7 +57,6 @@ def report(*findings, ratio=0.987):
         facts=(("Device", "cpu"),),
         tables=(),
         notes=(),
-        sections={"findings": [one.as_plain() for one in findings]},
         verdict=Verdict(kind="overhead_bound", summary="45% of a step is overhead.", accounted_ratio=ratio),
         findings=findings,
     )

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.report.summary import RunSummary, Summary
 from lightning_modelprof.show.json import render_json
 from tests.support.golden import check_golden
 from tests.support.sample_reports import (
@@ -20,8 +21,9 @@ from tests.support.sample_reports import (
 )
 
 
-def report_of(*tables: Table, **sections) -> Report:
-    return Report(title="t", facts=(), tables=tables, notes=(), sections=sections)
+def report_of(*tables: Table, **config) -> Report:
+    run = RunSummary(created="", config=config)
+    return Report(title="t", facts=(), tables=tables, notes=(), summary=Summary(run=run))
 
 
 def refuse_constant(name: str) -> None:
@@ -64,9 +66,9 @@ def test_what_a_person_is_shown_changes_nothing():
     assert asked["tables"]["operator"]["rows"][2]["name"].startswith("void at::native::vectorized")
 
 
-def test_sections_stand_beside_the_tables():
-    document = parse(render_json(gpu_report()))
-    assert document["benchmark"] == {"steps": 87, "reader_ratio": 0.3875}
+def test_figures_stand_beside_the_tables():
+    benchmark = parse(render_json(gpu_report()))["benchmark"]
+    assert (benchmark["steps"], benchmark["reader_ratio"]) == (87, 0.3875)
 
 
 def test_what_was_not_measured_is_null():
@@ -82,13 +84,7 @@ def test_units_by_row_and_depths_are_kept():
 
 def test_what_is_not_finite_is_null():
     document = parse(render_json(hostile_report()))
-    assert document["not_finite"] == [None, {"inf": None}]
-
-
-@pytest.mark.parametrize("name", ["schema_version", "tables", "notes"])
-def test_reserved_sections_are_refused(name):
-    with pytest.raises(ValueError, match=name):
-        render_json(report_of(**{name: 1}))
+    assert document["run"]["config"]["not_finite"] == [None, {"inf": None}]
 
 
 def test_repeated_keys_are_refused():
@@ -102,7 +98,7 @@ def test_repeated_keys_are_refused():
 
 def test_what_json_cannot_say_is_refused():
     with pytest.raises(TypeError):
-        render_json(report_of(run={"device": object()}))
+        render_json(report_of(device=object()))
 
 
 plain = st.recursive(
@@ -121,13 +117,13 @@ def without_nan(value):
 
 
 @given(plain, st.text(st.characters(codec=None)), st.integers() | st.floats() | st.none())
-def test_everything_round_trips(section, name, cell):
+def test_everything_round_trips(value, name, cell):
     table = Table(
         id="t",
         title=name,
         columns=(Column("name", name), Column("value", "Value", Unit.COUNT)),
         rows=((name, cell),),
     )
-    document = parse(render_json(report_of(table, section=section)))
-    assert document["section"] == without_nan(section)
+    document = parse(render_json(report_of(table, value=value)))
+    assert document["run"]["config"] == {"value": without_nan(value)}
     assert document["tables"]["t"]["rows"] == [{"name": name, "value": without_nan(cell)}]

@@ -80,7 +80,7 @@ def render_html(report: Report) -> bytes:
             findings=found_views(report.findings),
             others=other_rules(report.findings),
             card=card_svg(report),
-            figures=key_figures(report.sections),
+            figures=key_figures(report.summary),
             facts=fact_lines(report),
             settings=setting_lines(report),
             charts=[view for chart in report.charts if (view := chart_view(chart)) is not None],
@@ -88,7 +88,7 @@ def render_html(report: Report) -> bytes:
             tables=[(table_view(table), table.is_detail) for table in shown],
             absent=absent_lines(report.tables),
             notes=note_lines(report.notes),
-            files=file_lines(report.sections),
+            files=file_lines(report.summary),
         )
     )
     # Half a surrogate pair, as in some file names, has no UTF-8.

@@ -52,7 +52,7 @@ def findings_html(
 
 
 def figures_html(report: Report) -> str:
-    return str(part_macros().figures(key_figures(report.sections)))
+    return str(part_macros().figures(key_figures(report.summary)))
 
 
 def facts_html(report: Report) -> str:
