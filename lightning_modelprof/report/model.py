@@ -6,7 +6,7 @@ Nothing here is rounded, cut, escaped or given a unit suffix; that is the busine
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import Enum
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -266,42 +266,6 @@ class Finding(Record, frozen=True, kw_only=True):
         """The saving as a share of what it is in; ``None`` where there is none."""
         is_known = self.saving_ns_per_step is not None and self.whole_ns
         return min(1.0, (self.saving_ns_per_step or 0.0) / (self.whole_ns or 1.0)) if is_known else None
-
-    def as_plain(self) -> dict[str, Any]:
-        """It as plain JSON values."""
-        return {
-            "kind": self.kind,
-            "status": self.status.value,
-            "severity": None if self.severity is None else self.severity.value,
-            "title": self.title,
-            "summary": self.summary,
-            "action": self.action,
-            "saving_ns_per_step": self.saving_ns_per_step,
-            "saving_is": self.saving_is,
-            "share": self.share,
-            "share_of": self.share_of,
-            "phases": list(self.phases),
-            "locations": [_as_in_version_1(place) for place in self.locations],
-            "evidence": [
-                {"label": one.label, "value": one.value, "unit": one.unit.value} for one in self.evidence
-            ],
-            "change": None if self.change is None else asdict(self.change),
-            "passes": list(self.passes),
-        }
-
-
-def _as_in_version_1(place: Place) -> dict[str, Any]:
-    """The fields that report.json has of a place since its first version, ``null`` where one isn't known."""
-    return {
-        "file": place.file,
-        "line": place.line,
-        "function": place.function or None,
-        "module": place.module or None,
-        "is_exact": place.is_exact,
-        "inner": None if place.inner is None else _as_in_version_1(place.inner),
-        "package": place.package,
-        "call": None if place.call is None else _as_in_version_1(place.call),
-    }
 
 
 WARNING: Final = "Warning"

@@ -761,9 +761,9 @@ def test_a_report_that_every_output_can_show():
     for before, after in ((noisy(5, 0), noisy(5, 1)), (noisy(5, 0, 3), noisy(5, 0, 0))):
         report, result = build_comparison([compared(before)], [compared(after)])
         assert render_text(report).splitlines()[0] == report.title
-        document = json.loads(render_json(report))
-        assert document["comparison"]["outcome"] == result.outcome.value
-        assert document["comparison"]["exit_code"] in (0, 3, 4)
+        comparison = json.loads(render_json(report))["summary"]["comparison"]
+        assert comparison["outcome"] == result.outcome.value
+        assert comparison["exit_code"] in (0, 3, 4)
 
 
 # From a report and its steps alone
@@ -927,9 +927,9 @@ def test_runs_by_folder_and_by_file(saved, tmp_path, capsys):
     before, after = tmp_path / "a" / "modelprof" / "report.json", tmp_path / "b" / "modelprof"
     assert main(["compare", str(before), str(after), "--json", str(target)]) == 0
     assert capsys.readouterr().out == ""
-    document = json.loads(target.read_text())
-    assert document["comparison"]["outcome"] == "same"
-    assert document["runs"]["before"][0]["source"] == str(before)
+    comparison = json.loads(target.read_text())["summary"]["comparison"]
+    assert comparison["outcome"] == "same"
+    assert comparison["runs_before"][0]["source"] == str(before)
 
 
 def test_the_short_form_warns(saved, capsys):

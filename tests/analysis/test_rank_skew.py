@@ -35,6 +35,7 @@ from lightning_modelprof.run.records import RankRecord, RankSteps, Run, RunInfo
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from tests.support import warm
+from tests.support.documents import raw_rows
 from tests.support.facts import why_not
 
 pytestmark = pytest.mark.slow
@@ -733,7 +734,7 @@ def run_job(folder, strategy, case):
 def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
     """Not who waits for it where Lightning tells the ranks of signals."""
     report = run_job(tmp_path, "ddp_fork", case)
-    late = report["ranks"]["straggler"]
+    late = report["summary"]["ranks"]["straggler"]
     assert (late["rank"], late["phase"]) == (rank, phase)
     found = next(one for one in report["findings"] if one["kind"] == "straggler_rank")
     assert found["status"] == "found"
@@ -743,8 +744,10 @@ def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
 def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(tmp_path):
     report = run_job(tmp_path, "ddp_fork", "breaks")
     (table,) = (one for one in report["tables"].values() if one["title"] == "Ranks")
-    assert [row["rank"] for row in table["rows"]] == ["rank 1: an internal error stopped the profiler there"]
-    assert report["run"]["status"] == "finished"
+    assert [row["rank"] for row in raw_rows(table)] == [
+        "rank 1: an internal error stopped the profiler there"
+    ]
+    assert report["summary"]["run"]["status"] == "finished"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")

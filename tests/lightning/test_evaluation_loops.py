@@ -54,6 +54,7 @@ from tests.support.bench import (
     named_phases,
     remains,
 )
+from tests.support.documents import raw_rows
 from tests.support.fits import (
     Net,
     fit_quietly,
@@ -657,11 +658,11 @@ def test_files_and_report_under_the_real_clock(tmp_path, key, num_workers):
         "run.json",
     }
     assert f"Real, 40 {WORDS[key]} batches (finished)" in (folder / "report.txt").read_text()
-    report = report_of(tmp_path)
-    assert report["run"]["loop"] == key
-    assert report["run"]["num_steps"] == 40
-    assert report["benchmark"]["steps"] == 39
-    assert sum(phase["total_ns"] for phase in report["phases"]) == report["run"]["wall_ns"]
+    summary = report_of(tmp_path)["summary"]
+    assert summary["run"]["loop"] == key
+    assert summary["run"]["num_steps"] == 40
+    assert summary["benchmark"]["num_steps"] == 39
+    assert sum(phase["total_ns"] for phase in summary["phases"]) == summary["run"]["wall_ns"]
     run = load_run(tmp_path)
     assert run.info == callback.run.info
     assert run.info.loop == key
@@ -767,8 +768,8 @@ def test_windows(tmp_path, key):
     names = [name for name, _, _ in phase_ranges(trace)]
     for phase in ("dataloader", "transfer", "forward", "predictions" if key == "predict" else "logging"):
         assert names.count(phase) == 3, phase
-    summary = report_of(tmp_path)["tables"]["model_summary"]["rows"]
-    calls = {row["name"]: row["calls"] for row in summary}
+    rows = raw_rows(report_of(tmp_path)["tables"]["model_summary"])
+    calls = {row["name"]: row["calls"] for row in rows}
     assert {name: calls[name] for name in ("ProfileStep", "Dataloader", "Forward", "Backward")} == {
         "ProfileStep": 3,
         "Dataloader": 3,

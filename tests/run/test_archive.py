@@ -408,5 +408,5 @@ def test_ctrl_c_leaves_a_report(tmp_path):
     assert run.info.status == "interrupted"
     assert len(run.ranks[0].steps) == 23
     assert run.ranks[0].unfinished_steps == 1
-    assert report_of(tmp_path)["run"]["status"] == "interrupted"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "interrupted"
     assert "Net, 23 training steps (interrupted)" in result.stdout
