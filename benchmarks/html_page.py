@@ -72,7 +72,7 @@ ACTIONS: Final = {
 
 
 def report_of(title: str, **fields: Any) -> Report:
-    usual: dict[str, Any] = {"facts": (), "tables": (), "notes": (), "sections": {}}
+    usual: dict[str, Any] = {"facts": (), "tables": (), "notes": ()}
     return Report(title=title, **(usual | fields))
 
 

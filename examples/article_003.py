@@ -228,7 +228,7 @@ def read(stage: int, report: Report) -> Result:
     assert report.verdict is not None
     return Result(
         stage=stage,
-        step_ns=float(report.sections["benchmark"]["batch_cost_ns"]["avg"]),
+        step_ns=float(report.summary.benchmark.batch_cost_ns.avg),
         verdict=f"{report.verdict.kind.replace('_', '-').upper()}: {report.verdict.summary}",
         findings=tuple(one.title for one in report.findings if one.status is Status.FOUND),
         lines=tuple(lines),

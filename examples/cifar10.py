@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import math
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,30 +176,30 @@ def compare(args: argparse.Namespace, images: Images) -> None:
     before, after = benchmark(baseline), benchmark(fixed)
     print(f"Before and after:\n{'num_workers':>13}{'Reader Ratio':>15}{'batch_cost':>13}{'ips':>18}")
     for num_workers, figures in ((0, before), (workers, after)):
-        reader_ratio, batch_cost_ns = figures["reader_ratio"], figures["batch_cost_ns"]["avg"]
+        reader_ratio, batch_cost_ns = figures.reader_ratio.avg, figures.batch_cost_ns.avg
         print(
             f"{num_workers:>13}{reader_ratio:>15.1%}{batch_cost_ns / 1e6:>10.2f} ms"
-            f"{figures['ips']['avg']:>9.2f} steps/s"
+            f"{figures.steps_per_s.avg:>9.2f} steps/s"
         )
 
     # Each setting ran twice, once with a window, whose steps these figures exclude. The difference between
     # the two shows how much the machine varies from run to run.
     repeats = ((before, benchmark(profile)), (after, benchmark(fixed_profile)))
-    drift = max(abs(math.log(one["ips"]["avg"] / other["ips"]["avg"])) for one, other in repeats)
-    print(gain(before["ips"], after["ips"], drift))
+    drift = max(abs(math.log(one.steps_per_s.avg / other.steps_per_s.avg)) for one, other in repeats)
+    print(gain(before.steps_per_s, after.steps_per_s, drift))
 
 
-def benchmark(callback: ModelProfCallback) -> Mapping[str, Any]:
+def benchmark(callback: ModelProfCallback) -> Any:
     """Return the figures for a run's clean steps, which make runs comparable."""
     if callback.report is None:
         raise RuntimeError("no report; the callback warned about the reason during training")
-    figures = callback.report.sections["benchmark"]
+    figures = callback.report.summary.benchmark
     if figures is None:
         raise SystemExit("error: no clean steps to compare. Increase --max-steps.")
     return figures
 
 
-def gain(before: Mapping[str, Any], after: Mapping[str, Any], drift: float) -> str:
+def gain(before: Any, after: Any, drift: float) -> str:
     """Describe the gain and its uncertainty.
 
     From 70.99 to 137.3 steps/s is 1.93x, a gain of 93%; the tutorial calls it 193%.
@@ -210,13 +209,13 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any], drift: float) -> s
         after: The same for the changed program.
         drift: Difference between two runs with the same setting, as a natural logarithm.
     """
-    ratio = after["avg"] / before["avg"]
+    ratio = after.avg / before.avg
     text = f"Speedup: {ratio:.2f}x ({100 * (ratio - 1):+.0f}% steps per second"
-    if before["standard_error"] is None or after["standard_error"] is None:
+    if before.standard_error is None or after.standard_error is None:
         return f"{text}). Too few steps to estimate the noise: increase --max-steps."
 
     # Relative errors of a ratio add in quadrature; in logarithms the interval stays above zero.
-    error = math.hypot(before["standard_error"] / before["avg"], after["standard_error"] / after["avg"])
+    error = math.hypot(before.standard_error / before.avg, after.standard_error / after.avg)
     low, high = ratio * math.exp(-1.96 * error), ratio * math.exp(1.96 * error)
     text += f", 95% interval {low:.2f}x to {high:.2f}x).\n"
     text += f"Two runs with the same setting differed by up to {math.exp(drift):.2f}x. "

@@ -111,7 +111,7 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
     facts, notes = read_windows(run, file.parent) if with_traces else ({}, {})
     with refuse_damaged(file):
         derived = Facts(run, facts, notes)
-        return compared_run(path, derived, build_report(derived, DEFAULT_OPTIONS))
+        return compared_run(path, build_report(derived, DEFAULT_OPTIONS), derived.steps)
 
 
 def list_runs(folder: Path) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Any, Final
 _DEFINITION: Final = frozenset(("name", "file", "line"))
 _DEFINITION_IN_FULL: Final = _DEFINITION | {"is_library", "package"}
 _FRAME: Final = frozenset(("function_line", "is_users", "module"))
+_FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
+_REPORT: Final = frozenset(("title", "tables", "sections"))
 _LOCATION: Final = frozenset(("file", "line", "function", "is_exact"))
 
 
@@ -15,7 +17,8 @@ def upgrade(content: Any) -> Any:
 
     Up to version 2 of a saved run, and 1 of an event file, the function of a place was called ``name`` in
     definitions and the Python module of a stack frame ``module``, and what isn't known of a finding's place
-    was ``null``. The user's own configuration stays as it is.
+    was ``null``. Up to version 2 of an event file a report had ``sections`` in the place of its summary. The
+    user's own configuration stays as it is.
     """
     if isinstance(content, list):
         return [upgrade(one) for one in content]
@@ -28,6 +31,28 @@ def upgrade(content: Any) -> Any:
         renamed = {"module": "python_module"}
     elif keys >= _LOCATION:
         content = {key: value for key, value in content.items() if value is not None}
+    elif keys >= _REPORT and isinstance(content["sections"], dict):
+        content = content | {"summary": _summary(content["sections"])}
     return {
         renamed.get(key, key): value if key == "config" else upgrade(value) for key, value in content.items()
     }
+
+
+def _summary(sections: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a report as records have them; what has another name now is all that differs."""
+    summary = {key: value for key, value in sections.items() if value is not None}
+    if isinstance(benchmark := summary.get("benchmark"), dict):
+        summary["benchmark"] = {
+            **benchmark,
+            "num_steps": benchmark.get("steps"),
+            "reader_ratio": benchmark.get("reader_ratio_per_step"),
+            "steps_per_s": benchmark.get("ips"),
+        }
+    if isinstance(phases := summary.get("phases"), list):
+        summary["phases"] = [
+            {"key": phase.get("phase"), **phase} for phase in phases if isinstance(phase, dict)
+        ]
+    if isinstance(flops := summary.get("flops"), dict):
+        counts = {phase: flops[phase] for phase in _FLOP_PHASES if isinstance(flops.get(phase), dict)}
+        summary["flops"] = flops | {"phases": {phase: count.get("flops") for phase, count in counts.items()}}
+    return summary

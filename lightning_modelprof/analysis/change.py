@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -59,6 +60,48 @@ class Change(Record, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     is_difference: bool = False
+
+
+class Outcome(Enum):
+    """What a comparison says; see :func:`decide`."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    CANNOT_TELL = "cannot_tell"
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """How two sides differ, and what follows from it.
+
+    Attributes:
+        reason: why the decision is not another one; ``""`` where the interval says it all.
+        per_sample: whether the time per sample decides, because the steps hold different numbers of samples.
+        times_as_fast: time before / time after; ``None`` when a side has no clean step.
+        low, high: ends of its 95 % interval; ``None`` with too few steps.
+        detectable: smallest change of the time, as a fraction, that would be seen in four of five such
+            comparisons; ``None`` without an interval.
+        num_steps: clean steps before and after, of all runs.
+        num_runs: runs before and after.
+        paired: whether the runs of both sides took turns and are compared pair by pair.
+        phases: difference in time per step of each phase that took time on any side.
+        block_lengths: tried lengths of blocks in steps, one tuple for each run before, then after.
+    """
+
+    outcome: Outcome
+    reason: str
+    tolerance: float
+    per_sample: bool
+    times_as_fast: float | None
+    low: float | None
+    high: float | None
+    detectable: float | None
+    num_steps: tuple[int, int]
+    num_runs: tuple[int, int]
+    paired: bool
+    figures: tuple[Change, ...]
+    phases: tuple[Change, ...]
+    block_lengths: tuple[tuple[int, ...], ...]
 
 
 class Side(Record, frozen=True):

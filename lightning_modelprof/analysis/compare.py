@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from enum import Enum
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -15,6 +14,8 @@ from lightning_modelprof.analysis.change import (
     FEW_STEPS,
     SAMPLES,
     Change,
+    Comparison,
+    Outcome,
     Sides,
     change_of,
     phase_changes,
@@ -25,7 +26,6 @@ from lightning_modelprof.analysis.change import (
 )
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.statistics import NORMAL_QUANTILE
-from lightning_modelprof.record import Record
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 POWER: Final = 0.8
@@ -38,48 +38,6 @@ _OVERWHELMING_STEPS: Final = 5
 
 
 _OVERWHELMING_RATIO: Final = 1.5
-
-
-class Outcome(Enum):
-    """What a comparison says; see :func:`decide`."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    SAME = "same"
-    CANNOT_TELL = "cannot_tell"
-
-
-class Comparison(Record, frozen=True, kw_only=True):
-    """How two sides differ, and what follows from it.
-
-    Attributes:
-        reason: why the decision is not another one; ``""`` where the interval says it all.
-        per_sample: whether the time per sample decides, because the steps hold different numbers of samples.
-        times_as_fast: time before / time after; ``None`` when a side has no clean step.
-        low, high: ends of its 95 % interval; ``None`` with too few steps.
-        detectable: smallest change of the time, as a fraction, that would be seen in four of five such
-            comparisons; ``None`` without an interval.
-        num_steps: clean steps before and after, of all runs.
-        num_runs: runs before and after.
-        paired: whether the runs of both sides took turns and are compared pair by pair.
-        phases: difference in time per step of each phase that took time on any side.
-        block_lengths: tried lengths of blocks in steps, one tuple for each run before, then after.
-    """
-
-    outcome: Outcome
-    reason: str
-    tolerance: float
-    per_sample: bool
-    times_as_fast: float | None
-    low: float | None
-    high: float | None
-    detectable: float | None
-    num_steps: tuple[int, int]
-    num_runs: tuple[int, int]
-    paired: bool
-    figures: tuple[Change, ...]
-    phases: tuple[Change, ...]
-    block_lengths: tuple[tuple[int, ...], ...]
 
 
 def compare(

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             is_brief=options.brief and options.json is None and options.html is None,
         )
     put_out(report, options)
-    return int(any(trace["is_damaged"] for trace in report.sections["traces"]))
+    return int(any(trace.is_damaged for trace in report.summary.traces))
 
 
 def _keep_freed_memory() -> None:

@@ -105,16 +105,16 @@ def profile_loader(
         )
     kind = type(loader).__name__
     report = replace(profiler.report, title=f"lightning-modelprof: {num_batches} batches of {kind}")
-    figures = report.sections["benchmark"] or {}
-    batch_ns = _average(figures.get("batch_cost_ns"))
+    figures = report.summary.benchmark
+    batch_ns = None if figures is None else figures.batch_cost_ns.avg
     if not step_s and batch_ns is not None and report.verdict is not None:
         summary = _UNTIL_A_STEP_IS_GIVEN.format(milliseconds(batch_ns))
         report = replace(report, verdict=replace(report.verdict, summary=summary))
     if print_profile and (full or not show_in_notebook(report, value="profile.report")):
         print_report(report, full=full)
-    return LoaderProfile(
-        _average(figures.get("ips")), _average(figures.get("samples_per_s")), report, profiler.run
-    )
+    rates = (None, None) if figures is None else (figures.steps_per_s, figures.samples_per_s)
+    batches, samples = (None if rate is None else rate.avg for rate in rates)
+    return LoaderProfile(batches, samples, report, profiler.run)
 
 
 def _check(loader: Any, step_s: Any, max_batches: Any, max_s: Any) -> None:
@@ -151,7 +151,3 @@ def _check(loader: Any, step_s: Any, max_batches: Any, max_s: Any) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _average(figure: dict[str, Any] | None) -> float | None:
-    return None if figure is None else figure["avg"]

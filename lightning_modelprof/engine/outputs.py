@@ -138,7 +138,7 @@ class Outputs:
             step: at which loggers have it.
             is_brief: a line is printed instead, as many such loops run.
         """
-        loop = loop_of(report.sections["run"]["loop"])
+        loop = loop_of("" if report.summary.run is None else report.summary.run.loop)
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
         self._to_tensorboard(lambda writer: write_report(writer, report, step, prefix))
         if self._options.terminal:

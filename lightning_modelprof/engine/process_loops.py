@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -260,15 +260,16 @@ class ProcessLoops:
 
 
 def _line(outputs: Outputs, run: Run, report: Report) -> LoopLine:
-    rate: dict[str, Any] = (report.sections["benchmark"] or {}).get("ips") or {}
+    figures = report.summary.benchmark
+    rate = None if figures is None else figures.steps_per_s
     return LoopLine(
         loop=run.info.loop,
         model=run.info.model,
         created=run.info.created,
         status=run.info.status,
         steps=run.ranks[0].num_steps,
-        steps_per_s=rate.get("avg"),
-        standard_error=rate.get("standard_error"),
+        steps_per_s=None if rate is None else rate.avg,
+        standard_error=None if rate is None else rate.standard_error,
         verdict="" if report.verdict is None else report.verdict.kind,
         folder="" if outputs.folder.path is None else str(outputs.folder.path),
     )

@@ -235,8 +235,9 @@ class TraceWork:
         try:
             profile = make()
             if self._setting.all_ranks_command:
-                sections = {**profile.report.sections, "all_ranks_command": self._setting.all_ranks_command}
-                profile = replace(profile, report=replace(profile.report, sections=sections))
+                report = profile.report
+                figures = replace(report.summary, all_ranks_command=self._setting.all_ranks_command)
+                profile = replace(profile, report=replace(report, summary=figures))
             summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
         except Exception as error:  # the report does without
             what = "the dashboard"

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import Any, Final
+from dataclasses import replace
 
 from lightning_modelprof.analysis.compare import run_settings
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.modules.model_flops import ModelFlops
-from lightning_modelprof.analysis.steps.benchmark import Statistics
-from lightning_modelprof.analysis.steps.phase_times import OwnCost, PhaseTime
+from lightning_modelprof.analysis.steps.memory import MemoryUse
+from lightning_modelprof.record import asdict
 from lightning_modelprof.report.changes.all_changes import with_change
 from lightning_modelprof.report.charts.all_charts import CHARTS, FLAMES
 from lightning_modelprof.report.model import NOT_DONE, Finding, Report, Status, Table
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.engine import diagnose
 from lightning_modelprof.report.step_card import step_card
+from lightning_modelprof.report.summary import (
+    FlopsSummary,
+    MeanStepFlops,
+    MemorySummary,
+    RunSummary,
+    Summary,
+)
 from lightning_modelprof.report.tables.run.all_tables import TABLES, loop_tables
 from lightning_modelprof.report.words import reason_in, to_the_second
 from lightning_modelprof.run.loops import loop_of
-from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, Window, WindowStatus
+from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, WindowStatus
 
 
 def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Report:
-    """Tables, notes and machine-readable sections of a run's facts."""
+    """Tables, notes and figures of a run's facts."""
     verdict, findings = diagnose(facts)
     findings = tuple(with_change(_with_reason(one, facts), facts) for one in findings)
     return Report(
@@ -33,21 +39,19 @@ def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Repor
         flames=tuple(flame for one in FLAMES if (flame := one.of(facts)) is not None),
         tables=tuple(_with_reasons(table, facts) for entry in TABLES for table in entry.of(facts, options)),
         notes=_notes(facts),
-        sections={
-            "run": _run_section(facts),
-            "settings": run_settings(facts),
-            "benchmark": _benchmark_section(facts),
-            "phases": [_phase_section(phase) for phase in facts.phases],
-            "validation": _plain(facts.get(Facts.validation)),
-            "callbacks": [asdict(callback) for callback in facts.callbacks],
-            "windows": [_window_section(one.window) for one in facts.windows],
-            "ranks": _plain(facts.get(Facts.rank_skew)),
-            "own_cost": _own_cost_section(facts.get(Facts.own_cost)),
-            "flops": _flops_section(facts),
-            "memory": _memory_section(facts),
-            "verdict": asdict(verdict),
-            "findings": [one.as_plain() for one in findings],
-        },
+        summary=Summary(
+            run=_run_summary(facts),
+            settings=run_settings(facts),
+            benchmark=facts.get(Facts.benchmark),
+            phases=facts.phases,
+            validation=facts.get(Facts.validation),
+            callbacks=tuple(facts.callbacks),
+            windows=tuple(one.window for one in facts.windows),
+            ranks=facts.get(Facts.rank_skew),
+            own_cost=facts.get(Facts.own_cost),
+            flops=_flops_summary(facts),
+            memory=_memory_summary(facts.get(Facts.memory)),
+        ),
         verdict=verdict,
         findings=findings,
         step_card=step_card(facts, findings),
@@ -141,129 +145,71 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _run_section(facts: Facts) -> dict[str, Any]:
-    return asdict(facts.info) | {
-        "rank": facts.rank,
-        "num_steps": facts.num_steps,
-        "num_steps_without_optimizer_step": facts.num_not_stepping,
-        "unfinished_steps": facts.unfinished_steps,
-        "wall_ns": facts.wall_ns,
-        "outside_steps_ns": dict(facts.outside_ns),
-        "excluded_steps": [asdict(exclusion) for exclusion in facts.exclusions],
-        "all_ranks": _plain(facts.get(Facts.all_ranks)),
-    }
+def _run_summary(facts: Facts) -> RunSummary:
+    return RunSummary(
+        **asdict(facts.info),
+        rank=facts.rank,
+        num_steps=facts.num_steps,
+        num_steps_without_optimizer_step=facts.num_not_stepping,
+        unfinished_steps=facts.unfinished_steps,
+        wall_ns=facts.wall_ns,
+        outside_steps_ns=dict(facts.outside_ns),
+        excluded_steps=facts.exclusions,
+        all_ranks=facts.get(Facts.all_ranks),
+    )
 
 
-def _benchmark_section(facts: Facts) -> dict[str, Any] | None:
-    figures = facts.get(Facts.benchmark)
-    if figures is None:
-        return None
-    loop = loop_of(facts.info.loop)
-    steps_per_s = _statistics(figures.steps_per_s)
-    samples_per_s = _statistics(figures.samples_per_s)
-    return {
-        "steps": figures.num_steps,
-        "reader_ratio": None if figures.reader_ratio is None else figures.reader_ratio.avg,
-        "reader_ratio_per_step": _statistics(figures.reader_ratio),
-        "batch_cost_ns": _statistics(figures.batch_cost_ns),
-        "reader_cost_ns": _statistics(figures.reader_cost_ns),
-        "ips": None if steps_per_s is None else {"unit": f"{loop.steps}/s", **steps_per_s},
-        "samples_per_s": (
-            None if samples_per_s is None else {"unit": f"{facts.info.sample_unit}/s", **samples_per_s}
-        ),
-        "samples_per_step": figures.samples_per_step,
-    }
-
-
-def _own_cost_section(cost: OwnCost | None) -> dict[str, Any] | None:
-    return None if cost is None else {**asdict(cost), "share": cost.share}
-
-
-def _plain(fact: Any) -> dict[str, Any] | None:
-    return None if fact is None else asdict(fact)
-
-
-def _flops_section(facts: Facts) -> dict[str, Any] | None:
+def _flops_summary(facts: Facts) -> FlopsSummary | None:
     flops, tree = facts.get(Facts.flops), facts.get(Facts.modules)
     if flops is None:
         return None
     root = None if tree is None else tree.root
-    return {
-        "step": flops.count.step,
-        "samples": flops.count.samples,
-        "on_fake_tensors": flops.count.on_fake_tensors,
-        **{phase: {"flops": number, "macs": number // 2} for phase, number in flops.phases.items()},
-        "fourier_flops": flops.fourier,
-        "model_flops": flops.model_flops,
-        "hardware_flops": flops.hardware_flops,
-        "optimizer_share": flops.optimizer_share,
-        "mean_step": _mean_step_section(flops),
-        "flops_per_s": flops.model.flops_per_s,
-        "mfu": flops.model.share_of_peak,
-        "hfu": flops.hardware.share_of_peak,
-        "peaks": [asdict(peak) for peak in flops.peaks],
-        "params": None if root is None else root.parameters,
-        "trainable_params": None if root is None else root.trainable,
-        "uncounted": [asdict(operator) for operator in flops.uncounted],
-        "errors": list(flops.count.errors),
-    }
+    return FlopsSummary(
+        step=flops.count.step,
+        samples=flops.count.samples,
+        on_fake_tensors=flops.count.on_fake_tensors,
+        phases=flops.phases,
+        fourier_flops=flops.fourier,
+        model_flops=flops.model_flops,
+        hardware_flops=flops.hardware_flops,
+        optimizer_share=flops.optimizer_share,
+        mean_step=_mean_step(flops),
+        flops_per_s=flops.model.flops_per_s,
+        mfu=flops.model.share_of_peak,
+        hfu=flops.hardware.share_of_peak,
+        peaks=flops.peaks,
+        params=None if root is None else root.parameters,
+        trainable_params=None if root is None else root.trainable,
+        uncounted=flops.uncounted,
+        errors=flops.count.errors,
+    )
 
 
-def _mean_step_section(flops: ModelFlops) -> dict[str, Any] | None:
+def _mean_step(flops: ModelFlops) -> MeanStepFlops | None:
     """The mean clean step where batches vary in size."""
     mean = flops.mean
     if flops.why_no_mean:
-        return {"model_flops": None, "hardware_flops": None, "note": flops.why_no_mean}
+        return MeanStepFlops(note=flops.why_no_mean)
     if mean is None:
         return None
-    return {
-        "model_flops": flops.model.flops,
-        "hardware_flops": flops.hardware.flops,
-        "error": mean.error,
-        "sizes": len(mean.rows),
-        "counted": mean.num_counted,
-        "fitted": mean.num_fitted,
-        "note": "",
-    }
+    return MeanStepFlops(
+        model_flops=flops.model.flops,
+        hardware_flops=flops.hardware.flops,
+        error=mean.error,
+        sizes=len(mean.rows),
+        counted=mean.num_counted,
+        fitted=mean.num_fitted,
+    )
 
 
-_OF_A_DEFINITION: Final = ("file", "line", "is_library", "package")
-_OF_A_PLACE: Final = ("module", "package", "is_library", "is_exact", "inner", "call")
-
-
-def _memory_section(facts: Facts) -> dict[str, Any] | None:
-    """Without the curve, which is in run.json."""
-    use = facts.get(Facts.memory)
+def _memory_summary(use: MemoryUse | None) -> MemorySummary | None:
     if use is None:
         return None
-    section = asdict(use.record)
-    section["num_points"] = len(section.pop("curve"))
-    # A place has the fields that it had in the first version of report.json.
-    for growing in section["growing"]:
-        growing["lines"] = [
-            {"name": one["function"], **{key: one[key] for key in _OF_A_DEFINITION}}
-            for one in growing["lines"]
-        ]
-    for name in _OF_A_PLACE if section["out_of_memory"] else ():
-        del section["out_of_memory"][name]
-    return section | {
-        "growth": [asdict(growth) for growth in use.growth],
-        "unused_bytes": use.unused_bytes,
-        "unused_share": use.unused_share,
-    }
-
-
-def _phase_section(phase: PhaseTime) -> dict[str, Any]:
-    section = asdict(phase)
-    return {"phase": section.pop("key"), **section}
-
-
-def _statistics(statistics: Statistics | None) -> dict[str, Any] | None:
-    return None if statistics is None else asdict(statistics)
-
-
-def _window_section(window: Window) -> dict[str, Any]:
-    section = asdict(window)
-    section["status"] = window.status.value
-    section["recorded_steps"] = list(window.recorded_steps)
-    return section
+    figures = asdict(use.record)
+    return MemorySummary(
+        num_points=len(figures.pop("curve")),
+        **figures,
+        growth=use.growth,
+        unused_bytes=use.unused_bytes,
+        unused_share=use.unused_share,
+    )

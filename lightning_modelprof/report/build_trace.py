@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from lightning_modelprof.report.model import OTHER_TRACES, WARNING, Chart, Repor
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.rules.engine import diagnose_traces
 from lightning_modelprof.report.step_card import step_card_of_traces
+from lightning_modelprof.report.summary import OtherTraces, Summary, TraceSummary
 from lightning_modelprof.report.tables.trace.trace_tables import trace_tables
 from lightning_modelprof.trace.damaged import OF_WHOLE_FILE
 
@@ -84,28 +84,26 @@ def build_trace_report(
         verdict=verdict,
         findings=findings,
         step_card=card,
-        sections={
-            "traces": [
-                {
-                    "source": facts.source,
-                    "rank": facts.rank,
-                    "num_events": facts.num_events,
-                    "steps": list(facts.step_numbers),
-                    "step_origin": facts.step_origin,
-                    "checks": list(facts.checks),
-                    "is_damaged": any(check.startswith(OF_WHOLE_FILE) for check in facts.checks),
-                    "tables_suffix": f"_{number}" if number else "",
-                }
+        summary=Summary(
+            traces=tuple(
+                TraceSummary(
+                    source=facts.source,
+                    rank=facts.rank,
+                    num_events=facts.num_events,
+                    steps=tuple(facts.step_numbers),
+                    step_origin=facts.step_origin,
+                    checks=tuple(facts.checks),
+                    is_damaged=any(check.startswith(OF_WHOLE_FILE) for check in facts.checks),
+                    tables_suffix=f"_{number}" if number else "",
+                )
                 for number, by_rank in enumerate(groups)
                 for facts in by_rank.values()
-            ],
-            "verdict": asdict(verdict),
-            "findings": [one.as_plain() for one in findings],
-            "others": [
-                {"name": name, "ranks": [facts.rank for facts in group.values()], "verdict": asdict(its)}
+            ),
+            others=tuple(
+                OtherTraces(name=name, ranks=tuple(facts.rank for facts in group.values()), verdict=its)
                 for name, group, its in others
-            ],
-        },
+            ),
+        ),
     )
 
 

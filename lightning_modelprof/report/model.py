@@ -1,12 +1,12 @@
-"""What a reader sees: tables, notes and machine-readable sections, all with raw numbers.
+"""What a reader sees: tables, notes and a summary, all with raw numbers.
 
 Nothing here is rounded, cut, escaped or given a unit suffix; that is the business of ``show``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -15,6 +15,8 @@ from lightning_modelprof.errors import did_you_mean, quoted
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
+from lightning_modelprof.report.summary import Summary
+from lightning_modelprof.report.summary import Verdict as Verdict  # noqa: PLC0414  # readers take it from here
 from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # outputs take them from here
 from lightning_modelprof.units import TimeUnit as TimeUnit  # noqa: PLC0414
 from lightning_modelprof.units import Unit as Unit  # noqa: PLC0414
@@ -265,42 +267,6 @@ class Finding(Record, frozen=True, kw_only=True):
         is_known = self.saving_ns_per_step is not None and self.whole_ns
         return min(1.0, (self.saving_ns_per_step or 0.0) / (self.whole_ns or 1.0)) if is_known else None
 
-    def as_plain(self) -> dict[str, Any]:
-        """It as plain JSON values."""
-        return {
-            "kind": self.kind,
-            "status": self.status.value,
-            "severity": None if self.severity is None else self.severity.value,
-            "title": self.title,
-            "summary": self.summary,
-            "action": self.action,
-            "saving_ns_per_step": self.saving_ns_per_step,
-            "saving_is": self.saving_is,
-            "share": self.share,
-            "share_of": self.share_of,
-            "phases": list(self.phases),
-            "locations": [_as_in_version_1(place) for place in self.locations],
-            "evidence": [
-                {"label": one.label, "value": one.value, "unit": one.unit.value} for one in self.evidence
-            ],
-            "change": None if self.change is None else asdict(self.change),
-            "passes": list(self.passes),
-        }
-
-
-def _as_in_version_1(place: Place) -> dict[str, Any]:
-    """The fields that report.json has of a place since its first version, ``null`` where one isn't known."""
-    return {
-        "file": place.file,
-        "line": place.line,
-        "function": place.function or None,
-        "module": place.module or None,
-        "is_exact": place.is_exact,
-        "inner": None if place.inner is None else _as_in_version_1(place.inner),
-        "package": place.package,
-        "call": None if place.call is None else _as_in_version_1(place.call),
-    }
-
 
 WARNING: Final = "Warning"
 """Label of the facts that speak against the figures."""
@@ -310,27 +276,6 @@ NOT_DONE: Final = "Not done"
 
 OTHER_TRACES: Final = "Other traces"
 """Label of the facts that hold the verdict of traces other than the newest."""
-
-
-class Verdict(Record, frozen=True, kw_only=True):
-    """One line on what limits the speed.
-
-    Attributes:
-        kind: stable code: ``input_bound``, ``host_bound``, ``device_bound``, ``sync_bound``,
-            ``communication_bound``, ``straggler_bound``, ``optimizer_bound``, ``overhead_bound``,
-            ``balanced``, ``cannot_tell`` or ``out_of_memory``.
-        summary: a sentence with the number that says so.
-        accounted_ratio: share of the wall time that is in named phases, 0..1.
-    """
-
-    kind: str
-    summary: str
-    accounted_ratio: float | None
-
-    @property
-    def word(self) -> str:
-        """The kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
-        return self.kind.replace("_", "-" if self.kind.endswith("_bound") else " ").upper()
 
 
 class Series(Record, frozen=True, kw_only=True):
@@ -488,15 +433,14 @@ class Report(Record, frozen=True, kw_only=True):
         step_card: The mean step as a picture; ``None`` if no step was measured.
         charts: Charts, for outputs that can draw.
         flames: Flame graphs, for outputs that can draw.
-        sections: The machine-readable part of report.json in addition to the tables (``run``, ``benchmark``,
-            ``phases``, ``windows``, ...), as plain JSON values.
+        summary: The figures of the report as records, such as ``summary.run`` and ``summary.benchmark``.
     """
 
     title: str
     facts: tuple[tuple[str, str], ...]
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
-    sections: Mapping[str, Any]
+    summary: Summary = Summary()
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
     step_card: StepCard | None = None

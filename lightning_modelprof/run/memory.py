@@ -137,11 +137,10 @@ class GrowingAttribute(Record, frozen=True, kw_only=True):
     element_bytes: Int | None = None
 
 
-class MemoryRecord(Record, frozen=True, kw_only=True):
-    """Memory of one rank over one loop.
+class MemoryFigures(Record, frozen=True, kw_only=True):
+    """Memory of one rank over one loop, without its curve.
 
     Attributes:
-        curve: at some steps, evenly spread over the loop; at most a thousand.
         peak_rss_bytes: most resident memory that the process ever had.
         peak_allocated_bytes, peak_reserved_bytes: most that the device's allocator counted in this process,
             or since the user last reset its peaks.
@@ -157,7 +156,6 @@ class MemoryRecord(Record, frozen=True, kw_only=True):
         notes: what could not be measured and why, a sentence each.
     """
 
-    curve: tuple[MemoryPoint, ...] = ()
     peak_rss_bytes: Int | None = None
     peak_allocated_bytes: Int | None = None
     peak_reserved_bytes: Int | None = None
@@ -169,3 +167,13 @@ class MemoryRecord(Record, frozen=True, kw_only=True):
     out_of_memory: OutOfMemory | None = None
     growing: tuple[GrowingAttribute, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+class MemoryRecord(MemoryFigures, frozen=True, kw_only=True):
+    """Memory of one rank over one loop.
+
+    Attributes:
+        curve: at some steps, evenly spread over the loop; at most a thousand.
+    """
+
+    curve: tuple[MemoryPoint, ...] = ()

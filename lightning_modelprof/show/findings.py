@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from lightning_modelprof.errors import printable
 from lightning_modelprof.place import Place
@@ -17,6 +16,7 @@ from lightning_modelprof.report.model import (
     Status,
     Verdict,
 )
+from lightning_modelprof.report.summary import Summary
 from lightning_modelprof.show.step_numbers import StepNumbers
 from lightning_modelprof.units import (
     format_amount,
@@ -82,10 +82,8 @@ def brief_line(report: Report, place: str = "") -> str:
         place: of its files; ``""`` for none.
     """
     words = [report.title]
-    figures = report.sections.get("benchmark", {})
-    if figures is None or "ips" in figures:
-        ips = (figures or {}).get("ips") or {}
-        words = [f"{report.title}: {_rate(ips) or 'no clean step'}."]
+    if report.summary.run is not None:
+        words = [f"{report.title}: {_rate(report.summary) or 'no clean step'}."]
     if report.verdict is not None:
         words.append(verdict_line(report.verdict))
     if place:
@@ -96,48 +94,48 @@ def brief_line(report: Report, place: str = "") -> str:
 def brief_lines(report: Report) -> list[str]:
     """A line for the report, and one for each group of traces that has a verdict of its own."""
     others = [f"lightning-modelprof: {value}" for label, value in report.facts if label == OTHER_TRACES]
-    damaged = [one for one in report.sections.get("traces", ()) if one["is_damaged"]]
-    damage = "".join(f" Warning: {one['source']}: {one['checks'][0]}" for one in damaged)
+    damaged = [one for one in report.summary.traces if one.is_damaged]
+    damage = "".join(f" Warning: {one.source}: {one.checks[0]}" for one in damaged)
     return [printable(brief_line(report) + damage), *map(printable, others)]
 
 
 def list_line(report: Report, place: str) -> str:
     """A saved run in one line: when, model, how fast, verdict, directory."""
-    run = report.sections["run"]
-    ips = (report.sections.get("benchmark") or {}).get("ips") or {}
+    run = report.summary.run
+    assert run is not None
     verdict = "" if report.verdict is None else verdict_word(report.verdict)
     words = (
-        f"{run['created'][:16].replace('T', ' ')}",
-        f"{run['model']:<20}",
-        f"{_rate(ips) or 'no clean step':<24}",
+        f"{run.created[:16].replace('T', ' ')}",
+        f"{run.model:<20}",
+        f"{_rate(report.summary) or 'no clean step':<24}",
         f"{verdict:<20}",
         place,
     )
     return printable("  ".join(words))
 
 
-def _rate(ips: Mapping[str, Any]) -> str:
-    """A rate with its error: ``19.7 ± 0.9 steps/s``; ``""`` where there is none."""
-    if not ips.get("avg"):
+def _rate(summary: Summary) -> str:
+    """The steps per second with their error: ``19.7 ± 0.9 steps/s``; ``""`` where there are none."""
+    rate = None if summary.benchmark is None else summary.benchmark.steps_per_s
+    if summary.run is None or rate is None or not rate.avg:
         return ""
-    return f"{rate_with_error(ips['avg'], ips.get('standard_error'))} {ips['unit']}"
+    return f"{rate_with_error(rate.avg, rate.standard_error)} {summary.run.steps_unit}"
 
 
 def speed_line(report: Report) -> str:
     """How fast, how sure that is, and over what."""
-    sections = report.sections
-    figures: dict[str, Any] = sections.get("benchmark") or {}
+    run, figures = report.summary.run, report.summary.benchmark
     title = printable(report.title).removeprefix("lightning-modelprof: ")
     words = []
-    if rate := _rate(figures.get("ips") or {}):
+    if rate := _rate(report.summary):
         words.append(rate)
-    if samples := figures.get("samples_per_s"):
-        words.append(f"{three_digits(samples['avg'])} {printable(samples['unit'])}")
-    if cost := figures.get("batch_cost_ns"):
-        words.append(f"p99 step time {format_duration(cost.get('p99'))}")
+    if run is not None and figures is not None:
+        if figures.samples_per_s is not None:
+            words.append(f"{three_digits(figures.samples_per_s.avg)} {printable(run.samples_unit)}")
+        words.append(f"p99 step time {format_duration(figures.batch_cost_ns.p99)}")
     if report.step_card is not None:
         words += [f"{label} {format_amount(value, unit)}" for label, value, unit in report.step_card.figures]
-        if not figures:
+        if figures is None:
             words.insert(0, f"{StepNumbers(report.step_card).step} ms per step")
     return " · ".join([*words, title])
 

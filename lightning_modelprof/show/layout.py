@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from lightning_modelprof.errors import printable
@@ -19,6 +20,9 @@ from lightning_modelprof.units import DASH, choose_time_unit, format_cell, headi
 
 NAME_LIMIT = 64
 """Characters of a text cell; a templated CUDA kernel has hundreds."""
+
+FIRST_ROWS = 100
+"""Rows that a page shows at first, of a table that does not say how many."""
 
 SEPARATOR = " / "
 
@@ -136,12 +140,7 @@ def build_layout(table: Table, *, max_rows: int) -> Layout:
     """
     limit = max_rows if table.row_limit is None else table.row_limit
     shown = shown_rows(table, limit)
-    time_unit = table.time_unit or choose_time_unit(
-        value
-        for row in shown
-        for column, value in zip(table.columns, table.rows[row], strict=True)
-        if _unit(table, row, column) is Unit.DURATION_NS and isinstance(value, int | float)
-    )
+    time_unit = table.time_unit or _time_unit(table, shown)
     strips = [
         LayoutColumn(
             label=printable(heading(column.label, column.unit)),
@@ -163,6 +162,22 @@ def build_layout(table: Table, *, max_rows: int) -> Layout:
         blocks=_blocks(table.columns[1:], strips[1:]),
         time_unit=time_unit if any(column.unit is Unit.DURATION_NS for column in table.columns) else None,
         notes=(*_hidden_note(table, len(shown), limit), *table.notes),
+    )
+
+
+def all_rows(table: Table) -> Layout:
+    """The same of every row, in the unit of time that the rows have which a page shows at first."""
+    first = shown_rows(table, FIRST_ROWS if table.row_limit is None else table.row_limit)
+    time_unit = table.time_unit or _time_unit(table, first)
+    return build_layout(replace(table, time_unit=time_unit, row_limit=None), max_rows=len(table.rows))
+
+
+def _time_unit(table: Table, rows: Sequence[int]) -> TimeUnit:
+    return choose_time_unit(
+        value
+        for row in rows
+        for column, value in zip(table.columns, table.rows[row], strict=True)
+        if _unit(table, row, column) is Unit.DURATION_NS and isinstance(value, int | float)
     )
 
 

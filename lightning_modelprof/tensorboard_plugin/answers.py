@@ -10,11 +10,12 @@ from lightning_modelprof.errors import ArchiveError, describe_error, printable
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.build_dashboard_entry import timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
-from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run_of_report
-from lightning_modelprof.report.compare.differences import Difference, find_differences
+from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
+from lightning_modelprof.report.compare.differences import find_differences
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Report
+from lightning_modelprof.report.summary import Difference
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.run.steps import StepTimings
 from lightning_modelprof.show.tensorboard.profile_blob import (
@@ -188,9 +189,10 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
 
 def _words(selection: Selection) -> dict[str, str]:
     """What a step and its samples are called in this run."""
-    info = {} if selection.run is None else selection.run.report.sections.get("run", {})
-    loop = loop_of(info.get("loop", ""))
-    return {"step": loop.step, "steps": loop.steps, "samples": printable(info.get("sample_unit", "samples"))}
+    info = None if selection.run is None else selection.run.report.summary.run
+    loop = loop_of("" if info is None else info.loop)
+    samples = "samples" if info is None else printable(info.sample_unit)
+    return {"step": loop.step, "steps": loop.steps, "samples": samples}
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -266,7 +268,7 @@ def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
 def _compared_run(side: ComparedSide) -> ComparedRun:
     stored = side.selection.run
     assert stored is not None
-    return compared_run_of_report(side.run_name, stored.report, side.read_steps())
+    return compared_run(side.run_name, stored.report, side.read_steps())
 
 
 def _compare_loops(before: ComparedRun, after: ComparedRun) -> Report:

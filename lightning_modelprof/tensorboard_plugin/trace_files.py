@@ -49,7 +49,7 @@ def named_trace(logdir: str, run: str, tag: str, report: Report) -> dict[str, st
     Returns:
         ``file`` and ``where``, of which one is ``""``; nothing where the report names no trace.
     """
-    source = str(next((one.get("source", "") for one in report.sections.get("traces", ())), ""))
+    source = next((one.source for one in report.summary.traces), "")
     saved = PurePosixPath(source).name
     if not saved:
         return {}

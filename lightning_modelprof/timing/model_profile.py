@@ -138,7 +138,6 @@ def profile_model(
         facts=head,
         tables=module_tables(tree, module_depth=module_depth, top_modules=top_modules, detailed=detailed),
         notes=_notes(tree, records, count, mode),
-        sections={},
     )
     if print_profile and path is not None:
         _write(path, report)

@@ -42,7 +42,7 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.build_dashboard_entry import step_columns, timings_of
 from lightning_modelprof.report.compare.build_compare import build_comparison
-from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run, compared_run_of_report
+from lightning_modelprof.report.compare.compared_run import ComparedRun, compared_run
 from lightning_modelprof.report.compare.stages import build_stages
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
@@ -515,7 +515,7 @@ def compared(timings, *, source="run", findings=(), **info):
     )
     analysis = Facts(run)
     report = replace(build_report(analysis), findings=tuple(findings))
-    return compared_run(source, analysis, report)
+    return compared_run(source, report, timings)
 
 
 def table(report, name):
@@ -614,7 +614,7 @@ def test_no_speedup_between_different_things(name):
     assert report.facts[0] == ("Warning", f"{name} differs: {values}.")
     assert "Change" not in dict(report.facts)
     assert table(report, "figures").rows
-    assert [one["name"] for one in report.sections["comparison"]["differences"]] == [name]
+    assert [one.name for one in report.summary.comparison.differences] == [name]
     stages = build_stages([before, after])
     assert "as fast" not in stages.title
     assert stages.facts == (("Warning", f"run: {name} differs: {values}."),)
@@ -761,9 +761,9 @@ def test_a_report_that_every_output_can_show():
     for before, after in ((noisy(5, 0), noisy(5, 1)), (noisy(5, 0, 3), noisy(5, 0, 0))):
         report, result = build_comparison([compared(before)], [compared(after)])
         assert render_text(report).splitlines()[0] == report.title
-        document = json.loads(render_json(report))
-        assert document["comparison"]["outcome"] == result.outcome.value
-        assert document["comparison"]["exit_code"] in (0, 3, 4)
+        comparison = json.loads(render_json(report))["summary"]["comparison"]
+        assert comparison["outcome"] == result.outcome.value
+        assert comparison["exit_code"] in (0, 3, 4)
 
 
 # From a report and its steps alone
@@ -781,7 +781,7 @@ def stored(source, run, report):
             steps=step_columns(run.ranks[0].steps),
         )
     )
-    return compared_run_of_report(source, unpack_profile(blobs[0]).report, timings_of(unpack_steps(blobs[1])))
+    return compared_run(source, unpack_profile(blobs[0]).report, timings_of(unpack_steps(blobs[1])))
 
 
 def test_a_report_and_its_steps_are_enough(tmp_path):
@@ -793,8 +793,8 @@ def test_a_report_and_its_steps_are_enough(tmp_path):
         run = load_run(str(folder))
         analysis = Facts(run)
         report = build_report(analysis)
-        assert report.sections["settings"] == live.sections["settings"]
-        measured.append(compared_run(str(folder), analysis, report))
+        assert report.summary.settings == live.summary.settings
+        measured.append(compared_run(str(folder), report, analysis.steps))
         kept.append(stored(str(folder), run, report))
     for one, other in zip(measured, kept, strict=True):
         for field in fields(ComparedRun):
@@ -815,11 +815,10 @@ def test_a_run_without_a_clean_step_is_kept_too():
     assert (one.num_clean_steps, one.batch_cost_ns, one.global_batch_size) == (0, None, None)
 
 
-@pytest.mark.parametrize("sections", [{}, {"run": {}, "benchmark": None}, {"run": None, "benchmark": None}])
-def test_a_report_that_is_not_of_a_run(sections):
-    report = Report(title="t", facts=(), tables=(), notes=(), sections=sections)
+def test_a_report_that_is_not_of_a_run():
+    report = Report(title="t", facts=(), tables=(), notes=())
     with pytest.raises(ArchiveError, match="a: expected a run's report"):
-        compared_run_of_report("a", report, steps([MS]))
+        compared_run("a", report, steps([MS]))
 
 
 # The command
@@ -928,9 +927,9 @@ def test_runs_by_folder_and_by_file(saved, tmp_path, capsys):
     before, after = tmp_path / "a" / "modelprof" / "report.json", tmp_path / "b" / "modelprof"
     assert main(["compare", str(before), str(after), "--json", str(target)]) == 0
     assert capsys.readouterr().out == ""
-    document = json.loads(target.read_text())
-    assert document["comparison"]["outcome"] == "same"
-    assert document["runs"]["before"][0]["source"] == str(before)
+    comparison = json.loads(target.read_text())["summary"]["comparison"]
+    assert comparison["outcome"] == "same"
+    assert comparison["runs_before"][0]["source"] == str(before)
 
 
 def test_the_short_form_warns(saved, capsys):
@@ -1022,4 +1021,4 @@ def test_single_runs_of_a_busy_machine_cannot_tell(sides):
         is_single = min(sides) == 1
         assert (result.outcome is Outcome.CANNOT_TELL) == is_single
         assert ("ran on a busy machine" in dict(report.facts).get("Why", "")) == is_single
-        assert report.sections["comparison"]["exit_code"] == (4 if is_single else 0 if before is busy else 3)
+        assert report.summary.comparison.exit_code == (4 if is_single else 0 if before is busy else 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import subprocess
@@ -598,14 +597,12 @@ def test_chart_has_what_was_measured():
     assert memory_curve(analysis_with(MemoryRecord(curve=curve_of([1])))) is None
 
 
-def test_section_is_plain_json():
-    report = build_report(analysis_with(whole_record()))
-    section = json.loads(json.dumps(report.sections["memory"]))
-    assert section["peak_rss_bytes"] == 8
-    assert section["num_points"] == 2
-    assert section["step_memory"]["peaks"][0]["by_category"]["activations"] == 40
-    assert "curve" not in section
-    assert build_report(analysis_with(None)).sections["memory"] is None
+def test_the_summary_has_no_curve():
+    memory = build_report(analysis_with(whole_record())).summary.memory
+    assert (memory.peak_rss_bytes, memory.num_points) == (8, 2)
+    assert memory.step_memory.peaks[0].by_category["activations"] == 40
+    assert not hasattr(memory, "curve")
+    assert build_report(analysis_with(None)).summary.memory is None
 
 
 def test_reading_memory_does_not_start_cuda():
@@ -654,7 +651,7 @@ def test_a_fit_with_profile_memory(tmp_path):
     assert optimizer.by_category["gradients"] == PARAMETERS
     table = next(one for one in callback.report.tables if one.id == "memory_by_phase")
     assert [row[0] for row in table.rows] == ["Start", "Forward", "Backward", "Optimization"]
-    assert callback.report.sections["memory"]["peak_rss_bytes"] > 50 * MIB
+    assert callback.report.summary.memory.peak_rss_bytes > 50 * MIB
     assert load_run(tmp_path / "modelprof").ranks[0].memory == memory_of(callback)
 
 

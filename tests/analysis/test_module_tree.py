@@ -330,7 +330,7 @@ def test_sums_are_those_of_a_brute_force(cost, ignore):
 
 
 def render(*tables):
-    return render_text(Report(title="A model", facts=(), tables=tables, notes=(), sections={}))
+    return render_text(Report(title="A model", facts=(), tables=tables, notes=()))
 
 
 def test_tables_of_the_tree():

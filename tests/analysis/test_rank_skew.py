@@ -35,6 +35,7 @@ from lightning_modelprof.run.records import RankRecord, RankSteps, Run, RunInfo
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 from tests.support import warm
+from tests.support.documents import raw_rows
 from tests.support.facts import why_not
 
 pytestmark = pytest.mark.slow
@@ -551,7 +552,7 @@ def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
     assert tables["rank_phases"].absent_reason is None
     assert "Steps of other ranks are unknown." in tables["rank_phases"].notes
     assert "all_ranks" not in tables
-    assert report.sections["run"]["all_ranks"] is None
+    assert report.summary.run.all_ranks is None
 
 
 def test_files_of_ranks_that_did_not_come_in_time_are_put_beside(tmp_path):
@@ -572,9 +573,9 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
         save_run(replace(run, info=replace(run.info, status="running")), tmp_path / rank_file(rank))
     (tmp_path / rank_file(3)).write_text("{")  # it was killed before its first save
     report = read_report(tmp_path)
-    skew = report.sections["ranks"]
-    assert [pace["rank"] for pace in skew["ranks"]] == [0, 1, 2]
-    assert skew["straggler"]["rank"] == 2
+    skew = report.summary.ranks
+    assert [pace.rank for pace in skew.ranks] == [0, 1, 2]
+    assert skew.straggler.rank == 2
     [finding] = [one for one in report.findings if one.kind == "straggler_rank"]
     assert "Rank 2 (on node2) takes" in finding.summary
     table = next(table for table in report.tables if table.id == "rank_phases")
@@ -587,7 +588,7 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
 
 def test_a_report_of_one_rank_has_no_ranks():
     report = build_report(Facts(run_of(0, steps_of(20, dataloader=1), 1)))
-    assert report.sections["ranks"] is None
+    assert report.summary.ranks is None
     assert not {table.id for table in report.tables} & {"rank_phases", "rank_spread", "all_ranks"}
     assert not {chart.id for chart in report.charts} & {"rank_phases"}
 
@@ -733,7 +734,7 @@ def run_job(folder, strategy, case):
 def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
     """Not who waits for it where Lightning tells the ranks of signals."""
     report = run_job(tmp_path, "ddp_fork", case)
-    late = report["ranks"]["straggler"]
+    late = report["summary"]["ranks"]["straggler"]
     assert (late["rank"], late["phase"]) == (rank, phase)
     found = next(one for one in report["findings"] if one["kind"] == "straggler_rank")
     assert found["status"] == "found"
@@ -743,8 +744,10 @@ def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
 def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(tmp_path):
     report = run_job(tmp_path, "ddp_fork", "breaks")
     (table,) = (one for one in report["tables"].values() if one["title"] == "Ranks")
-    assert [row["rank"] for row in table["rows"]] == ["rank 1: an internal error stopped the profiler there"]
-    assert report["run"]["status"] == "finished"
+    assert [row["rank"] for row in raw_rows(table)] == [
+        "rank 1: an internal error stopped the profiler there"
+    ]
+    assert report["summary"]["run"]["status"] == "finished"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")

@@ -18,6 +18,7 @@ from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.tables.run.all_tables import TABLES, TRACE_TABLES
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.json import render_json
+from tests.support.documents import raw_rows
 from tests.support.fits import Net, Numbers, report_of, run_fit
 from tests.support.traces import real_file
 
@@ -153,7 +154,7 @@ def test_every_table_is_the_same_live_from_the_run_and_from_the_trace(tmp_path, 
 
     assert main(["analyze", str(folder / window.trace_file), "--json", "-"]) == 0
     offline = json.loads(capsys.readouterr().out)
-    assert offline["traces"][0]["steps"] == list(window.recorded_steps)
+    assert offline["summary"]["traces"][0]["steps"] == list(window.recorded_steps)
     assert len(offline["tables"]) == len(TRACE_TABLES)
     found = dict(live["tables"])
     for name in RUN_TABLES:
@@ -179,7 +180,7 @@ def test_step_time_of_a_trace_of_ours_is_complete(tmp_path, capsys):
     (window,) = callback.run.ranks[0].windows
     assert main(["analyze", str(tmp_path / "modelprof" / window.trace_file), "--json", "-"]) == 0
     breakdown = json.loads(capsys.readouterr().out)["tables"]["step_breakdown"]
-    steps = [row for row in breakdown["rows"] if row["name"].startswith("step ")]
+    steps = [row for row in raw_rows(breakdown) if row["name"].startswith("step ")]
     assert [row["name"] for row in steps] == ["step 3", "step 4", "step 5"]
     for row in steps:
         parts = [row[column["key"]] for column in breakdown["columns"][2:]]
@@ -261,7 +262,7 @@ def analyze(capsys, *arguments, code=0):
 
 
 def row_of(table, name):
-    (row,) = (row for row in table["rows"] if row["name"] == name)
+    (row,) = (row for row in raw_rows(table) if row["name"] == name)
     return row
 
 
@@ -280,15 +281,15 @@ def test_two_ranks_of_a_job_are_one_set_of_tables(tmp_path, capsys, alone_ids):
     tables = report["tables"]
     assert list(tables) == alone_ids
     assert not [table["title"] for table in tables.values() if " of trace" in table["title"]]
-    assert [(one["rank"], one["tables_suffix"]) for one in report["traces"]] == [(0, ""), (1, "")]
+    assert [(one["rank"], one["tables_suffix"]) for one in report["summary"]["traces"]] == [(0, ""), (1, "")]
     assert tables["model_summary"]["title"] == "Model Summary (steps 4 to 5)"
     assert row_of(tables["model_summary"], "ProfileStep")["calls"] == 4
     assert row_of(tables["model_summary"], "ProfileStep")["device_total_ns"] == 5 * 3000
     assert row_of(tables["kernels"], "gemm")["calls"] == 5
     assert row_of(tables["operators"], "aten::mm")["calls"] == 5
-    names = [row["name"] for row in tables["step_breakdown"]["rows"]]
+    names = [row["name"] for row in raw_rows(tables["step_breakdown"])]
     assert names == ["Mean", "Share", "rank 0 mean", "rank 1 mean"]
-    devices = [row["name"] for row in tables["device_usage"]["rows"]]
+    devices = [row["name"] for row in raw_rows(tables["device_usage"])]
     assert [name for name in devices if "GPU" in name] == ["rank 0 GPU 0", "rank 1 GPU 0"]
 
 
@@ -312,8 +313,8 @@ def test_traces_that_are_no_job_stay_apart(tmp_path, capsys, alone_ids, ranks):
         )
         title = f"Model Summary (steps {2 * number} to {2 * number + 1}) of trace {number}"
         assert report["tables"]["model_summary" + suffix]["title"] == title
-    assert [one["tables_suffix"] for one in report["traces"]] == suffixes
-    assert [one["source"] for one in report["traces"]] == paths  # in the order of the command line
+    assert [one["tables_suffix"] for one in report["summary"]["traces"]] == suffixes
+    assert [one["source"] for one in report["summary"]["traces"]] == paths  # in the order of the command line
 
 
 @pytest.fixture
@@ -329,14 +330,17 @@ def iterations(tmp_path):
 
 def test_ranks_of_iterations_are_told_apart_by_their_names(iterations, capsys):
     report = analyze(capsys, str(iterations))
-    place = [(Path(one["source"]).parent.name, one["rank"], one["tables_suffix"]) for one in report["traces"]]
+    place = [
+        (Path(one["source"]).parent.name, one["rank"], one["tables_suffix"])
+        for one in report["summary"]["traces"]
+    ]
     assert place == [
         ("iteration_9", 0, ""),
         ("iteration_9", 1, ""),
         ("iteration_10", 0, "_1"),
         ("iteration_10", 1, "_1"),
     ]
-    (other,) = report["others"]
+    (other,) = report["summary"]["others"]
     assert (other["name"], other["ranks"]) == ("iteration_9", [0, 1])
     assert other["verdict"]["kind"] == report["verdict"]["kind"]
 
@@ -344,8 +348,8 @@ def test_ranks_of_iterations_are_told_apart_by_their_names(iterations, capsys):
 def test_an_incomplete_iteration_does_not_borrow_a_rank(iterations, capsys):
     (iterations / "iteration_9" / "rank1_trace.json").unlink()
     report = analyze(capsys, str(iterations))
-    assert [other["ranks"] for other in report["others"]] == [[0]]
-    assert [one["tables_suffix"] for one in report["traces"]] == ["", "_1", "_1"]
+    assert [other["ranks"] for other in report["summary"]["others"]] == [[0]]
+    assert [one["tables_suffix"] for one in report["summary"]["traces"]] == ["", "_1", "_1"]
 
 
 @pytest.mark.parametrize("names", [("rank0", "rank1"), ("host_a_rank_0", "host_b_rank_1")])
@@ -354,8 +358,8 @@ def test_a_rank_may_have_a_folder_of_its_own(tmp_path, capsys, names):
         (tmp_path / name).mkdir()
         write_trace(tmp_path / name / "my.pt.trace.json", 3, 0)
     report = analyze(capsys, str(tmp_path))
-    assert [one["rank"] for one in report["traces"]] == [0, 1]
-    assert {one["tables_suffix"] for one in report["traces"]} == {""}
+    assert [one["rank"] for one in report["summary"]["traces"]] == [0, 1]
+    assert {one["tables_suffix"] for one in report["summary"]["traces"]} == {""}
 
 
 def test_brief_prints_a_line_for_each_iteration_the_newest_first(iterations, capsys):
@@ -401,7 +405,9 @@ def test_two_windows_of_two_ranks_are_grouped_window_by_window(tmp_path, capsys,
     ]
     report = analyze(capsys, *paths)
     assert list(report["tables"]) == [*alone_ids, *(f"{name}_1" for name in alone_ids)]
-    groups = [(Path(one["source"]).stem, one["rank"], one["tables_suffix"]) for one in report["traces"]]
+    groups = [
+        (Path(one["source"]).stem, one["rank"], one["tables_suffix"]) for one in report["summary"]["traces"]
+    ]
     assert groups == [("a0", 0, ""), ("a1", 1, ""), ("b0", 0, "_1"), ("b1", 1, "_1")]
     for suffix, steps, number in (("", "2 to 3", 0), ("_1", "6 to 7", 1)):
         table = report["tables"]["model_summary" + suffix]
@@ -423,7 +429,7 @@ def test_two_windows_of_two_ranks_are_grouped_window_by_window(tmp_path, capsys,
 )
 def test_the_rank_is_what_the_callback_noted_or_torch(tmp_path, capsys, metadata):
     report = analyze(capsys, write_trace(tmp_path / "trace.json", 0, 0, **metadata))
-    assert report["traces"][0]["rank"] == 1
+    assert report["summary"]["traces"][0]["rank"] == 1
 
 
 def test_a_folder_with_the_ranks_of_a_job(tmp_path, capsys):
@@ -432,16 +438,16 @@ def test_a_folder_with_the_ranks_of_a_job(tmp_path, capsys):
     write_trace(tmp_path / "a.pt.trace.json", 0, 0, **of_rank(0))
     write_trace(tmp_path / "report.json", 0, 0)
     report = analyze(capsys, str(tmp_path))
-    assert [one["rank"] for one in report["traces"]] == [0, 1]
+    assert [one["rank"] for one in report["summary"]["traces"]] == [0, 1]
 
 
 def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
     good, bad = write_trace(tmp_path / "good.json", 0, 0), tmp_path / "bad.json"
     bad.write_bytes(Path(good).read_bytes()[:-40])  # the last event is cut off
-    assert analyze(capsys, good)["traces"][0]["checks"] == []
-    (alone,) = analyze(capsys, str(bad), code=1)["traces"]
+    assert analyze(capsys, good)["summary"]["traces"][0]["checks"] == []
+    (alone,) = analyze(capsys, str(bad), code=1)["summary"]["traces"]
     assert alone["checks"][0].startswith("The file is cut off")
-    assert [one["checks"] for one in analyze(capsys, good, str(bad), code=1)["traces"]] == [
+    assert [one["checks"] for one in analyze(capsys, good, str(bad), code=1)["summary"]["traces"]] == [
         [],
         alone["checks"],
     ]
@@ -457,7 +463,7 @@ def test_ranks_that_share_no_step_or_are_of_other_jobs_stay_apart(tmp_path, caps
     larger = write_trace(tmp_path / "larger.json", 0, 0, distributedInfo={"rank": 1, "world_size": 64})
     for other in (later, larger):
         report = analyze(capsys, first, other)
-        assert [one["tables_suffix"] for one in report["traces"]] == ["", "_1"]
+        assert [one["tables_suffix"] for one in report["summary"]["traces"]] == ["", "_1"]
         assert "shown separately" in report["notes"][0]
 
 
@@ -465,7 +471,7 @@ def test_ranks_that_share_some_steps_say_which(tmp_path, capsys):
     first = write_trace(tmp_path / "first.json", 4, 0, **of_rank(0))
     second = write_trace(tmp_path / "second.json", 5, 0, **of_rank(1))
     report = analyze(capsys, first, second)
-    assert [one["tables_suffix"] for one in report["traces"]] == ["", ""]
+    assert [one["tables_suffix"] for one in report["summary"]["traces"]] == ["", ""]
     assert report["notes"] == ["The ranks have different steps: rank 0 steps 4 to 5; rank 1 steps 5 to 6."]
 
 
@@ -474,7 +480,7 @@ def test_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "good_trace.json.gz").write_bytes(gzip.compress(Path(good).read_bytes()))
     (tmp_path / "trace_meta.json").write_text('{"a": 1}')
     report = analyze(capsys, str(tmp_path), good)
-    assert [Path(one["source"]).name for one in report["traces"]] == ["good_trace.json"]
+    assert [Path(one["source"]).name for one in report["summary"]["traces"]] == ["good_trace.json"]
     (note,) = report["notes"]
     assert note.startswith("Skipped")
     assert "trace_meta.json" in note
@@ -524,7 +530,7 @@ def test_views_choose_the_tables(two_kernels, capsys):
 
 def test_the_order_of_the_rows_is_as_asked_for(two_kernels, capsys):
     def names(*options):
-        return [row["name"] for row in analyze(capsys, two_kernels, *options)["tables"]["kernels"]["rows"]]
+        return [row["name"] for row in raw_rows(analyze(capsys, two_kernels, *options)["tables"]["kernels"])]
 
     assert names() == ["long", "often"]
     assert names("--sorted-by", "calls") == ["often", "long"]
@@ -545,9 +551,10 @@ def test_the_time_unit_and_the_number_of_rows_are_as_asked_for(two_kernels, caps
 def test_operators_in_detail(two_kernels, capsys):
     plain = analyze(capsys, two_kernels)["tables"]["operators"]
     detailed = analyze(capsys, two_kernels, "--op-detail")["tables"]["operators"]
-    assert set(plain.get("depths", [0])) == {0}
-    at = [row["name"] for row in detailed["rows"]].index("aten::mm")
-    assert (detailed["rows"][at + 1]["name"].strip(), detailed["depths"][at + 1]) == ("aten::bmm", 1)
+    assert {row.get("depth", 0) for row in plain["rows"]} == {0}
+    at = [row["name"] for row in raw_rows(detailed)].index("aten::mm")
+    below = detailed["rows"][at + 1]
+    assert (below["cells"]["name"]["text"], below["depth"]) == ("aten::bmm", 1)
 
 
 def test_operators_of_each_thread(two_kernels, capsys):

@@ -24,6 +24,7 @@ from lightning_modelprof.cli import run as run_command
 from lightning_modelprof.cli.main import main, make_parser
 from lightning_modelprof.cli.option_help import option_help
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
+from tests.support.documents import raw_rows
 from tests.support.fits import ROOT, run_fit
 
 pytestmark = pytest.mark.slow
@@ -280,7 +281,7 @@ def test_report_and_compare_take_the_newest_fit_at_or_below(folds, runs, capsys)
     newest = folds / "prof" / "fit_3"
     for folder in (folds, folds / "prof", newest):
         assert main(["report", str(folder), "--json", "-"]) == 0
-        assert json.loads(capsys.readouterr().out)["run"]["created"].startswith("2026-03-03")
+        assert json.loads(capsys.readouterr().out)["summary"]["run"]["created"].startswith("2026-03-03")
     first = str(folds / "prof" / "run.json")
     for folder in (folds, folds / "prof"):
         assert main(["compare", first, str(folder)]) in (0, 3, 4)
@@ -432,7 +433,7 @@ def test_a_trace_by_the_standard_input(tmp_path, packed):
         capture_output=True,
         check=True,
     )
-    assert json.loads(result.stdout)["tables"]["operators"]["rows"][0]["name"] == "aten::mm"
+    assert raw_rows(json.loads(result.stdout)["tables"]["operators"])[0]["name"] == "aten::mm"
 
 
 # compare
@@ -441,7 +442,7 @@ def test_a_trace_by_the_standard_input(tmp_path, packed):
 def test_stages_are_each_against_the_first(runs, capsys):
     paths = [str(runs / name) for name in "abc"]
     assert main(["compare", *paths, "--json", "-"]) == 0
-    stages = json.loads(capsys.readouterr().out)["stages"]
+    stages = raw_rows(json.loads(capsys.readouterr().out)["tables"]["stages"])
     assert [row["run"] for row in stages] == paths
     assert stages[0]["times_as_fast"] is None
     for row in stages[1:]:

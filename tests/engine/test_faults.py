@@ -28,6 +28,7 @@ from lightning_modelprof.measure.steps.actions import Action
 from lightning_modelprof.measure.window.capture import Capture
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import WindowStatus
+from tests.support.documents import raw_rows
 from tests.support.fits import (
     Net,
     fit_quietly,
@@ -201,7 +202,7 @@ def test_a_logger_that_fails(tmp_path, harmless):
     assert "couldn't write to Failing: Fault: broken by a test" in messages[0]
     assert "modelprof/ips" in listening.seen
     assert callback.report is not None
-    assert report_of(tmp_path)["run"]["status"] == "finished"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
 FILES = {"run.json", "report.json", "report.txt", "report.html", "traces/rank0_steps_3-5.pt.trace.json.gz"}
@@ -280,7 +281,7 @@ def test_the_folder_of_traces_cannot_be_made(tmp_path, harmless):
     callback, messages = harmless()
     assert len(messages) == 1, messages
     assert "couldn't write" in messages[0]
-    assert report_of(tmp_path)["run"]["status"] == "finished"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
     (table,) = (table for table in callback.report.tables if table.id == "model_summary")
     assert table.rows
 
@@ -290,7 +291,7 @@ def test_the_terminal(tmp_path, monkeypatch, harmless):
     _, messages = harmless(terminal=True)
     assert len(messages) == 1, messages
     assert "couldn't write to terminal: BrokenPipeError" in messages[0]
-    assert report_of(tmp_path)["run"]["status"] == "finished"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
 def test_a_page_that_is_not_there_is_not_named(capsys, monkeypatch, harmless):
@@ -309,7 +310,7 @@ def test_tensorboard(tmp_path, capsys, monkeypatch, harmless, name):
     assert len(messages) == 1, messages
     assert "couldn't write to TensorBoard: Fault" in messages[0]
     assert " training steps (" in capsys.readouterr().out
-    assert report_of(tmp_path)["run"]["status"] == "finished"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
 def test_a_summary_writer_that_cannot_be_made(tmp_path, capsys, monkeypatch, harmless):
@@ -352,8 +353,8 @@ def test_samples_fn(tmp_path, harmless, samples_fn, problem):
     assert problem in messages[0]
     assert "The report won't have tokens/s" in messages[0]
     assert (steps_of(callback).samples == -1).all()
-    assert report_of(tmp_path)["benchmark"]["samples_per_s"] is None
-    assert report_of(tmp_path)["benchmark"]["ips"]["avg"] > 0
+    assert report_of(tmp_path)["summary"]["benchmark"]["samples_per_s"] is None
+    assert report_of(tmp_path)["summary"]["benchmark"]["steps_per_s"]["avg"] > 0
     assert windows_of(callback)[0].status is WindowStatus.COMPLETE
 
 
@@ -453,7 +454,7 @@ def test_all_ranks_table(ddp):
     report = json.loads((folder / "whole" / "modelprof" / "report.json").read_text())
     table = report["tables"]["all_ranks"]
     assert table["title"] == "All 2 ranks"
-    rows = {row["figure"]: row["value"] for row in table["rows"]}
+    rows = {row["figure"]: row["value"] for row in raw_rows(table)}
     assert rows["batch_cost avg"] == figures.batch_total_ns / figures.num_steps
     assert rows["samples/s of all ranks"] == pytest.approx(2e9 * figures.samples / figures.batch_total_ns)
     assert "All 2 ranks" in (folder / "whole" / "modelprof" / "report.txt").read_text()

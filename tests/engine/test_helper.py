@@ -139,7 +139,7 @@ def test_it_does_what_is_done_without_it(tmp_path, temporary):
     assert table_of(callback.report, "model_summary").rows
     used_ns = callback.run.ranks[0].helper_cpu_ns
     assert used_ns > 0
-    assert report_of(tmp_path)["own_cost"]["helper_cpu_ns"] == used_ns
+    assert report_of(tmp_path)["summary"]["own_cost"]["helper_cpu_ns"] == used_ns
     notes = table_of(callback.report, "perf_summary").notes
     assert any(note.startswith("Traces were analyzed in a background process") for note in notes)
     assert read_report(tmp_path / "modelprof").tables == callback.report.tables
@@ -192,7 +192,7 @@ def test_no_process_is_started_for_a_report_alone(tmp_path, temporary, monkeypat
     callback = run_fit(tmp_path, active=0)
     assert started == []
     assert callback.report is not None
-    assert report_of(tmp_path)["run"]["status"] == "finished"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
 @pytest.mark.parametrize("files", [True, False])
@@ -216,7 +216,7 @@ def test_it_dies(tmp_path, temporary, monkeypatch, files):
         assert window.trace_file == "traces/rank0_steps_3-5.pt.trace.json"
         assert traces_in(tmp_path) == ["rank0_steps_3-5.pt.trace.json"]
         assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
-        assert report_of(tmp_path)["run"]["status"] == "finished"
+        assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
 def sleeping_python(folder):

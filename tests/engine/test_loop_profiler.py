@@ -159,7 +159,7 @@ def test_a_plain_loop_has_windows_counts_lines_and_files(tmp_path):
     assert times["2"].backward_ns > 0
     assert record.setup.loaders[0].batch_size == 8
     assert record.setup.optimizers[0].kind == "SGD"
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["schema_version"] == 1
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["schema_version"] == 2
     assert record.steps.samples.tolist() == [8] * 40
 
 

@@ -26,6 +26,7 @@ from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.loops import LOOPS, MAX_KEPT
 from tests.support.bench import make_trainer
+from tests.support.documents import raw_rows
 from tests.support.fits import grouped, run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.short]
@@ -134,7 +135,7 @@ def test_short_loops_after_a_fit_are_in_its_archive_and_report(tmp_path, capsys)
     [short] = run.short_loops
     assert (short.calls, short.batches) == (3, 6)
     tables = json.loads((tmp_path / "run" / "report.json").read_text())["tables"]
-    [cells] = tables["short_loops"]["rows"]
+    [cells] = raw_rows(tables["short_loops"])
     assert (cells["calls"], cells["batches"], cells["total_ns"]) == (3, 6, short.total_ns)
     assert cells["mean_ns"] == pytest.approx(short.total_ns / 3)
     assert cells["p99_ns"] == pytest.approx(np.percentile(short.durations_ns, 99))

@@ -50,7 +50,7 @@ def succeed(script: str, *arguments: object, cwd: Path) -> str:
 def check_files(folder: Path, *, profiled: bool) -> None:
     """The files of one run are there, and can be read."""
     report = json.loads((folder / "report.json").read_text())
-    assert report["schema_version"] == 1
+    assert report["schema_version"] == 2
     json.loads((folder / "run.json").read_text())
     assert (folder / "report.txt").read_text().strip()
     assert bool(list(folder.glob("traces/*.pt.trace.json.gz"))) == profiled

@@ -37,6 +37,7 @@ LAWS = {
         "threads",
         "upgrade",
         "report.model",
+        "report.summary",
         "report.dashboard_entry",
         "report.definitions",
         "units",

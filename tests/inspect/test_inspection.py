@@ -37,9 +37,9 @@ PARAMETERS = 8 * 16 + 16 + 16 + 1
 
 
 def flops_of(callback):
-    """The section of report.json, as MACs by phase."""
-    section = callback.report.sections["flops"]
-    return {phase: section[phase]["macs"] for phase in ("forward", "backward") if phase in section}
+    """MACs by phase."""
+    section = callback.report.summary.flops
+    return {phase: section.phases[phase] // 2 for phase in ("forward", "backward") if phase in section.phases}
 
 
 def cost_of(callback):
@@ -64,11 +64,11 @@ class Watch(Callback):
 def test_the_count_is_the_derived_one(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10)
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
-    section = callback.report.sections["flops"]
-    assert (section["step"], section["samples"], section["on_fake_tensors"]) == (6, 2, False)
-    assert (section["params"], section["uncounted"], section["mfu"]) == (PARAMETERS, [], None)
-    step_s = callback.report.sections["benchmark"]["batch_cost_ns"]["avg"] / 1e9
-    assert section["flops_per_s"] == pytest.approx(2 * (FORWARD + BACKWARD) / step_s)
+    section = callback.report.summary.flops
+    assert (section.step, section.samples, section.on_fake_tensors) == (6, 2, False)
+    assert (section.params, section.uncounted, section.mfu) == (PARAMETERS, (), None)
+    step_s = callback.report.summary.benchmark.batch_cost_ns.avg / 1e9
+    assert section.flops_per_s == pytest.approx(2 * (FORWARD + BACKWARD) / step_s)
 
 
 def test_nothing_is_installed_on_other_steps(tmp_path):
@@ -86,7 +86,7 @@ def test_switched_off(tmp_path):
     watch = Watch()
     callback = run_fit(tmp_path, active=0, flops=False, others=[watch])
     assert cost_of(callback) is None
-    assert callback.report.sections["flops"] is None
+    assert callback.report.summary.flops is None
     assert not any(hooks or mode for hooks, mode in watch.steps)
     assert not {"flops", "model_size", "module_tree"} & {table.id for table in callback.report.tables}
 
@@ -191,7 +191,7 @@ def test_work_without_gradients_in_training_step_is_forward(tmp_path):
     """Lightning runs training_step inside of the optimizer's step, which runs without gradients too."""
     callback = run_fit(tmp_path, module=Targets(), active=0, skip_first=10)
     assert flops_of(callback) == {"forward": FORWARD + 2 * 8 * 3, "backward": BACKWARD}
-    assert "optimizer" not in callback.report.sections["flops"]
+    assert "optimizer" not in callback.report.summary.flops.phases
 
 
 class Multiplying(torch.optim.SGD):
@@ -221,15 +221,15 @@ def test_with_accumulation_the_mean_step_has_a_part_of_the_optimizers_flops(tmp_
         skip_first=10,
         peak_flops_per_s=1e12,
     )
-    section, clean = callback.report.sections["flops"], steps_of(callback).clean()
+    section, clean = callback.report.summary.flops, steps_of(callback).clean()
     share = float(((clean.tags & int(StepTag.NO_OPTIMIZER_STEP)) == 0).mean())
     assert 0.2 < share < 0.3
-    assert section["optimizer_share"] == pytest.approx(share)
-    assert section["optimizer"]["macs"] == 16 * 8 * 16
-    step_s = callback.report.sections["benchmark"]["batch_cost_ns"]["avg"] / 1e9
+    assert section.optimizer_share == pytest.approx(share)
+    assert section.phases["optimizer"] == 2 * 16 * 8 * 16
+    step_s = callback.report.summary.benchmark.batch_cost_ns.avg / 1e9
     mean_flops = 2 * (FORWARD + BACKWARD + share * 16 * 8 * 16)
-    assert section["hfu"] == pytest.approx(mean_flops / 1e12 / step_s)
-    assert section["hardware_flops"] == 2 * (FORWARD + BACKWARD + 16 * 8 * 16)
+    assert section.hfu == pytest.approx(mean_flops / 1e12 / step_s)
+    assert section.hardware_flops == 2 * (FORWARD + BACKWARD + 16 * 8 * 16)
 
 
 class Layers(nn.Sequential):
@@ -291,7 +291,7 @@ def test_a_compiled_model_stays_compiled(tmp_path, how):
     assert seen[True][1] >= 32
     assert all(torch.equal(a, b) for a, b in zip(seen[True][2], seen[False][2], strict=True))
     assert torch.equal(seen[True][3], seen[False][3])
-    assert callback.report.sections["flops"]["on_fake_tensors"]
+    assert callback.report.summary.flops.on_fake_tensors
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
     note = table(callback, "flops").notes[0]
     assert (
@@ -323,7 +323,7 @@ def test_a_compiled_model_that_needs_values_says_so(tmp_path):
     module = DataDependent()
     module.layers.compile(backend="eager")
     callback = run_fit(tmp_path, module=module, active=0, skip_first=10)
-    assert callback.report.sections["flops"] is None
+    assert callback.report.summary.flops is None
     assert "needs their values" in table(callback, "flops").absent_reason
     assert table(callback, "model_size").rows  # the rest is there
 
@@ -342,8 +342,8 @@ class WithOwnOperator(Net):
 def test_unknown_operators_are_listed_and_formulas_count_them(tmp_path):
     callback = run_fit(tmp_path / "a", module=WithOwnOperator(), active=0)
     assert cost_of(callback).count_note == ""
-    (entry,) = callback.report.sections["flops"]["uncounted"]
-    assert (entry["operator"], entry["calls"]) == ("modelprof_inspection::product", 1)
+    (entry,) = callback.report.summary.flops.uncounted
+    assert (entry.operator, entry.calls) == ("modelprof_inspection::product", 1)
     assert "make these figures too low" in " ".join(table(callback, "flops").notes)
     formulas = {"modelprof_inspection::product": lambda a, b, *, out_val: 2 * a.numel() * b.shape[-1]}
     callback = run_fit(tmp_path / "b", module=WithOwnOperator(), active=0, flop_formulas=formulas)
@@ -366,9 +366,9 @@ def test_a_formula_for_no_operator_is_refused_before_training(tmp_path):
 
 def test_peaks_of_the_user_make_it_mfu(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10, peak_flops_per_s={"float32": 1e9})
-    section = callback.report.sections["flops"]
-    assert section["mfu"] == pytest.approx(section["flops_per_s"] / 1e9)
-    assert section["peaks"][0]["flops_per_s"] == 1e9
+    section = callback.report.summary.flops
+    assert section.mfu == pytest.approx(section.flops_per_s / 1e9)
+    assert section.peaks[0].flops_per_s == 1e9
 
 
 def test_scalars(tmp_path):
@@ -397,7 +397,7 @@ def test_saved_and_shown_again(tmp_path):
     assert load_run(tmp_path / "modelprof").ranks[0].model_cost == cost_of(callback)
     again = read_report(tmp_path / "modelprof")
     assert {t.id: t for t in again.tables} == {t.id: t for t in callback.report.tables}
-    assert again.sections["flops"] == callback.report.sections["flops"]
+    assert again.summary.flops == callback.report.summary.flops
 
 
 def test_ignored_modules_are_in_no_figure(tmp_path):
@@ -425,7 +425,7 @@ def test_an_exception_in_an_inspected_step_leaves_nothing(tmp_path, at):
         fit_quietly(make_trainer(tmp_path, callback), module, loader())
     assert _get_current_dispatch_mode() is None
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-    assert (callback.report.sections["flops"] is None) == (at == 6)
+    assert (callback.report.summary.flops is None) == (at == 6)
     assert cost_of(callback).times is None or not cost_of(callback).times.times
 
 
@@ -444,7 +444,7 @@ def test_a_step_without_a_loss_is_counted_for_what_it_is(tmp_path):
 def test_short_fits(tmp_path, batches):
     callback = run_fit(tmp_path, data=loader(2 * batches), active=0, skip_first=10)
     assert flops_of(callback)["forward"] == FORWARD
-    assert callback.report.sections["flops"]["flops_per_s"] is None  # no clean step
+    assert callback.report.summary.flops.flops_per_s is None  # no clean step
 
 
 def test_no_free_step(tmp_path):
@@ -474,10 +474,9 @@ def test_evaluation_loops_count_the_forward(tmp_path, loop):
 
 def test_on_a_cpu_there_are_flops_per_second_and_no_share(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10)
-    section = callback.report.sections["flops"]
-    assert math.isfinite(section["flops_per_s"])
-    assert (section["mfu"], section["hfu"], section["peaks"]) == (None, None, [])
-    assert not any("matmul" in key for key in section)
+    section = callback.report.summary.flops
+    assert math.isfinite(section.flops_per_s)
+    assert (section.mfu, section.hfu, section.peaks) == (None, None, ())
     assert "No peak is known for 'cpu'; set inspect={\"peak_flops_per_s\"" in " ".join(
         table(callback, "flops").notes
     )

@@ -73,8 +73,8 @@ def cost_of(callback):
 
 
 def macs(callback):
-    section = callback.report.sections["flops"]
-    return {phase: section[phase]["macs"] for phase in ("forward", "backward") if phase in section}
+    section = callback.report.summary.flops
+    return {phase: section.phases[phase] // 2 for phase in ("forward", "backward") if phase in section.phases}
 
 
 def hooks_on(module):

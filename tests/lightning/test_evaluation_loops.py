@@ -55,6 +55,7 @@ from tests.support.bench import (
     named_phases,
     remains,
 )
+from tests.support.documents import raw_rows
 from tests.support.fits import (
     Net,
     fit_quietly,
@@ -584,17 +585,17 @@ def test_clean_batches(bench):
         in text
     )
     assert "gradient accumulation" not in text
-    figures = report.sections["benchmark"]
-    assert figures["steps"] == 9
+    figures = report.summary.benchmark
+    assert figures.num_steps == 9
     clean = [step for number, step in enumerate(bench.truth.steps) if number not in {0, 1, 3}]
     total_ns = sum(sum(step.values()) for step in clean)
     reader_ns = sum(step["dataloader"] for step in clean)
-    assert figures["batch_cost_ns"]["avg"] == total_ns / 9
-    assert figures["reader_cost_ns"]["avg"] == reader_ns / 9
-    assert figures["reader_ratio"] == reader_ns / total_ns
-    assert figures["ips"]["unit"] == "batches/s"
-    assert figures["ips"]["avg"] == pytest.approx(9e9 / total_ns)
-    assert figures["samples_per_s"]["avg"] == pytest.approx((1 * 2 + 8 * 1) * 1e9 / total_ns)
+    assert figures.batch_cost_ns.avg == total_ns / 9
+    assert figures.reader_cost_ns.avg == reader_ns / 9
+    assert figures.reader_ratio.avg == reader_ns / total_ns
+    assert report.summary.run.steps_unit == "batches/s"
+    assert figures.steps_per_s.avg == pytest.approx(9e9 / total_ns)
+    assert figures.samples_per_s.avg == pytest.approx((1 * 2 + 8 * 1) * 1e9 / total_ns)
 
 
 @pytest.mark.parametrize(
@@ -658,11 +659,11 @@ def test_files_and_report_under_the_real_clock(tmp_path, key, num_workers):
         "run.json",
     }
     assert f"Real, 40 {WORDS[key]} batches (finished)" in (folder / "report.txt").read_text()
-    report = report_of(tmp_path)
-    assert report["run"]["loop"] == key
-    assert report["run"]["num_steps"] == 40
-    assert report["benchmark"]["steps"] == 39
-    assert sum(phase["total_ns"] for phase in report["phases"]) == report["run"]["wall_ns"]
+    summary = report_of(tmp_path)["summary"]
+    assert summary["run"]["loop"] == key
+    assert summary["run"]["num_steps"] == 40
+    assert summary["benchmark"]["num_steps"] == 39
+    assert sum(phase["total_ns"] for phase in summary["phases"]) == summary["run"]["wall_ns"]
     run = load_run(tmp_path)
     assert run.info == callback.run.info
     assert run.info.loop == key
@@ -768,8 +769,8 @@ def test_windows(tmp_path, key):
     names = [name for name, _, _ in phase_ranges(trace)]
     for phase in ("dataloader", "transfer", "forward", "predictions" if key == "predict" else "logging"):
         assert names.count(phase) == 3, phase
-    summary = report_of(tmp_path)["tables"]["model_summary"]["rows"]
-    calls = {row["name"]: row["calls"] for row in summary}
+    rows = raw_rows(report_of(tmp_path)["tables"]["model_summary"])
+    calls = {row["name"]: row["calls"] for row in rows}
     assert {name: calls[name] for name in ("ProfileStep", "Dataloader", "Forward", "Backward")} == {
         "ProfileStep": 3,
         "Dataloader": 3,

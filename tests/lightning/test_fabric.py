@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_modelprof import EventTimer, analyze, count_flops
 from lightning_modelprof.cli.main import main
+from tests.support.documents import raw_rows
 from tests.support.fits import ROOT, run_script
 
 RUN = """
@@ -47,8 +48,8 @@ def test_the_trace_of_the_example_is_analysed(example, capsys):
     _, trace = example
     assert main(["analyze", str(trace), "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["traces"][0]["steps"] == [7, 8, 9, 10, 11]
-    rows = report["tables"]["operators"]["rows"]
+    assert report["summary"]["traces"][0]["steps"] == [7, 8, 9, 10, 11]
+    rows = raw_rows(report["tables"]["operators"])
     names = {value for row in rows for value in row.values() if isinstance(value, str)}
     assert {"aten::convolution", "aten::convolution_backward"} <= names
 

@@ -15,6 +15,7 @@ import torch
 from lightning_modelprof.lightning import rank_store as module
 from lightning_modelprof.lightning.rank_store import TOO_SHORT, RankStore
 from lightning_modelprof.run.archive import load_run
+from tests.support.documents import raw_rows
 from tests.support.fits import run_script
 
 pytestmark = pytest.mark.slow
@@ -423,7 +424,7 @@ def outcome(jobs, *case):
 def rows_of(folder):
     """Names and reasons of the ranks in the report's table."""
     report = json.loads((folder / "modelprof" / "report.json").read_text())
-    return [row["rank"] for row in report["tables"]["rank_phases"]["rows"]]
+    return [row["rank"] for row in raw_rows(report["tables"]["rank_phases"])]
 
 
 on_linux = pytest.mark.skipif(

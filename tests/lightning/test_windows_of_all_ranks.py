@@ -100,7 +100,7 @@ def test_the_command_brings_the_windows_of_all_ranks(tmp_path, monkeypatch, caps
     stored = Stored("my logs")
     (added,) = set(stored.runs()) - {"net/version_0"}
     both = stored.window(added)
-    assert {one["rank"] for one in both.report.sections["traces"]} == {0, 1}
+    assert {one.rank for one in both.report.summary.traces} == {0, 1}
     assert command_in(distributed(both)) is None
 
 

@@ -311,7 +311,7 @@ def test_the_report_is_there_before_the_exception_leaves(tmp_path, where):
     report = report_of(tmp_path)
     finding = finding_in(report)
     assert finding["status"] == "found"
-    event = report["memory"]["out_of_memory"]
+    event = report["summary"]["memory"]["out_of_memory"]
     assert (event["step"], event["phase"], event["device"]) == (3, where, "cpu")
     assert event["requested_bytes"] == 2.5 * GIB
     assert event["by_category"]["parameters"] == 4 * 161
@@ -336,7 +336,7 @@ def test_a_tensor_that_is_really_too_large(tmp_path):
     _, raised = fail_in(tmp_path, Greedy())
     assert isinstance(raised, RuntimeError)
     report = report_of(tmp_path)
-    event = report["memory"]["out_of_memory"]
+    event = report["summary"]["memory"]["out_of_memory"]
     assert (event["step"], event["phase"], event["requested_bytes"]) == (2, "forward", 4 * 2**50)
     lines = Path(__file__).read_text().split("\n")
     assert (event["file"], lines[event["line"] - 1].strip()) == (__file__, "torch.empty(2**50)")
@@ -397,8 +397,8 @@ def test_if_ours_fails_the_users_exception_leaves_all_the_same(tmp_path, monkeyp
     _, raised = fail_in(tmp_path, Failing(error))
     assert raised is error
     report = report_of(tmp_path)
-    assert report["memory"]["out_of_memory"] is None
-    assert any("ZeroDivisionError: ours" in note for note in report["memory"]["notes"])
+    assert report["summary"]["memory"]["out_of_memory"] is None
+    assert any("ZeroDivisionError: ours" in note for note in report["summary"]["memory"]["notes"])
 
 
 def test_nothing_is_allocated_on_the_device_to_look():

@@ -54,8 +54,8 @@ def test_the_users_profiler_is_not_ours(tmp_path):
     fit_quietly(make_trainer(tmp_path, ours, profiler=Slow()), Net(), loader(240))
     phases = {row[0]: row for row in table_of(ours.report, "phases").rows}
     assert phases["Your profiler"][2] >= 120 * 2 * MS
-    cost = ours.report.sections["own_cost"]
-    assert cost["work_ns"] < cost["loop_ns"] - phases["Your profiler"][2]
+    cost = ours.report.summary.own_cost
+    assert cost.work_ns < cost.loop_ns - phases["Your profiler"][2]
 
 
 def test_a_window_and_an_inspection():
@@ -95,16 +95,16 @@ def test_a_window_costs_more_than_no_window(tmp_path):
     def share(**arguments):
         callback = make_callback(tmp_path / str(len(arguments)), **arguments)
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(100))
-        section = callback.report.sections["own_cost"]
+        section = callback.report.summary.own_cost
         notes = next(table for table in callback.report.tables if table.id == "perf_summary").notes
         assert any("Profiler overhead" in note for note in notes)
-        assert 0 < section["share"] < 1
-        assert section["loop_ns"] >= callback.report.sections["run"]["wall_ns"]
+        assert 0 < section.share < 1
+        assert section.loop_ns >= callback.report.summary.run.wall_ns
         return section
 
     without, with_window = share(active=0), share(active=5, wait=0, repeat=1)
-    assert with_window["work_ns"] > without["work_ns"]
-    window = with_window["work_ns"] - without["work_ns"]
+    assert with_window.work_ns > without.work_ns
+    window = with_window.work_ns - without.work_ns
     assert window > 10 * MS, "closing a window takes some tens of milliseconds"
 
 
@@ -113,14 +113,14 @@ def test_the_wait_for_the_report_is_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(Traces, "wait", lambda self: time.sleep(0.3))
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader(100))
-    cost, wait_ns = callback.report.sections["own_cost"], callback.run.ranks[0].report_wait_ns
-    assert cost["report_wait_ns"] == wait_ns >= 300 * MS
-    known_ns = cost["work_ns"] + cost["recorded_ns"] + cost["inspected_ns"] + wait_ns
-    assert cost["share"] == pytest.approx(known_ns / (cost["loop_ns"] + wait_ns))
-    assert cost["loop_ns"] < callback.report.sections["run"]["wall_ns"] + 300 * MS
+    cost, wait_ns = callback.report.summary.own_cost, callback.run.ranks[0].report_wait_ns
+    assert cost.report_wait_ns == wait_ns >= 300 * MS
+    known_ns = cost.work_ns + cost.recorded_ns + cost.inspected_ns + wait_ns
+    assert cost.share == pytest.approx(known_ns / (cost.loop_ns + wait_ns))
+    assert cost.loop_ns < callback.report.summary.run.wall_ns + 300 * MS
     (note,) = (one for one in table_of(callback.report, "perf_summary").notes if "Profiler overhead" in one)
     assert "was spent waiting for the report after the loop" in note
-    assert read_report(tmp_path / "modelprof").sections["own_cost"] == cost
+    assert read_report(tmp_path / "modelprof").summary.own_cost == cost
 
 
 def test_a_wait_that_is_not_known_is_not_told():

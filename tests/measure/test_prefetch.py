@@ -140,8 +140,8 @@ def test_a_window_leaves_out_as_many_steps_as_batches_are_prefetched(tmp_path):
     assert steps.step[(steps.tags & StepTag.PROFILER_STOP) != 0].tolist() == [5]
     assert draining(steps) == [6, 7, 8, 9]
     report = report_of(tmp_path)
-    assert {"reason": REASON, "num_steps": 4} in report["run"]["excluded_steps"]
-    assert report["benchmark"]["steps"] == 3  # 1, 10 and 11; 2 is warm-up
+    assert {"reason": REASON, "num_steps": 4} in report["summary"]["run"]["excluded_steps"]
+    assert report["summary"]["benchmark"]["num_steps"] == 3  # 1, 10 and 11; 2 is warm-up
 
 
 def test_of_several_loaders_the_largest_counts(tmp_path):
@@ -156,7 +156,7 @@ def test_of_several_loaders_the_largest_counts(tmp_path):
 def test_without_workers_no_step_is_left_out(tmp_path):
     callback = run_fit(tmp_path, data=loader(24), steps=(3, 5))
     assert draining(steps_of(callback)) == []
-    assert REASON not in str(report_of(tmp_path)["run"]["excluded_steps"])
+    assert REASON not in str(report_of(tmp_path)["summary"]["run"]["excluded_steps"])
 
 
 @pytest.mark.parametrize(

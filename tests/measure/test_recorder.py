@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -225,19 +225,19 @@ def test_a_report_of_a_long_run_has_the_figures_of_all_its_steps(tmp_path):
     thin = load_run(tmp_path / "run.json")
     assert thin.ranks[0].num_steps == 20_000
     reports = [build_report(Facts(run)) for run in (whole, thin)]
-    sections = [report.sections for report in reports]
+    whole, kept = (report.summary for report in reports)
     for key in ("num_steps", "wall_ns", "excluded_steps", "num_steps_without_optimizer_step"):
-        assert sections[0]["run"][key] == sections[1]["run"][key], key
-    assert sections[0]["phases"] == sections[1]["phases"]
-    benchmarks = [section["benchmark"] for section in sections]
-    assert benchmarks[0]["steps"] == benchmarks[1]["steps"] == 19_600
+        assert getattr(whole.run, key) == getattr(kept.run, key), key
+    assert whole.phases == kept.phases
+    benchmarks = [asdict(summary.benchmark) for summary in (whole, kept)]
+    assert benchmarks[0]["num_steps"] == benchmarks[1]["num_steps"] == 19_600
     for cost in ("batch_cost_ns", "reader_cost_ns"):
         for figure in ("avg", "max", "min"):
             assert benchmarks[0][cost][figure] == benchmarks[1][cost][figure]
         for figure in ("p50", "p90", "p99"):
             assert benchmarks[1][cost][figure] == pytest.approx(benchmarks[0][cost][figure], rel=0.01)
         assert benchmarks[1][cost]["standard_error"] > 0
-    for rate in ("ips", "reader_ratio_per_step", "samples_per_s"):
+    for rate in ("steps_per_s", "reader_ratio", "samples_per_s"):
         assert benchmarks[0][rate]["avg"] == benchmarks[1][rate]["avg"]
     assert reports[0].notes == ()
     assert "of 20,000 steps were saved, evenly spaced" in reports[1].notes[0]

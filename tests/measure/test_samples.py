@@ -282,7 +282,7 @@ def test_the_reason_stands_where_samples_per_second_would(tmp_path):
     batches = DataLoader([(torch.rand(8, 8), torch.zeros(16))] * 12, batch_size=None)
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), Two(), batches)
-    assert callback.report.sections["benchmark"]["samples_per_s"] is None
+    assert callback.report.summary.benchmark.samples_per_s is None
     said = [note for note in table_of(callback.report, "perf_summary").notes if "samples" in note]
     assert said == [f"samples/s is unknown: {REASON}."]
 
@@ -311,7 +311,7 @@ def test_refused(tmp_path, count, error, problem):
     assert problem in messages[0]
     assert "The report won't have tokens/s" in messages[0]
     assert (steps_of(callback).samples == NOT_MEASURED).all()
-    assert callback.report.sections["benchmark"]["samples_per_s"] is None
+    assert callback.report.summary.benchmark.samples_per_s is None
 
 
 def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):

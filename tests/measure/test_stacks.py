@@ -124,7 +124,7 @@ def test_command_line_of_pytorch_lightning(tmp_path):
     (callback,) = (one for one in cli.trainer.callbacks if isinstance(one, ModelProfCallback))
     (window,) = windows_of(callback)
     assert window.recorded_steps == (3, 4, 5)
-    run = report_of(tmp_path)["run"]
+    run = report_of(tmp_path)["summary"]["run"]
     assert (run["model"], run["status"]) == ("OldNameNet", "finished")
 
 
@@ -225,7 +225,7 @@ def test_two_optimizers_by_hand(tmp_path):
     assert len(record.steps.step) == 20
     assert record.setup.manual_optimization
     assert [one.kind for one in record.setup.optimizers] == ["Adam", "Adam"]
-    took_ns = {one["phase"]: one["total_ns"] for one in report_of(tmp_path)["phases"]}
+    took_ns = {one["key"]: one["total_ns"] for one in report_of(tmp_path)["summary"]["phases"]}
     assert min(took_ns[phase] for phase in ("forward", "backward", "optimizer")) > 0
     generator, critic = 2 * 4 * 8, 2 * 8  # multiply-adds of a batch of 2
     assert flops_of(callback)["forward"] == 2 * (2 * generator + 3 * critic)

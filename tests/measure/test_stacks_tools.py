@@ -223,7 +223,7 @@ def test_hydra_makes_the_callback(tmp_path, convert):
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
         (window,) = windows_of(callback)
         assert window.recorded_steps == (10, 11, 12)
-        assert report_of(tmp_path)["run"]["status"] == "finished"
+        assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
 def test_a_slip_in_a_hydra_config_is_named(tmp_path):

@@ -109,8 +109,8 @@ def clean_steps(callback):
 
 def mean_flops(callback):
     """FLOPs of a mean clean step by what the report says of their rate and of the step's time."""
-    sections = callback.report.sections
-    return sections["flops"]["flops_per_s"] * sections["benchmark"]["batch_cost_ns"]["avg"] / 1e9
+    summary = callback.report.summary
+    return summary.flops.flops_per_s * summary.benchmark.batch_cost_ns.avg / 1e9
 
 
 def true_mean(callback, shapes, flops=step_flops):
@@ -146,15 +146,15 @@ def test_lengths_and_batch_sizes(tmp_path, name):
     callback = run(tmp_path, Attention(), loader(shapes))
     assert mean_flops(callback) == pytest.approx(true_mean(callback, shapes), rel=1e-6)
     assert len(clean_steps(callback)) > len(shapes) / 2
-    flops = callback.report.sections["flops"]
-    assert flops["mean_step"]["error"] < 1e-6
-    assert flops["mean_step"]["counted"] <= 16
+    flops = callback.report.summary.flops
+    assert flops.mean_step.error < 1e-6
+    assert flops.mean_step.counted <= 16
     # Tables, and what is read back from the files, say the same.
     model = dict(zip(("FLOPs", "MACs"), table_of(callback.report, "flops").rows[0][1:3], strict=True))
     assert model["FLOPs"] == pytest.approx(true_mean(callback, shapes), abs=1)
     assert "all figures are for the mean clean step" in " ".join(table_of(callback.report, "flops").notes)
-    again = read_report(tmp_path / "modelprof").sections["flops"]
-    assert again["flops_per_s"] == pytest.approx(flops["flops_per_s"], rel=1e-12)
+    again = read_report(tmp_path / "modelprof").summary.flops
+    assert again.flops_per_s == pytest.approx(flops.flops_per_s, rel=1e-12)
 
 
 IMAGES = {
@@ -175,9 +175,9 @@ def test_images_that_vary(tmp_path, name):
     callback = run(tmp_path, model, loader(shapes))
     known = {shape: counted(model, shape) for shape in set(shapes)}
     assert mean_flops(callback) == pytest.approx(true_mean(callback, shapes, known.get), rel=0.03)
-    mean = callback.report.sections["flops"]["mean_step"]
-    assert 0 < mean["error"] <= 0.03
-    assert mean["fitted"] > 10
+    mean = callback.report.summary.flops.mean_step
+    assert 0 < mean.error <= 0.03
+    assert mean.fitted > 10
 
 
 def test_real_padding(tmp_path):
@@ -225,8 +225,8 @@ def test_two_lengths(tmp_path):
 
 def test_steps_of_one_size_show_what_they_did(tmp_path):
     callback = run(tmp_path, Attention(), loader([(4, 16, WIDTH)] * 20))
-    flops = callback.report.sections["flops"]
-    assert flops["mean_step"] is None
+    flops = callback.report.summary.flops
+    assert flops.mean_step is None
     assert mean_flops(callback) == pytest.approx(step_flops((4, 16, WIDTH)), rel=1e-12)
     assert not [one for one in callback.report.tables if one.id == "flops_by_size"]
     cost = callback.run.ranks[0].model_cost
@@ -254,13 +254,13 @@ def test_gradients_accumulated_over_batches(tmp_path):
 
     shapes = seeded(lambda chance: (2, chance.randrange(8, 64), WIDTH), 66)
     callback = run(tmp_path, Model(), loader(shapes), trainer={"accumulate_grad_batches": 3})
-    flops = callback.report.sections["flops"]
-    step_s = callback.report.sections["benchmark"]["batch_cost_ns"]["avg"] / 1e9
-    assert flops["flops_per_s"] * step_s == pytest.approx(true_mean(callback, shapes), rel=1e-6)
+    flops = callback.report.summary.flops
+    step_s = callback.report.summary.benchmark.batch_cost_ns.avg / 1e9
+    assert flops.flops_per_s * step_s == pytest.approx(true_mean(callback, shapes), rel=1e-6)
     clean = clean_steps(callback)
     stepping = float(((clean.tags & int(StepTag.NO_OPTIMIZER_STEP)) == 0).mean())
     hardware = true_mean(callback, shapes) + stepping * 2 * 8**3
-    assert flops["mean_step"]["hardware_flops"] == pytest.approx(hardware, rel=1e-6)
+    assert flops.mean_step.hardware_flops == pytest.approx(hardware, rel=1e-6)
 
 
 @pytest.mark.parametrize("loop", ["validate", "test", "predict"])
@@ -280,7 +280,7 @@ def test_a_compiled_model_is_counted_on_copies(tmp_path):
     model.outer = torch.compile(model.outer, backend="eager", dynamic=True)
     shapes = seeded(lambda chance: (2, chance.choice((8, 16, 24, 40)), WIDTH), 40)
     callback = run(tmp_path, model, loader(shapes))
-    assert callback.report.sections["flops"]["on_fake_tensors"]
+    assert callback.report.summary.flops.on_fake_tensors
     assert mean_flops(callback) == pytest.approx(true_mean(callback, shapes), rel=1e-6)
 
 
@@ -317,9 +317,9 @@ class Chaos(Attention):
 def test_where_no_fit_holds_there_is_a_dash_with_the_reason(tmp_path):
     shapes = seeded(lambda chance: (2, chance.randrange(8, 60), WIDTH), 60)
     callback = run(tmp_path, Chaos(), loader(shapes))
-    section, table = callback.report.sections["flops"], table_of(callback.report, "flops")
-    assert section["flops_per_s"] is None
-    assert "no fit through the" in section["mean_step"]["note"]
+    section, table = callback.report.summary.flops, table_of(callback.report, "flops")
+    assert section.flops_per_s is None
+    assert "no fit through the" in section.mean_step.note
     assert [row[4:] for row in table.rows if row[0] == "Model"] == [(None, None, None)]
     assert any("No FLOP/s and no shares: batch sizes vary, no fit" in note for note in table.notes)
     assert callback.run.ranks[0].model_cost.count.step is not None
@@ -370,8 +370,8 @@ def test_a_run_of_an_older_version(tmp_path):
     del cost["times"]["sizes"]
     file.write_text(json.dumps(raw))
     assert load_run(file).ranks[0].model_cost.batch_sizes is None
-    flops = read_report(file).sections["flops"]
-    assert flops["flops_per_s"] == callback.report.sections["flops"]["flops_per_s"]
+    flops = read_report(file).summary.flops
+    assert flops.flops_per_s == callback.report.summary.flops.flops_per_s
 
 
 class Alternating(Attention):
@@ -407,7 +407,7 @@ def test_steps_of_one_size_that_differ_are_no_rate(tmp_path, model):
     (note,) = [note for note in table.notes if note.startswith("No FLOP/s")]
     assert f"{counts[0].total:,} in step {counts[0].step}" in note
     assert f"{counts[-1].total:,} in step {counts[-1].step}" in note
-    assert callback.report.sections["flops"]["flops_per_s"] is None
+    assert callback.report.summary.flops.flops_per_s is None
 
 
 def test_a_size_is_counted_again_ever_less_often(tmp_path):
@@ -454,6 +454,4 @@ def test_layers_thawed_in_a_compiled_model_are_noticed(tmp_path):
     first, again = callback.run.ranks[0].model_cost.size_counts
     assert first.step < 20 < again.step <= 20 + 2 * 25
     assert first.total < again.total
-    assert (
-        "batches of the same size differ in FLOPs" in callback.report.sections["flops"]["mean_step"]["note"]
-    )
+    assert "batches of the same size differ in FLOPs" in callback.report.summary.flops.mean_step.note

@@ -27,6 +27,7 @@ from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.records import Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag
+from tests.support.documents import raw_rows
 from tests.support.fits import (
     Fetching,
     Manual,
@@ -238,7 +239,7 @@ def test_model_summary_agrees_with_the_ledger(tmp_path):
 def test_table_of_the_report_is_the_summary(tmp_path):
     callback = run_fit(tmp_path, steps=(3, 6))
     summary = summarize(trace_of(tmp_path, windows_of(callback)[0]))
-    rows = report_of(tmp_path)["tables"]["model_summary"]["rows"]
+    rows = raw_rows(report_of(tmp_path)["tables"]["model_summary"])
     assert [row["host_total_ns"] for row in rows] == [row.host_total_ns for row in summary.rows]
     assert table_of(callback.report, "model_summary").title == "Model Summary (steps 3 to 5)"
 
@@ -314,7 +315,7 @@ def test_window_that_is_never_reached(tmp_path):
     assert table.absent_reason == "not recorded: training ended before step 30"
     assert any("not reached" in note and "steps 30 to 39" in note for note in callback.report.notes)
     assert "not reached" in (tmp_path / "modelprof" / "report.txt").read_text()
-    assert report_of(tmp_path)["windows"][0]["status"] == "not_reached"
+    assert report_of(tmp_path)["summary"]["windows"][0]["status"] == "not_reached"
 
 
 def test_second_window_is_not_reached(tmp_path):
@@ -378,7 +379,7 @@ def test_exception(tmp_path, batch, status, recorded):
     assert callback.run.ranks[0].unfinished_steps == 1
     assert callback.run.info.status == "failed"
     report = report_of(tmp_path)
-    assert report["run"]["num_steps"] == batch
+    assert report["summary"]["run"]["num_steps"] == batch
     assert (tmp_path / "modelprof" / "run.json").exists()
     if recorded:
         summary = summarize(trace_of(tmp_path, window))
@@ -407,7 +408,7 @@ def test_keyboard_interrupt(tmp_path):
     assert window.status is WindowStatus.PARTIAL
     assert window.recorded_steps == (2, 3, 4)
     assert window.note == "training was interrupted first"
-    assert report_of(tmp_path)["run"]["status"] == "interrupted"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "interrupted"
 
 
 # Stopping after the window
@@ -524,15 +525,15 @@ def test_tags_and_what_the_benchmark_leaves_out(tmp_path):
     first, skip = StepTag.FIRST_OF_EPOCH, StepTag.SKIP_FIRST
     warm, on, stop = StepTag.PROFILER_WARMUP, StepTag.PROFILED, StepTag.PROFILER_STOP
     assert steps_of(callback).tags.tolist() == [first | skip, skip, 0, 0, warm, on, on, on, stop, 0, 0, 0]
-    benchmark = report_of(tmp_path)["benchmark"]
+    benchmark = report_of(tmp_path)["summary"]["benchmark"]
     clean = [2, 3, 9, 10, 11]
-    assert benchmark["steps"] == len(clean)
+    assert benchmark["num_steps"] == len(clean)
     steps = steps_of(callback)
     ours = steps.phases_ns[clean, PHASE_INDEX["profiler"]]  # looks between steps
     net_ns = steps.duration_ns[clean] - ours
     assert benchmark["batch_cost_ns"]["max"] == net_ns.max()
     assert benchmark["batch_cost_ns"]["avg"] == net_ns.sum() / len(clean)
-    assert sum(left["num_steps"] for left in report_of(tmp_path)["run"]["excluded_steps"]) == 7
+    assert sum(left["num_steps"] for left in report_of(tmp_path)["summary"]["run"]["excluded_steps"]) == 7
 
 
 def test_back_to_back_windows_close_one_and_open_the_next_in_the_same_step(tmp_path):
@@ -726,7 +727,7 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
     tables = [table for table in callback.report.tables if table.id.startswith("model_summary")]
     assert len(tables) == 3
     assert f"{len(windows) - 3} earlier windows" in tables[0].notes[-1]
-    assert len(callback.report.sections["windows"]) == len(windows)
+    assert len(callback.report.summary.windows) == len(windows)
 
 
 def test_facts_of_the_newest_windows_are_kept(tmp_path):

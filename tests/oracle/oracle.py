@@ -76,7 +76,113 @@ NAMES = ("kind", "phase", "name", "part", "operator", "path", "batch", "label", 
 
 def adapted(report: dict[str, Any]) -> dict[str, Any]:
     """A report of any schema in the places of schema 1."""
-    return report
+    if report["schema_version"] == 1:
+        return report
+    summary, verdict = report["summary"], report["verdict"]
+    names = ("kind", "summary", "accounted_ratio")
+    return {
+        "schema_version": 1,
+        **(_traces(summary) if summary["run"] is None else _run(summary)),
+        "verdict": verdict and {name: verdict[name] for name in names},
+        "findings": [_finding(one) for one in report["findings"]],
+        "tables": {name: _table(table) for name, table in report["tables"].items()},
+        "notes": report["notes"],
+    }
+
+
+def _traces(summary: dict[str, Any]) -> dict[str, Any]:
+    return {name: summary[name] for name in ("traces", "others")}
+
+
+def _run(summary: dict[str, Any]) -> dict[str, Any]:
+    names = ("run", "settings", "validation", "callbacks", "windows", "ranks", "own_cost")
+    return {name: summary[name] for name in names} | {
+        "benchmark": _benchmark(summary),
+        "phases": [{"phase": one["key"], **_without(one, "key")} for one in summary["phases"]],
+        "flops": _flops(summary["flops"]),
+        "memory": _memory(summary["memory"]),
+    }
+
+
+def _benchmark(summary: dict[str, Any]) -> dict[str, Any] | None:
+    figures, run = summary["benchmark"], summary["run"]
+    if figures is None:
+        return None
+    ratio, steps, samples = (figures[name] for name in ("reader_ratio", "steps_per_s", "samples_per_s"))
+    return {
+        "steps": figures["num_steps"],
+        "reader_ratio": ratio and ratio["avg"],
+        "reader_ratio_per_step": ratio,
+        "batch_cost_ns": figures["batch_cost_ns"],
+        "reader_cost_ns": figures["reader_cost_ns"],
+        "ips": steps and {"unit": "steps/s" if run["loop"] == "fit" else "batches/s", **steps},
+        "samples_per_s": samples and {"unit": f"{run['sample_unit']}/s", **samples},
+        "samples_per_step": figures["samples_per_step"],
+    }
+
+
+def _flops(figures: dict[str, Any] | None) -> dict[str, Any] | None:
+    if figures is None:
+        return None
+    mean = figures["mean_step"]
+    if mean is not None and mean["note"]:
+        mean = {name: mean[name] for name in ("model_flops", "hardware_flops", "note")}
+    phases = {phase: {"flops": number, "macs": number // 2} for phase, number in figures["phases"].items()}
+    return _without(figures, "phases") | {"mean_step": mean} | phases
+
+
+def _memory(figures: dict[str, Any] | None) -> dict[str, Any] | None:
+    if figures is None:
+        return None
+    event = figures["out_of_memory"]
+    if event is not None:
+        left_out = ("module", "package", "is_library", "is_exact", "inner", "call")
+        event = {"file": None, "line": None, "function": "", **_without(event, *left_out)}
+    names = {"name": "function", "file": "file", "line": "line", "is_library": "is_library"}
+    defaults = {"function": "", "is_library": False}
+    growing = [
+        one
+        | {
+            "lines": [
+                {name: line.get(now, defaults.get(now)) for name, now in names.items()}
+                | {"package": line.get("package", "")}
+                for line in one["lines"]
+            ]
+        }
+        for one in figures["growing"]
+    ]
+    return figures | {"out_of_memory": event, "growing": growing}
+
+
+def _finding(finding: dict[str, Any]) -> dict[str, Any]:
+    saving, share = finding["saving"], finding["share"]
+    return _without(finding, "saving", "slices", "definition") | {
+        "saving_ns_per_step": saving and saving["value"],
+        "share": share and share["value"],
+        "locations": [_place(one) for one in finding["locations"]],
+        "evidence": [_without(one, "text") for one in finding["evidence"]],
+    }
+
+
+def _place(location: dict[str, Any]) -> dict[str, Any]:
+    deeper = {name: one and _place(one) for name in ("inner", "call") for one in [location[name]]}
+    known = _without(location, "at", "where", "is_library") | deeper
+    return known | {name: location[name] or None for name in ("function", "module")}
+
+
+def _table(table: dict[str, Any]) -> dict[str, Any]:
+    rows = table["rows"]
+    old = {name: table[name] for name in ("title", "columns", "notes", "absent_reason")}
+    old["rows"] = [{key: cell["value"] for key, cell in row["cells"].items()} for row in rows]
+    if any("depth" in row for row in rows):
+        old["depths"] = [row["depth"] for row in rows]
+    if any("unit" in row for row in rows):
+        old["row_units"] = [row["unit"] for row in rows]
+    return old
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def facts(value: object, place: str = "") -> dict[str, object]:

@@ -1,5 +1,6 @@
 """A passed check carries the name of the healthy state, and a finding shows its four telling figures."""
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, shown_evidence
 from lightning_modelprof.show.html.head import found_views, other_rules
 from lightning_modelprof.show.html.parts import findings_html
+from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
 from tests.support.diagnosed import analysis_of, steps_of
 
@@ -40,7 +42,7 @@ def test_a_rule_that_passed_or_does_not_apply_never_shows_its_problem():
 
 
 def report_of(*findings):
-    return Report(title="a run", facts=(), tables=(), notes=(), sections={}, findings=findings, verdict=None)
+    return Report(title="a run", facts=(), tables=(), notes=(), findings=findings, verdict=None)
 
 
 def details(page, name):
@@ -84,7 +86,8 @@ def test_four_figures_are_shown_and_the_rest_is_folded():
     [(_, more)] = details(findings_html(report_of(finding)), "more")
     assert "<summary>3 more values</summary>" in more
     assert "figure 6" in more
-    assert len(finding.as_plain()["evidence"]) == 7, "report.json has all"
+    (written,) = json.loads(render_json(report_of(finding)))["findings"]
+    assert len(written["evidence"]) == 7
 
 
 def test_few_figures_leave_nothing_to_fold():

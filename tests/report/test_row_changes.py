@@ -12,6 +12,7 @@ from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.report.compare.changed_figures import comparable, num_steps
 from lightning_modelprof.report.compare.row_changes import changed_rows, row_changes, row_paths
 from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.report.summary import RunSummary, Summary, TraceSummary
 from lightning_modelprof.report.tables.run.all_tables import TRACE_TABLES
 from tests.support.facts import table_of
 from tests.support.traces import real_file
@@ -41,8 +42,8 @@ def operators(*rows, **arguments):
     return table("operators", OPERATOR_COLUMNS, *rows, **arguments)
 
 
-def report(*tables, **sections):
-    return Report(title="t", facts=(), tables=tables, notes=(), sections=sections)
+def report(*tables, **figures):
+    return Report(title="t", facts=(), tables=tables, notes=(), summary=Summary(**figures))
 
 
 def keyed(changes):
@@ -213,20 +214,23 @@ def overview(num_steps, suffix=""):
 
 def test_the_number_of_steps_of_a_report():
     mm = operators(("mm", 1, 8, 20, None))
-    trace = {"tables_suffix": "", "steps": [5, 6, 7]}
+    trace, later = (
+        TraceSummary(source="a", steps=(5, 6, 7)),
+        TraceSummary(source="b", steps=(1,), tables_suffix="_1"),
+    )
     assert num_steps(report(overview(4), mm), mm) == 4
-    assert num_steps(report(overview(4), mm, traces=[trace]), mm) == 3
-    assert num_steps(report(mm, traces=[trace, trace, {"tables_suffix": "_1", "steps": [1]}]), mm) == 6
+    assert num_steps(report(overview(4), mm, traces=(trace,)), mm) == 3
+    assert num_steps(report(mm, traces=(trace, trace, later)), mm) == 6
     assert num_steps(report(mm), mm) is None
-    without = {"tables_suffix": "", "steps": []}
-    assert num_steps(report(mm, traces=[without]), mm) is None
-    assert num_steps(report(overview(4), mm, traces=[trace, without]), mm) is None
+    without = TraceSummary(source="c")
+    assert num_steps(report(mm, traces=(without,)), mm) is None
+    assert num_steps(report(overview(4), mm, traces=(trace, without)), mm) is None
     second = replace(mm, id="operators_1")
     assert num_steps(report(overview(4), overview(2, "_1"), second), second) == 2
     assert num_steps(report(overview(4)), table("phases", TREE, ("Forward", 1))) is None  # no sum
     callbacks = table("callbacks", TREE, ("Saver", 9))
-    assert num_steps(report(callbacks, run={"num_steps": 30}), callbacks) == 30
-    assert num_steps(report(callbacks, run={"num_steps": 0}), callbacks) is None
+    assert num_steps(report(callbacks, run=RunSummary(created="", num_steps=30)), callbacks) == 30
+    assert num_steps(report(callbacks, run=RunSummary(created="")), callbacks) is None
     window = replace(overview(3), id="model_summary_7")
     assert num_steps(report(overview(4), window), window) == 3
 

@@ -230,7 +230,7 @@ def test_the_part_its_line_and_its_fix(tmp_path, monkeypatch, case):
     assert sum(row[2] for row in table.rows) == times.total_ns
     [chart] = [one for one in callback.report.charts if one.id == "validation_shares"]
     assert sum(series.values[0] for series in chart.series) == pytest.approx(1)
-    assert {one["key"] for one in report_of(tmp_path)["validation"]["parts"]} >= {part}
+    assert {one["key"] for one in report_of(tmp_path)["summary"]["validation"]["parts"]} >= {part}
 
 
 def test_workers_that_start_anew(tmp_path):

@@ -13,6 +13,7 @@ from lightning_modelprof.reading_traces import analyze_files
 from lightning_modelprof.report.compare.windows import compare_windows
 from lightning_modelprof.report.model import Evidence, Finding, Report, Severity, Status, Unit
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
+from lightning_modelprof.report.summary import PartTimes, Summary, TraceSummary
 from lightning_modelprof.report.tables.trace.step_breakdown import STEP_BREAKDOWN
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
@@ -36,7 +37,7 @@ def breakdown(*steps, has_device=True):
     )
 
 
-def window(*ranks, findings=(), **sections):
+def window(*ranks, findings=(), num_traces=0):
     """The report of a window with the step time breakdown of these ranks."""
     return Report(
         title="t",
@@ -44,7 +45,7 @@ def window(*ranks, findings=(), **sections):
         tables=(table_of(STEP_BREAKDOWN, dict(enumerate(ranks)), DEFAULT_OPTIONS),),
         notes=(),
         findings=findings,
-        sections=sections,
+        summary=Summary(traces=(TraceSummary(source="a", steps=(0,)),) * num_traces),
     )
 
 
@@ -84,7 +85,7 @@ def test_what_changed_most_is_said_first():
     assert note.startswith("No confidence interval, because a window has too few steps")
     assert "took 100 to 120 ms before and 60 to 80 ms after" in note
     assert not any(note.startswith("One side") for note in table(report, "comparison_steps").notes)
-    assert report.sections["comparison"]["parts"]["Step"] == {"before_ns": 110 * MS, "after_ns": 70 * MS}
+    assert report.summary.window_comparison.parts["Step"] == PartTimes(before_ns=110 * MS, after_ns=70 * MS)
 
 
 def test_one_step_has_no_spread():
@@ -124,11 +125,11 @@ def test_nothing_changed():
 
 def test_without_steps():
     known = window(breakdown(parts(kernel=2)))
-    none = Report(title="t", facts=(), tables=(), notes=(), sections={})
+    none = Report(title="t", facts=(), tables=(), notes=())
     report = compare_windows(known, none, NAMES)
     assert report.title == "No steps to compare (after: no step time breakdown was requested)"
     assert [one.id for one in report.tables] == ["comparison_findings"]
-    assert report.sections["comparison"]["parts"] is None
+    assert report.summary.window_comparison.parts is None
     assert compare_windows(none, none, NAMES).title.count("breakdown was requested") == 2
     empty = window(breakdown(parts()))
     assert (
@@ -137,8 +138,8 @@ def test_without_steps():
 
 
 def test_other_devices_and_other_numbers_of_traces_are_noted():
-    one = window(breakdown(parts(kernel=2)), traces=[{"tables_suffix": "", "steps": [0]}])
-    two = window(breakdown(parts(kernel=2)), traces=[{"tables_suffix": "", "steps": [0]}] * 2)
+    one = window(breakdown(parts(kernel=2)), num_traces=1)
+    two = window(breakdown(parts(kernel=2)), num_traces=2)
     assert "Different numbers of traces: 1 before, 2 after." in compare_windows(one, two, NAMES).notes
     assert len(compare_windows(one, one, NAMES).notes) == 1
 
@@ -186,7 +187,10 @@ def test_differences_sum_to_that_of_the_step(first, second):
         for mean, low, high in ((row[0], row[4], row[5]), (row[1], row[6], row[7])):
             assert (low is None) == (high is None)
             assert low is None or low - 1e-3 <= mean <= high + 1e-3
-    assert json.loads(render_json(report))["comparison"]["kind"] == "window"
+    assert (
+        json.loads(render_json(report))["summary"]["window_comparison"]["parts"]["Step"]["after_ns"]
+        is not None
+    )
 
 
 # Real traces

@@ -397,7 +397,7 @@ def test_a_kill_leaves_what_was_measured_until_the_last_save(tmp_path):
     while not packed.exists() or packed.with_suffix("").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert read_report(tmp_path / "modelprof").sections["run"]["num_steps"] == 23, "of the archive"
+    assert read_report(tmp_path / "modelprof").summary.run.num_steps == 23, "of the archive"
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
 
@@ -408,5 +408,5 @@ def test_ctrl_c_leaves_a_report(tmp_path):
     assert run.info.status == "interrupted"
     assert len(run.ranks[0].steps) == 23
     assert run.ranks[0].unfinished_steps == 1
-    assert report_of(tmp_path)["run"]["status"] == "interrupted"
+    assert report_of(tmp_path)["summary"]["run"]["status"] == "interrupted"
     assert "Net, 23 training steps (interrupted)" in result.stdout

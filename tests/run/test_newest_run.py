@@ -71,7 +71,7 @@ def test_every_command_takes_the_newest_and_says_so(saved, tmp_path, capsys):
     make_run(saved, other, EARLY)
     said = f"This is {logger / 'modelprof_1'}, the newest of 3 runs in {logger}."
     report = read_report(logger)
-    assert report.sections["run"]["created"] == LATE
+    assert report.summary.run.created == LATE
     assert report.notes[0].startswith(said)
     for command in (["report", str(logger)], ["compare", str(other), str(logger)]):
         main(command)

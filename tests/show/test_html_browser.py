@@ -91,7 +91,7 @@ def flat(count=150):
 
 
 def report_of(*tables, **fields):
-    return Report(**({"title": "t", "facts": (), "tables": tables, "notes": (), "sections": {}} | fields))
+    return Report(**({"title": "t", "facts": (), "tables": tables, "notes": ()} | fields))
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)

@@ -21,8 +21,10 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.report.summary import RunSummary, Summary
 from tests.show.test_html_browser import flat, modules, report_of, show
 from tests.show.test_show_html import page_of
+from tests.support.sample_reports import benchmark_of, statistics
 
 pytestmark = pytest.mark.slow
 
@@ -85,13 +87,9 @@ def usual():
         step_card=StepCard(step="mean of 87 clean steps", host=parts, device=parts[:3], better=parts[1:]),
         findings=(*(finding,) * 3, *(passed,) * 30),
         charts=tuple(charts),
-        sections={
-            "benchmark": {
-                "batch_cost_ns": {"avg": 12e6, "p50": 11e6, "p99": 15e6},
-                "ips": {"avg": 42.0, "unit": "steps/s"},
-                "reader_ratio": 0.4,
-            }
-        },
+        summary=Summary(
+            run=RunSummary(created=""), benchmark=benchmark_of(12e6, reader_ratio=statistics(0.4))
+        ),
     )
 
 
@@ -182,9 +180,9 @@ def test_without_javascript_the_head_is_there_and_a_notice(browser, tmp_path):
         "INPUT-BOUND",
         "A finding",
         "Passed 30",
-        "42.0 steps/s",
+        "83.3 steps/s",
         "need JavaScript",
-        "analyze TRACE --full",
+        "report.txt next to this page, and lightning-modelprof report DIR --full prints them",
     ):
         assert part in text, part
     assert "Step times" not in text
@@ -192,10 +190,9 @@ def test_without_javascript_the_head_is_there_and_a_notice(browser, tmp_path):
     assert "need JavaScript" not in browser.find_element("tag name", "body").text
 
 
-def test_the_notice_of_a_run_names_its_text():
-    report = replace(usual(), sections={**usual().sections, "windows": []})
-    notice = " ".join(page_of(report).all("noscript")[-1]["text"].split())
-    assert "report.txt next to this page, and lightning-modelprof report DIR --full prints them" in notice
+def test_the_notice_of_a_trace_names_the_command():
+    notice = " ".join(page_of(replace(usual(), summary=Summary())).all("noscript")[-1]["text"].split())
+    assert "analyze TRACE --full" in notice
 
 
 def test_a_report_without_charts_begins_with_its_findings(on_paper, tmp_path):

@@ -22,13 +22,14 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.report.summary import Summary
 from lightning_modelprof.show.html import parts as html_parts
 from lightning_modelprof.show.html.document import encode, page_document, table_data
 from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER, render_html
 from tests.show.test_show_html import Page, report_of
 from tests.support.page_document import document_of
 from tests.support.sample_flames import flame_of
-from tests.support.sample_reports import ALL_REPORTS
+from tests.support.sample_reports import ALL_REPORTS, benchmark_of
 
 
 def pieces(report):
@@ -91,7 +92,7 @@ def test_headings_have_their_definitions_as_titles():
                 kind="launch_bound", status=Status.FOUND, severity=Severity.WARNING, title="Late", summary=""
             ),
         ),
-        sections={"benchmark": {"batch_cost_ns": {"avg": 1.0, "p50": 1.0, "p99": 1.0}}},
+        summary=Summary(benchmark=benchmark_of(1.0)),
     )
     data = render_html(report)
     headings = [one for one in Page(data).elements if one["tag"] in ("strong", "h2", "dt")]

@@ -20,7 +20,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.show.findings import found_texts
+from lightning_modelprof.show.findings import found_texts, saving_text
 from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
@@ -57,7 +57,6 @@ def report(*findings, ratio=0.987):
         facts=(("Device", "cpu"),),
         tables=(),
         notes=(),
-        sections={"findings": [one.as_plain() for one in findings]},
         verdict=Verdict(kind="overhead_bound", summary="45% of a step is overhead.", accounted_ratio=ratio),
         findings=findings,
     )
@@ -154,15 +153,21 @@ def test_json_has_all_of_them():
     document = json.loads(render_json(report(SLOW, HINT, CLEAN, SILENT)))
     assert [one["status"] for one in document["findings"]] == ["found", "found", "clean", "not_evaluated"]
     first = document["findings"][0]
-    assert first["evidence"] == [{"label": "time per step", "value": 10_000_000, "unit": "ns"}]
+    assert first["evidence"] == [
+        {"label": "time per step", "text": "10.0 ms", "value": 10_000_000, "unit": "ns"}
+    ]
+    assert first["saving"]["text"] == saving_text(SLOW)
     assert first["locations"][0] == {
+        "at": "/home/me/1.py:1",
+        "where": "in Slow.hook",
         "file": "/home/me/1.py",
         "line": 1,
         "function": "Slow.hook",
-        "module": None,
+        "module": "",
+        "package": "",
+        "is_library": False,
         "is_exact": False,
         "inner": None,
-        "package": "",
         "call": None,
     }
     assert (first["severity"], document["findings"][1]["severity"]) == ("critical", None)

@@ -23,7 +23,9 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.report.summary import FlopsSummary, RunSummary, Summary
 from lightning_modelprof.run.phases import PHASES
+from lightning_modelprof.run.records import Window
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.html.page import render_html
 from lightning_modelprof.show.html.table import MAX_ROWS
@@ -31,7 +33,14 @@ from lightning_modelprof.show.layout import build_layout
 from lightning_modelprof.units import DASH
 from tests.support.page_document import document_of, tables_of, texts, values
 from tests.support.sample_flames import hostile_flame
-from tests.support.sample_reports import ALL_REPORTS, HOSTILE_NAMES, gpu_report, wide_report
+from tests.support.sample_reports import (
+    ALL_REPORTS,
+    HOSTILE_NAMES,
+    benchmark_of,
+    gpu_report,
+    statistics,
+    wide_report,
+)
 
 ATTACKS = (
     "<img src=x onerror=alert(1)>",
@@ -114,7 +123,7 @@ def tables_in(report):
 
 
 def report_of(*tables, **fields):
-    return Report(**({"title": "t", "facts": (), "tables": tables, "notes": (), "sections": {}} | fields))
+    return Report(**({"title": "t", "facts": (), "tables": tables, "notes": ()} | fields))
 
 
 def expected_rows(table, limit):
@@ -227,7 +236,10 @@ def hostile_everywhere():
         facts=tuple((name, name) for name in NAMES),
         tables=(tree, replace(tree, id="flat", depths=(), is_detail=True, notes=NAMES), absent),
         notes=NAMES,
-        sections={"windows": [{"trace_file": name, "index": 0} for name in NAMES]},
+        summary=Summary(
+            run=RunSummary(created="", model=NAMES[0]),
+            windows=tuple(Window(index=0, first_step=0, last_step=1, trace_file=name) for name in NAMES),
+        ),
         verdict=Verdict(kind=NAMES[11], summary=NAMES[10], accounted_ratio=0.5),
         findings=findings,
         charts=charts,
@@ -323,30 +335,32 @@ def test_rules_without_a_finding_are_one_line_each():
 
 
 def test_the_figures_at_the_top_are_those_of_the_benchmark():
-    sections = {
-        "benchmark": {
-            "batch_cost_ns": {"avg": 43_512_345.0, "p50": 43_400_000.0, "p99": 50_800_000.0},
-            "ips": {"unit": "steps/s", "avg": 22.982},
-            "samples_per_s": {"unit": "images/s", "avg": 7354.6},
-            "reader_ratio": 0.40221,
-            "reader_cost_ns": {"avg": 17_500_000.0},
-        },
-        "flops": {"flops_per_s": 18.9e9, "mfu": 0.1833},
-    }
-    texts = [" ".join(one["text"].split()) for one in page_of(report_of(sections=sections)).all("dd")]
+    summary = Summary(
+        run=RunSummary(created="", sample_unit="images"),
+        benchmark=benchmark_of(
+            43_512_345.0,
+            batch_cost_ns=statistics(43_512_345.0, p50=43_400_000.0, p99=50_800_000.0),
+            steps_per_s=statistics(22.982),
+            samples_per_s=statistics(7354.6),
+            reader_ratio=statistics(0.40221),
+            reader_cost_ns=statistics(17_500_000.0),
+        ),
+        flops=FlopsSummary(flops_per_s=18.9e9, mfu=0.1833),
+    )
+    texts = [" ".join(one["text"].split()) for one in page_of(report_of(summary=summary)).all("dd")]
     assert texts == [
         "43.5 msp50 43.4 ms, p99 50.8 ms",
         "23.0 steps/s7,355 images/s",
         "40%17.5 ms waiting for data",
         "18.9 GFLOP/sMFU 18%",
     ]
-    assert page_of(report_of(sections={"benchmark": None, "flops": None})).all("dd") == []
+    assert page_of(report_of(summary=Summary(run=RunSummary(created="")))).all("dd") == []
 
 
 def test_no_share_of_more_than_all_is_at_the_top():
     """742.74% of a rate that was too low once stood there."""
-    sections = {"flops": {"flops_per_s": 15.6e9, "mfu": 7.4274}}
-    texts = [" ".join(one["text"].split()) for one in page_of(report_of(sections=sections)).all("dd")]
+    summary = Summary(flops=FlopsSummary(flops_per_s=15.6e9, mfu=7.4274))
+    texts = [" ".join(one["text"].split()) for one in page_of(report_of(summary=summary)).all("dd")]
     assert texts == ["15.6 GFLOP/s"]
 
 

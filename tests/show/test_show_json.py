@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_modelprof.errors import printable
+from lightning_modelprof.report.definitions import column_definition, definition
 from lightning_modelprof.report.model import Column, Report, Table, Unit
+from lightning_modelprof.report.summary import RunSummary, Summary
+from lightning_modelprof.show.html.head import note_lines
+from lightning_modelprof.show.html.table import table_view
 from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.layout import build_layout
+from lightning_modelprof.units import DASH
+from tests.support.documents import raw_rows
 from tests.support.golden import check_golden
 from tests.support.sample_reports import (
     ALL_REPORTS,
@@ -20,8 +28,9 @@ from tests.support.sample_reports import (
 )
 
 
-def report_of(*tables: Table, **sections) -> Report:
-    return Report(title="t", facts=(), tables=tables, notes=(), sections=sections)
+def report_of(*tables: Table, **config) -> Report:
+    run = RunSummary(created="", config=config)
+    return Report(title="t", facts=(), tables=tables, notes=(), summary=Summary(run=run))
 
 
 def refuse_constant(name: str) -> None:
@@ -43,52 +52,79 @@ def test_every_cell_round_trips(name):
     data = render_json(report)
     assert data == render_json(report)
     document = parse(data)
-    assert document["schema_version"] == 1
-    assert document["notes"] == list(report.notes)
+    assert document["schema_version"] == 2
+    assert document["title"] == printable(report.title)
+    assert document["notes"] == note_lines(report.notes)
     assert list(document["tables"]) == [table.id for table in report.tables]
     for table in report.tables:
         written = document["tables"][table.id]
         keys = [column.key for column in table.columns]
-        assert [tuple(row[key] for key in keys) for row in written["rows"]] == list(table.rows)
+        assert [tuple(row[key] for key in keys) for row in raw_rows(written)] == list(table.rows)
         assert [column["unit"] for column in written["columns"]] == [
             column.unit.value for column in table.columns
         ]
-        assert written["absent_reason"] == table.absent_reason
+        assert bool(written["rows"]) or written["absent_reason"] == table.absent_reason
 
 
-def test_what_a_person_is_shown_changes_nothing():
-    """Neither the rows, nor the units, nor the names."""
-    asked, plain = (parse(render_json(report_of(table))) for table in (wide_report().tables[0], operators()))
-    assert asked == plain
-    assert len(asked["tables"]["operator"]["rows"]) == 9
-    assert asked["tables"]["operator"]["rows"][2]["name"].startswith("void at::native::vectorized")
+@pytest.mark.parametrize("name", ALL_REPORTS)
+def test_texts_are_those_of_the_page_and_the_terminal(name):
+    report = ALL_REPORTS[name]()
+    document = parse(render_json(report))
+    for table in (table for table in report.tables if table.rows):
+        written, view = document["tables"][table.id], table_view(table)
+        shown = [[cell["text"] for cell in row["cells"].values()] for row in written["rows"]]
+        for place, header in enumerate(view.headers):
+            column = next((at for at, one in enumerate(written["columns"]) if one["key"] == header.key), None)
+            if column is not None:  # a group without any number is one column of the page
+                texts = [(row.name, *row.cells)[place].text.strip() for row in view.rows]
+                assert [row[column] for row in shown][: len(texts)] == texts
+        layout = build_layout(table, max_rows=200)
+        assert written["time_unit"] == layout.time_unit
+        strips = [layout.names, *(strip for block in layout.blocks for strip in block.strips)]
+        assert [column["label"] for column in written["columns"]] == [strip.label for strip in strips]
+        for place, strip in enumerate(strips):
+            assert [row[place] for row in shown][: len(strip.cells)] == list(strip.cells)
 
 
-def test_sections_stand_beside_the_tables():
-    document = parse(render_json(gpu_report()))
-    assert document["benchmark"] == {"steps": 87, "reader_ratio": 0.3875}
+def test_the_unit_that_was_asked_for_is_in_the_texts_alone():
+    asked, plain = (
+        parse(render_json(report_of(table)))["tables"]["operator"]
+        for table in (wide_report().tables[0], operators())
+    )
+    assert raw_rows(asked) == raw_rows(plain)
+    assert len(asked["rows"]) == 9
+    assert raw_rows(asked)[2]["name"].startswith("void at::native::vectorized")
+    assert (asked["time_unit"], plain["time_unit"]) == ("us", "ms")
+
+
+def test_the_summary_has_raw_numbers():
+    benchmark = parse(render_json(gpu_report()))["summary"]["benchmark"]
+    assert (benchmark["num_steps"], benchmark["reader_ratio"]["avg"]) == (87, 0.3875)
 
 
 def test_what_was_not_measured_is_null():
     document = parse(render_json(cpu_report()))
-    assert {row["gpu_total"] for row in document["tables"]["model_summary"]["rows"]} == {None}
+    cells = [row["cells"]["gpu_total"] for row in document["tables"]["model_summary"]["rows"]]
+    assert cells == [{"text": DASH, "value": None}] * len(cells)
 
 
 def test_units_by_row_and_depths_are_kept():
     tables = parse(render_json(gpu_report()))["tables"]
-    assert tables["perf_summary"]["row_units"] == ["ns", "ns", "rate", "rate", "ratio"]
-    assert tables["model_summary"]["depths"] == [0, 1, 1, 1, 1, 1]
+    assert [row["unit"] for row in tables["perf_summary"]["rows"]] == ["ns", "ns", "rate", "rate", "ratio"]
+    assert [row["depth"] for row in tables["model_summary"]["rows"]] == [0, 1, 1, 1, 1, 1]
+    assert not any("depth" in row for row in tables["perf_summary"]["rows"])
+
+
+def test_columns_and_tables_have_their_definitions():
+    table = parse(render_json(gpu_report()))["tables"]["phases"]
+    assert table["definition"] == definition("table", "phases")
+    defined = {column["key"]: column["definition"] for column in table["columns"]}
+    assert defined["ratio"] == column_definition("phases", "ratio") != ""
 
 
 def test_what_is_not_finite_is_null():
     document = parse(render_json(hostile_report()))
-    assert document["not_finite"] == [None, {"inf": None}]
-
-
-@pytest.mark.parametrize("name", ["schema_version", "tables", "notes"])
-def test_reserved_sections_are_refused(name):
-    with pytest.raises(ValueError, match=name):
-        render_json(report_of(**{name: 1}))
+    assert document["summary"]["run"]["config"]["not_finite"] == [None, {"inf": None}]
 
 
 def test_repeated_keys_are_refused():
@@ -102,7 +138,7 @@ def test_repeated_keys_are_refused():
 
 def test_what_json_cannot_say_is_refused():
     with pytest.raises(TypeError):
-        render_json(report_of(run={"device": object()}))
+        render_json(report_of(device=object()))
 
 
 plain = st.recursive(
@@ -121,13 +157,13 @@ def without_nan(value):
 
 
 @given(plain, st.text(st.characters(codec=None)), st.integers() | st.floats() | st.none())
-def test_everything_round_trips(section, name, cell):
+def test_everything_round_trips(value, name, cell):
     table = Table(
         id="t",
         title=name,
         columns=(Column("name", name), Column("value", "Value", Unit.COUNT)),
         rows=((name, cell),),
     )
-    document = parse(render_json(report_of(table, section=section)))
-    assert document["section"] == without_nan(section)
-    assert document["tables"]["t"]["rows"] == [{"name": name, "value": without_nan(cell)}]
+    document = parse(render_json(report_of(table, value=value)))
+    assert document["summary"]["run"]["config"] == {"value": without_nan(value)}
+    assert raw_rows(document["tables"]["t"]) == [{"name": name, "value": without_nan(cell)}]

@@ -194,7 +194,7 @@ def test_tables_absent_for_one_reason_are_lines_of_the_summary():
         return Table(id=name, title=name, columns=(Column("name", "Name"),), rows=(), absent_reason=reason)
 
     tables = (absent("kernels", "no device"), absent("memory", "not recorded"), absent("idle", "no device"))
-    report = Report(title="t", facts=(), tables=tables, notes=("a note",), sections={})
+    report = Report(title="t", facts=(), tables=tables, notes=("a note",))
     assert "- kernels, idle: no device.\n" in markdown_summary(report)
     text = markdown_report(report)
     assert "### memory\n\nnot recorded" in text

@@ -23,7 +23,7 @@ from tests.support.sample_reports import (
 
 
 def report_of(*tables: Table) -> Report:
-    return Report(title="t", facts=(), tables=tables, notes=(), sections={})
+    return Report(title="t", facts=(), tables=tables, notes=())
 
 
 @pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile", "wide"])
@@ -248,7 +248,7 @@ def test_tables_absent_for_one_reason_share_a_line():
         absent("Idle", "there is no device"),
         absent("Perf", "there is no device", notes=("Train for longer.",)),
     )
-    text = render_text(Report(title="t", facts=(), tables=tables, notes=(), sections={}))
+    text = render_text(Report(title="t", facts=(), tables=tables, notes=()))
     assert "- Kernel, Idle: there is no device.\n" in text
     assert "Memory: it was not recorded\n" in text
     assert "Perf: there is no device\nNote:\nTrain for longer." in text
@@ -257,5 +257,5 @@ def test_tables_absent_for_one_reason_share_a_line():
 
 def test_a_reason_of_whole_sentences_ends_with_one_full_stop():
     tables = tuple(absent(title, "can't read a.json. Check the path.") for title in ("Kernel", "Idle"))
-    text = render_text(Report(title="t", facts=(), tables=tables, notes=(), sections={}))
+    text = render_text(Report(title="t", facts=(), tables=tables, notes=()))
     assert "- Kernel, Idle: can't read a.json. Check the path.\n" in text

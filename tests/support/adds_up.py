@@ -30,11 +30,12 @@ def _of_card(report: Report) -> Iterator[str]:
     card = report.step_card
     if card is None:
         return
-    benchmark = report.sections.get("benchmark") or {}
-    cost = (benchmark.get("batch_cost_ns") or {}).get("avg")
+    benchmark = report.summary.benchmark
+    cost = None if benchmark is None else benchmark.batch_cost_ns.avg
     if cost is not None and not _same(cost, card.wall_ns):
         yield f"batch_cost {cost} is not the step time {card.wall_ns}"
-    ips = (benchmark.get("ips") or {}).get("avg")
+    rate = None if benchmark is None else benchmark.steps_per_s
+    ips = None if rate is None else rate.avg
     if ips is not None and not _same(1e9 / ips, card.wall_ns):
         yield f"1 / ips = {1e9 / ips} is not the step time {card.wall_ns}"
     if card.device and not _same(sum(part.ns for part in card.device), card.wall_ns):

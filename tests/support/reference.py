@@ -1,17 +1,23 @@
-"""The generated parts of docs/report.md, which are the definitions that stand in the package.
+"""What is generated from the package: definitions in docs/report.md, and the JSON Schema of report.json.
 
-``python -m tests.support.reference`` writes them; a new table gets its section after the one before it.
+``python -m tests.support.reference`` writes both; a new table gets its section after the one before it.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import textwrap
 
+import msgspec
+
 from lightning_modelprof.report.definitions import sections
+from lightning_modelprof.show.document import Document
 from tests.support.fits import ROOT
 
 PAGE = ROOT / "docs" / "report.md"
+SCHEMA = ROOT / "lightning_modelprof" / "report.schema.json"
 WIDTH = 140
 
 
@@ -42,5 +48,17 @@ def wrapped(markdown):
     return "\n".join(lines)
 
 
+def report_schema():
+    """The JSON Schema of report.json."""
+    schema = msgspec.json.schema(Document)
+    for one in schema["$defs"].values():
+        if "description" in one:
+            text = inspect.cleandoc(one["description"])
+            one["description"] = text.replace("``", "`").replace("None", "null")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "lightning-modelprof report"}
+    return json.loads(json.dumps(head | schema))  # with lists for tuples
+
+
 if __name__ == "__main__":
+    SCHEMA.write_text(json.dumps(report_schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(with_definitions(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

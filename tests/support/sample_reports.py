@@ -7,7 +7,9 @@ GPU total of Optimization is printed as 1.05, which contradicts its own ratio; h
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from lightning_modelprof.analysis.steps.benchmark import Benchmark, Statistics
 from lightning_modelprof.report.model import (
     Cell,
     Column,
@@ -17,6 +19,7 @@ from lightning_modelprof.report.model import (
     apply_options,
 )
 from lightning_modelprof.report.options import TableOptions
+from lightning_modelprof.report.summary import RunSummary, Summary
 from tests.support.sample_flames import hostile_flame, stacks_flame
 
 HOSTILE_NAMES = (
@@ -174,6 +177,21 @@ def absent_table() -> Table:
     )
 
 
+def statistics(avg: float, **others: float) -> Statistics:
+    """A figure that is the same in every step, but for what is given."""
+    same = dict.fromkeys(("max", "min", "p50", "p90", "p99"), avg)
+    return Statistics(avg=avg, standard_error=None, **(same | others))
+
+
+def benchmark_of(step_ns: float, **others: Any) -> Benchmark:
+    """A benchmark of steps of one length."""
+    unknown = dict.fromkeys(
+        ("reader_cost_ns", "reader_ratio", "steps_per_s", "samples_per_s", "samples_per_step")
+    )
+    known = {"num_steps": 9, "batch_cost_ns": statistics(step_ns), "steps_per_s": statistics(1e9 / step_ns)}
+    return Benchmark(**(unknown | known | others))
+
+
 def gpu_report() -> Report:
     return Report(
         title="CifarClassifier: 100 steps in 1.31 s, 39% of each step waits for data",
@@ -185,7 +203,10 @@ def gpu_report() -> Report:
         ),
         tables=(perf_summary(), phases(), model_summary(gpu=True), memory_summary(), absent_table()),
         notes=("MFU is not reported: no peak is known for this device.",),
-        sections={"run": {"ranks": 1}, "benchmark": {"steps": 87, "reader_ratio": 0.3875}},
+        summary=Summary(
+            run=RunSummary(created="2026-01-01T00:00:00+00:00", model="CifarClassifier"),
+            benchmark=benchmark_of(12e6, num_steps=87, reader_ratio=statistics(0.3875)),
+        ),
     )
 
 
@@ -195,12 +216,12 @@ def cpu_report() -> Report:
         facts=(("Device", "cpu"),),
         tables=(perf_summary(), model_summary(gpu=False), absent_table()),
         notes=("Device times: not measured, because this run used no device.",),
-        sections={"run": {"ranks": 1}},
+        summary=Summary(run=RunSummary(created="2026-01-01T00:00:00+00:00", model="CifarClassifier")),
     )
 
 
 def empty_report() -> Report:
-    return Report(title="Nothing was measured", facts=(), tables=(), notes=(), sections={})
+    return Report(title="Nothing was measured", facts=(), tables=(), notes=())
 
 
 def hostile_report() -> Report:
@@ -220,7 +241,14 @@ def hostile_report() -> Report:
         facts=tuple((name, name) for name in HOSTILE_NAMES),
         tables=(table,),
         notes=HOSTILE_NAMES,
-        sections={"names": list(HOSTILE_NAMES), "not_finite": [float("nan"), {"inf": float("inf")}]},
+        summary=Summary(
+            run=RunSummary(
+                created="",
+                model=HOSTILE_NAMES[0],
+                config={"names": list(HOSTILE_NAMES), "not_finite": [float("nan"), {"inf": float("inf")}]},
+            ),
+            settings={name: name for name in HOSTILE_NAMES},
+        ),
     )
 
 
@@ -233,7 +261,7 @@ def long_report() -> Report:
         Column("ratio", "Ratio", Unit.RATIO),
     )
     table = Table(id="operators", title="Operator Summary", columns=columns, rows=rows)
-    return Report(title="1 000 rows", facts=(), tables=(table,), notes=(), sections={})
+    return Report(title="1 000 rows", facts=(), tables=(table,), notes=())
 
 
 _KERNELS = (
@@ -299,7 +327,6 @@ def wide_report() -> Report:
         facts=(),
         tables=(apply_options(operators(), options), copies()),
         notes=(),
-        sections={},
     )
 
 
@@ -309,7 +336,6 @@ def flame_report() -> Report:
         facts=(),
         tables=(),
         notes=(),
-        sections={},
         flames=(stacks_flame(), hostile_flame(HOSTILE_NAMES)),
     )
 

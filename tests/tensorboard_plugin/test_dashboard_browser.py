@@ -19,6 +19,7 @@ from lightning_modelprof.report.definitions import column_definition, definition
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import PROFILE_SCHEMA_VERSION, pack_head, pack_profile
 from tests.support.chromium import requested, said
+from tests.support.documents import raw_rows
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard
 from tests.support.traces import real_file
@@ -232,7 +233,7 @@ def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
             columns = [c["key"] for c in report["tables"][table]["columns"][1:] if c["unit"] != "text"]
             truth = [
                 [float(row[key]) for key in columns if isinstance(row[key], int | float)]
-                for row in report["tables"][table]["rows"]
+                for row in raw_rows(report["tables"][table])
             ]
             lines = list(csv.reader(io.StringIO(text, newline="")))[1:]
             rows = [

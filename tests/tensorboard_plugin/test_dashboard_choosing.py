@@ -9,10 +9,12 @@ import pytest
 
 from lightning_modelprof.report.build_dashboard_entry import step_columns
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
+from lightning_modelprof.report.summary import RunSummary, Summary
 from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, unpack_head
 from tests.support.browser_keys import Keys
 from tests.support.chromium import said
+from tests.support.sample_reports import benchmark_of
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard
 from tests.tensorboard_plugin.test_dashboard_browser import Page
@@ -28,20 +30,22 @@ EARLY, LATE = "2026-01-01T09:00:00+00:00", "2026-01-02T09:00:00+00:00"
 def run_of(model, **info):
     """A run's profile that says what its model is."""
     report = report_of()
-    known = {"loop": "fit", "world_size": 1, "sample_unit": "samples", "created": "", "status": "finished"}
-    known["created"] = info.pop("created", "")
+    known = {"status": "finished", "created": info.pop("created", "")}
     samples = info.pop("samples", 8)
-    benchmark = {"steps": 9, "batch_cost_ns": {"avg": 1e6}, "samples_per_step": samples}
     steps = sample_steps(50)
     steps.samples[:] = samples
     settings = {"model": model, "device": info.get("device_name", "cpu")}
-    sections = {"run": {**known, "model": model, **info}, "benchmark": benchmark, "settings": settings}
+    summary = Summary(
+        run=RunSummary(**known, model=model, **info),
+        benchmark=benchmark_of(1e6, samples_per_step=samples),
+        settings=settings,
+    )
     return DashboardEntry(
         kind="run",
         loop="fit",
         window=None,
         label="x",
-        report=replace(report, sections={**report.sections, **sections}),
+        report=replace(report, summary=summary),
         steps=step_columns(steps),
     )
 

@@ -46,7 +46,7 @@ def report_of(name="row", title="t"):
         columns=(Column("name", "Name"), Column("n", "N", Unit.COUNT)),
         rows=((name, 3), ("other", None)),
     )
-    return Report(title=title, facts=((name, name),), tables=(table,), notes=(name,), sections={})
+    return Report(title=title, facts=((name, name),), tables=(table,), notes=(name,))
 
 
 def write_raw(folder, tag, content, blobs):

@@ -19,6 +19,7 @@ from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timelin
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from lightning_modelprof.trace.reader import read_trace
 from lightning_modelprof.units import format_duration
+from tests.support.documents import raw_rows
 from tests.support.fits import Net, fit_quietly, loader, make_trainer
 from tests.support.page_document import numbers, tables_of
 from tests.support.tensorboard_server import tensorboard
@@ -78,7 +79,7 @@ def numbers_of(table):
             for key, value in row.items()
             if key != first and units[key] != "text" and isinstance(value, int | float)
         ]
-        for row in table["rows"]
+        for row in raw_rows(table)
     ]
     return [row for row in rows if row]
 
@@ -141,7 +142,7 @@ def test_every_view_has_something_or_says_what_to_do(server):
 def test_steps_have_the_figures_and_the_histogram_of_the_whole_run(server, logdir):
     report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
     [document] = server.ask("view", view="steps", **RUN)["documents"]
-    cost, _, unit = format_duration(report["benchmark"]["batch_cost_ns"]["avg"]).partition(" ")
+    cost, _, unit = format_duration(report["summary"]["benchmark"]["batch_cost_ns"]["avg"]).partition(" ")
     assert f"<b>{cost}</b> {unit}" in document["above"]
     assert "<h2>Whole run</h2>" in document["above"]
     assert "step_time" in {chart["id"] for chart in document["charts"]}

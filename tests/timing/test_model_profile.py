@@ -227,7 +227,7 @@ def test_fits_a_terminal_of_120_columns(monkeypatch):
     for name, value in (("COLUMNS", "120"), ("FORCE_COLOR", "1"), ("TERM", "dumb")):
         monkeypatch.setenv(name, value)
     tables = module_tables(module_tree(COST))
-    report = Report(title="A model", facts=(), tables=tables, notes=(), sections={})
+    report = Report(title="A model", facts=(), tables=tables, notes=())
     print_report(report, drawn := io.StringIO())
     text = drawn.getvalue()
     assert max(map(len, text.splitlines())) <= 120

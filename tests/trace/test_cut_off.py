@@ -73,4 +73,4 @@ def test_whole_file_keeps_its_last_step(tmp_path):
     file.write_text(head + ",\n".join(events) + "]}")
     report = analyze(file)
     assert not any("left out" in text for label, text in report.facts if label == "Warning")
-    assert report.sections["traces"][0]["steps"] == list(range(STEPS))
+    assert report.summary.traces[0].steps == tuple(range(STEPS))

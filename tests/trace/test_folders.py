@@ -46,7 +46,7 @@ def test_traces_of_any_name(tmp_path, names, text):
 
 def test_report_of_traces_of_any_name(tmp_path):
     written(tmp_path, {**OTHERS, "rank0.json.gz": TRACE, "rank1.json.gz": TRACE})
-    assert [one["rank"] for one in analyze(tmp_path).sections["traces"]] == [0, 1]
+    assert [one.rank for one in analyze(tmp_path).summary.traces] == [0, 1]
 
 
 def test_names_with_trace_come_first(tmp_path):

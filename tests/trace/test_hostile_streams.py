@@ -124,7 +124,7 @@ def check(callback, folder, messages, expected):
     """The report is there, in memory and on disk."""
     assert "Net, 8 training steps (finished)" in callback.report.title
     assert len(steps_of(callback)) == NUM_STEPS
-    assert report_of(folder)["run"]["status"] == "finished"
+    assert report_of(folder)["summary"]["run"]["status"] == "finished"
     assert len(messages) == expected, messages
     assert all(len(message) < 5_000 for message in messages)
 

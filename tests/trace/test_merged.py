@@ -80,7 +80,7 @@ def test_kernels_belong_to_the_operator_of_their_process(tmp_path, merge):
     assert row["device_total_ns"] == STEPS * (3_000_000 + 1_500_000)
     assert row["device_max_ns"] == 3_000_000
     assert row["device_min_ns"] == 1_500_000
-    assert [trace["rank"] for trace in report.sections["traces"]] == [0, 1]
+    assert [trace.rank for trace in report.summary.traces] == [0, 1]
     assert not [value for label, value in report.facts if label == "Warning"]
     assert any("2 processes" in note for note in report.notes)
 
@@ -88,10 +88,10 @@ def test_kernels_belong_to_the_operator_of_their_process(tmp_path, merge):
 def test_ranks_have_the_numbers_of_their_labels(tmp_path):
     events = rank_events(0, "[TP02] 1000", "[TP02] 0") + rank_events(1, "[TP05] 1001", "[TP05] 1")
     report = report_of(tmp_path, events, distributedInfo={"rank": 2, "world_size": 8})
-    assert [trace["rank"] for trace in report.sections["traces"]] == [2, 5]
+    assert [trace.rank for trace in report.summary.traces] == [2, 5]
 
 
 def test_one_process_is_no_merge(tmp_path):
     report = report_of(tmp_path, rank_events(0, 1, 1))
-    assert [trace["rank"] for trace in report.sections["traces"]] == [None]
+    assert [trace.rank for trace in report.summary.traces] == [None]
     assert not any("processes" in note for note in report.notes)

@@ -705,7 +705,7 @@ def test_the_report_says_that_windows_are_only_counted(tmp_path, monkeypatch):
     assert note == (
         "The list shows the first 16 and the newest 4 of 24 profiler windows. The rest: 4 complete."
     )
-    assert len(report_of(tmp_path)["windows"]) == 20
+    assert len(report_of(tmp_path)["summary"]["windows"]) == 20
     assert (
         json.loads((tmp_path / "modelprof" / "run.json").read_text())["ranks"][0]["windows"][19]["index"]
         == 23

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from lightning_modelprof.analysis.lazy import NotMeasured
@@ -93,6 +94,7 @@ class OwnCost(Record, frozen=True, kw_only=True):
             measured, as in runs of earlier versions.
         helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training, in no
             other figure; ``None`` if there was none.
+        share: of the loop and the wait after it; ``None`` if they took no time.
     """
 
     work_ns: int
@@ -101,16 +103,11 @@ class OwnCost(Record, frozen=True, kw_only=True):
     report_wait_ns: int | None
     loop_ns: int
     helper_cpu_ns: int | None
+    share: float | None = None
 
     @property
     def total_ns(self) -> float:
         return self.work_ns + self.recorded_ns + self.inspected_ns + (self.report_wait_ns or 0)
-
-    @property
-    def share(self) -> float | None:
-        """Of the loop and the wait after it; ``None`` if they took no time."""
-        whole_ns = self.loop_ns + (self.report_wait_ns or 0)
-        return self.total_ns / whole_ns if whole_ns else None
 
 
 def own_cost(
@@ -129,7 +126,7 @@ def own_cost(
     profiler there would be nothing to compare with (``benchmarks/overhead.py`` does).
     """
     usual_ns = costs.typical.wall_ns
-    return OwnCost(
+    cost = OwnCost(
         work_ns=int(totals.total("phases_ns")[_PROFILER]) + outside_ns.get("profiler", 0),
         recorded_ns=_beyond(totals, _RECORDED, 0, usual_ns),
         inspected_ns=_beyond(totals, _INSPECTED, _RECORDED, usual_ns),
@@ -137,6 +134,8 @@ def own_cost(
         loop_ns=int(totals.total("duration_ns")) + sum(outside_ns.values()),
         helper_cpu_ns=helper_cpu_ns,
     )
+    whole_ns = cost.loop_ns + (report_wait_ns or 0)
+    return replace(cost, share=cost.total_ns / whole_ns if whole_ns else None)
 
 
 def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> float:

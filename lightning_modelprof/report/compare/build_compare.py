@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
-from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD
+from lightning_modelprof.analysis.change import ASSUMED_RUN_SPREAD, Comparison, Outcome
 from lightning_modelprof.analysis.compare import (
     DEFAULT_TOLERANCE,
-    Comparison,
-    Outcome,
     compare,
     setting_differences,
 )
 from lightning_modelprof.errors import ArchiveError
+from lightning_modelprof.record import asdict
 from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.compare.differences import (
-    Difference,
     find_differences,
     has_other_batches,
     side_warnings,
@@ -34,6 +32,7 @@ from lightning_modelprof.report.compare.tables import (
 )
 from lightning_modelprof.report.model import WARNING, Report, Status
 from lightning_modelprof.report.rules.rule import INFLATED
+from lightning_modelprof.report.summary import Difference, RunComparison, SideRun, Summary
 from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import duration_unit, percent, three_digits
 
@@ -89,13 +88,15 @@ def build_comparison(
             findings_table(before[0].report, after[0].report),
         ),
         notes=_notes(result, before, after),
-        sections={
-            "comparison": _section(result, differences),
-            "runs": {
-                "before": [_run_section(run) for run in before],
-                "after": [_run_section(run) for run in after],
-            },
-        },
+        summary=Summary(
+            comparison=RunComparison(
+                **asdict(result),
+                exit_code=EXIT_CODES[result.outcome],
+                differences=differences,
+                runs_before=tuple(map(_side_run, before)),
+                runs_after=tuple(map(_side_run, after)),
+            )
+        ),
     )
     return report, result
 
@@ -248,23 +249,14 @@ def _interval_note(result: Comparison) -> str:
     return f"{method} or from the differences between runs of the same side, whichever is wider.{turns}"
 
 
-def _section(result: Comparison, differences: Sequence[Difference]) -> dict[str, Any]:
-    return {
-        **asdict(result),
-        "outcome": result.outcome.value,
-        "exit_code": EXIT_CODES[result.outcome],
-        "differences": [one._asdict() for one in differences],
-    }
-
-
-def _run_section(run: ComparedRun) -> dict[str, Any]:
-    return {
-        "source": run.source,
-        "created": run.created,
-        "clean_steps": run.num_clean_steps,
-        "batch_cost_ns": run.batch_cost_ns,
-        "settings": run.settings,
-    }
+def _side_run(run: ComparedRun) -> SideRun:
+    return SideRun(
+        source=run.source,
+        created=run.created,
+        clean_steps=run.num_clean_steps,
+        batch_cost_ns=run.batch_cost_ns,
+        settings=dict(run.settings),
+    )
 
 
 def _times(result: Comparison, value: float) -> str:

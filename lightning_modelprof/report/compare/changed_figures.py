@@ -59,7 +59,7 @@ def num_steps(report: Report, table: Table) -> int | None:
     """
     over = figure_of(table).sum_over
     if over == "run":
-        steps: int | None = report.sections.get("run", {}).get("num_steps")
+        steps = None if report.summary.run is None else report.summary.run.num_steps
         return steps or None
     if over is None:
         return None
@@ -67,9 +67,9 @@ def num_steps(report: Report, table: Table) -> int | None:
         return _calls_of_step(table)
     number = _NUMBER.search(table.id)
     suffix = number.group() if number else ""
-    traces = [one for one in report.sections.get("traces", ()) if one.get("tables_suffix", "") == suffix]
+    traces = [one for one in report.summary.traces if one.tables_suffix == suffix]
     if traces:
-        numbers = [len(one.get("steps", ())) for one in traces]
+        numbers = [len(one.steps) for one in traces]
         return sum(numbers) if all(numbers) else None
     overview = next((one for one in report.tables if one.id == f"overview{suffix}"), None)
     return None if overview is None else _calls_of_step(overview)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from lightning_modelprof.analysis.compare import batch_size, run_settings
-from lightning_modelprof.analysis.facts import Facts
+from lightning_modelprof.analysis.compare import batch_size
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.model import Report
@@ -54,9 +53,22 @@ class ComparedRun(Record, frozen=True, kw_only=True):
         return None if time.tzinfo is None else time
 
 
-def compared_run(source: str, facts: Facts, report: Report) -> ComparedRun:
-    """A run of which everything that was measured is at hand."""
-    info, figures = facts.info, facts.get(Facts.benchmark)
+def compared_run(source: str, report: Report, steps: StepTimings) -> ComparedRun:
+    """A run to compare: a saved one, or one of which a logger's event file has the report and the steps.
+
+    Args:
+        report: of the run; as it was built, or read back.
+        steps: of its first rank.
+
+    Raises:
+        ArchiveError: when the report isn't a run's.
+    """
+    info, figures = report.summary.run, report.summary.benchmark
+    if info is None:
+        raise ArchiveError(
+            f"{source}: expected a run's report, got one that doesn't say what ran. It was written by another"
+            " version or isn't a run's report."
+        )
     return ComparedRun(
         source=source,
         loop=info.loop,
@@ -66,39 +78,7 @@ def compared_run(source: str, facts: Facts, report: Report) -> ComparedRun:
         status=info.status,
         num_clean_steps=0 if figures is None else figures.num_steps,
         batch_cost_ns=None if figures is None else figures.batch_cost_ns.avg,
-        settings=run_settings(facts),
-        steps=facts.steps,
+        settings=report.summary.settings,
+        steps=steps,
         report=report,
     )
-
-
-def compared_run_of_report(source: str, report: Report, steps: StepTimings) -> ComparedRun:
-    """A run of which only the report and the steps were kept, as in a logger's event file.
-
-    Args:
-        report: of the run; as it was built, or read back from JSON.
-        steps: of its first rank.
-
-    Raises:
-        ArchiveError: when the report lacks what a comparison needs.
-    """
-    try:
-        info, figures = report.sections["run"], report.sections["benchmark"]
-        return ComparedRun(
-            source=source,
-            loop=info["loop"],
-            world_size=info["world_size"],
-            sample_unit=info["sample_unit"],
-            created=info["created"],
-            status=info["status"],
-            num_clean_steps=0 if figures is None else figures["steps"],
-            batch_cost_ns=None if figures is None else figures["batch_cost_ns"]["avg"],
-            settings=report.sections["settings"],
-            steps=steps,
-            report=report,
-        )
-    except (KeyError, TypeError) as error:
-        raise ArchiveError(
-            f"{source}: expected a run's report with the data for a comparison, got one without {error}. It"
-            " was written by another version or isn't a run's report."
-        ) from None

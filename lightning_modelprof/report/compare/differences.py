@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from lightning_modelprof.analysis.compare import UNKNOWN, batch_size
 from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.model import WARNING, Unit
+from lightning_modelprof.report.summary import Difference
 from lightning_modelprof.run.setup import WRAPPERS
 from lightning_modelprof.units import format_cell
 
 _NOT_KNOWN: Final = frozenset((UNKNOWN, *WRAPPERS))
 """Older versions stored the class of a wrapper as the model."""
-
-
-class Difference(NamedTuple):
-    """Something that should be the same on both sides and isn't."""
-
-    name: str
-    before: str
-    after: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.name} differs: {self.before} before, {self.after} after."
 
 
 def find_differences(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> tuple[Difference, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE, Comparison
+from lightning_modelprof.analysis.change import Comparison
+from lightning_modelprof.analysis.compare import DEFAULT_TOLERANCE
+from lightning_modelprof.analysis.steps.benchmark import Benchmark, Statistics
 from lightning_modelprof.report.compare.build_compare import build_comparison
 from lightning_modelprof.report.compare.compared_run import ComparedRun
 from lightning_modelprof.report.compare.differences import (
@@ -41,7 +43,6 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
         found = f"{why_no_speedup(differences[-1])} in {runs[-1].source}"
     else:
         found = f"{runs[-1].source} is {three_digits(speed)}× as fast as {runs[0].source}"
-    keys = [column.key for column in table.columns]
     return Report(
         title=f"{len(runs)} runs: {found}",
         facts=tuple(
@@ -51,7 +52,6 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
         ),
         tables=(table,),
         notes=(),
-        sections={"stages": [dict(zip(keys, row, strict=True)) for row in table.rows]},
     )
 
 
@@ -62,8 +62,12 @@ class _Stage(NamedTuple):
     result: Comparison | None
 
     @property
-    def benchmark(self) -> Mapping[str, Any]:
-        return self.run.report.sections.get("benchmark") or {}
+    def benchmark(self) -> Benchmark | None:
+        return self.run.report.summary.benchmark
+
+
+def _average(figure: Statistics | None) -> float | None:
+    return None if figure is None else figure.avg
 
 
 def _interval(stage: _Stage) -> tuple[float | None, float | None]:
@@ -77,8 +81,8 @@ def _gpu_busy(stage: _Stage) -> float | None:
 
 
 def _peak_bytes(stage: _Stage) -> int | None:
-    memory = stage.run.report.sections.get("memory") or {}
-    return memory.get("peak_allocated_bytes") or memory.get("peak_rss_bytes")
+    memory = stage.run.report.summary.memory
+    return None if memory is None else memory.peak_allocated_bytes or memory.peak_rss_bytes
 
 
 def _verdict(stage: _Stage) -> str:
@@ -127,14 +131,14 @@ STAGES: Final = TableSpec(
             "steps/s",
             Unit.RATE,
             help="ips.",
-            of=lambda stage: (stage.benchmark.get("ips") or {}).get("avg"),
+            of=lambda stage: _average(stage.benchmark and stage.benchmark.steps_per_s),
         ),
         ColumnSpec(
             "reader_ratio",
             "Reader Ratio",
             Unit.RATIO,
             help="Σr / Σb.",
-            of=lambda stage: stage.benchmark.get("reader_ratio"),
+            of=lambda stage: _average(stage.benchmark and stage.benchmark.reader_ratio),
         ),
         ColumnSpec(
             "gpu_busy",

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from lightning_modelprof.analysis.change import Change
-from lightning_modelprof.analysis.compare import Comparison
+from lightning_modelprof.analysis.change import Change, Comparison
 from lightning_modelprof.report.model import Finding, Report, Status, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
 from lightning_modelprof.run.loops import LoopKind

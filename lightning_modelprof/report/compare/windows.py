@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.record import Record
-from lightning_modelprof.report.compare.differences import Difference, warnings, why_no_speedup
+from lightning_modelprof.report.compare.differences import warnings, why_no_speedup
 from lightning_modelprof.report.compare.row_changes import changed_rows
 from lightning_modelprof.report.compare.tables import findings_table
 from lightning_modelprof.report.model import Cell, Report, Table, Unit
 from lightning_modelprof.report.specs import ColumnSpec, TableSpec
+from lightning_modelprof.report.summary import Difference, PartTimes, Summary, WindowComparison
 from lightning_modelprof.units import digits, duration_unit, percent, signed
 
 
@@ -52,7 +53,7 @@ def compare_windows(
             *rest,
         ),
         notes=_notes(before, after, known),
-        sections={"comparison": _section(names, known)},
+        summary=Summary(window_comparison=_window_comparison(names, known)),
     )
 
 
@@ -118,7 +119,7 @@ def _notes(
         else:
             spreads = " The spread of steps isn't known for both sides."
         notes.append(f"{no_interval}{spreads} Compare runs to get an interval.")
-    ranks = [len(report.sections.get("traces", ())) for report in (before, after)]
+    ranks = [len(report.summary.traces) for report in (before, after)]
     if all(ranks) and ranks[0] != ranks[1]:
         notes.append(f"Different numbers of traces: {ranks[0]} before, {ranks[1]} after.")
     return tuple(notes)
@@ -134,15 +135,14 @@ def _device_models(report: Report) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(model) for model in models if model))
 
 
-def _section(names: tuple[str, str], known: tuple[ComparedSteps, ComparedSteps] | None) -> dict[str, Any]:
-    """Plain values: what each side is, and the parts of the mean step."""
-    section: dict[str, Any] = {"kind": "window", "before": names[0], "after": names[1], "parts": None}
-    if known is not None:
-        section["parts"] = {
-            part: {"before_ns": old, "after_ns": known[1].mean_ns.get(part)}
-            for part, old in known[0].mean_ns.items()
-        }
-    return section
+def _window_comparison(
+    names: tuple[str, str], known: tuple[ComparedSteps, ComparedSteps] | None
+) -> WindowComparison:
+    parts = known and {
+        part: PartTimes(before_ns=old, after_ns=known[1].mean_ns.get(part))
+        for part, old in known[0].mean_ns.items()
+    }
+    return WindowComparison(before=names[0], after=names[1], parts=parts)
 
 
 _STEP: Final = re.compile(r"step \d+")

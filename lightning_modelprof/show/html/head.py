@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lightning_modelprof.errors import printable
@@ -22,9 +22,10 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.report.summary import Summary
 from lightning_modelprof.show.findings import little_named, saving_text, shown_evidence, verdict_word
 from lightning_modelprof.show.layout import part_absent
-from lightning_modelprof.units import DASH, format_amount, format_cell, format_duration, percent, three_digits
+from lightning_modelprof.units import format_amount, format_cell, format_duration, percent, three_digits
 
 _SEVERITIES: Final = {
     Severity.CRITICAL: ("critical", "■", "Critical"),
@@ -46,8 +47,7 @@ def fact_lines(report: Report) -> list[tuple[str, str]]:
 
 def setting_lines(report: Report) -> list[tuple[str, str]]:
     """Name and text of what the run was set to; empty for traces, which do not say it."""
-    settings = report.sections.get("settings") or {}
-    return [(printable(str(name)), printable(str(value))) for name, value in settings.items()]
+    return [(printable(name), printable(value)) for name, value in report.summary.settings.items()]
 
 
 def absent_lines(tables: Sequence[Table]) -> list[tuple[str, str]]:
@@ -173,45 +173,42 @@ class Headline(Record, frozen=True):
         return definition("figure", self.label)
 
 
-def key_figures(sections: Mapping[str, Any]) -> list[Headline]:
+def key_figures(summary: Summary) -> list[Headline]:
     """The figures that a reader looks for first; those that were not measured are not there."""
-    benchmark = sections.get("benchmark") or {}
-    cost, ips = benchmark.get("batch_cost_ns") or {}, benchmark.get("ips") or {}
-    samples, flops = benchmark.get("samples_per_s") or {}, sections.get("flops") or {}
+    run, benchmark, flops = summary.run, summary.benchmark, summary.flops
     figures = []
-    if "avg" in cost:
-        value, _, unit = format_duration(cost["avg"]).partition(" ")
-        spread = f"p50 {format_duration(cost.get('p50'))}, p99 {format_duration(cost.get('p99'))}"
+    if benchmark is not None:
+        cost, waited = benchmark.batch_cost_ns, benchmark.reader_cost_ns
+        value, _, unit = format_duration(cost.avg).partition(" ")
+        spread = f"p50 {format_duration(cost.p50)}, p99 {format_duration(cost.p99)}"
         figures.append(Headline("batch_cost", value, unit, spread))
-    if "avg" in ips:
-        rate = f"{three_digits(samples['avg'])} {samples['unit']}" if "avg" in samples else ""
-        figures.append(Headline("ips", three_digits(ips["avg"]), printable(ips["unit"]), printable(rate)))
-    if benchmark.get("reader_ratio") is not None:
-        waiting = f"{format_duration((benchmark.get('reader_cost_ns') or {}).get('avg'))} waiting for data"
-        share = percent(benchmark["reader_ratio"])
-        figures.append(Headline("Reader Ratio", share, "", "" if waiting.startswith(DASH) else waiting))
-    if flops.get("flops_per_s") is not None:
-        value, _, unit = format_cell(flops["flops_per_s"], Unit.FLOPS_PER_S).rpartition(" ")
-        mfu = flops.get("mfu")
-        is_share = mfu is not None and mfu <= 1  # of a peak that is too low it is none; the table says so
-        detail = f"MFU {percent(mfu)}" if is_share else ""
+        if run is not None and benchmark.steps_per_s is not None:
+            samples = benchmark.samples_per_s
+            rate = "" if samples is None else f"{three_digits(samples.avg)} {printable(run.samples_unit)}"
+            figures.append(Headline("ips", three_digits(benchmark.steps_per_s.avg), run.steps_unit, rate))
+        if benchmark.reader_ratio is not None:
+            waiting = "" if waited is None else f"{format_duration(waited.avg)} waiting for data"
+            figures.append(Headline("Reader Ratio", percent(benchmark.reader_ratio.avg), "", waiting))
+    if flops is not None and flops.flops_per_s is not None:
+        value, _, unit = format_cell(flops.flops_per_s, Unit.FLOPS_PER_S).rpartition(" ")
+        is_share = flops.mfu is not None and flops.mfu <= 1  # of a peak that is too low it is none
+        detail = f"MFU {percent(flops.mfu)}" if is_share else ""
         figures.append(Headline("FLOP/s", value, unit, detail))
     return figures
 
 
-def file_lines(sections: Mapping[str, Any]) -> list[tuple[str, str]]:
+def file_lines(summary: Summary) -> list[tuple[str, str]]:
     """What lies in the run's directory, or which traces were read, and what each is for."""
-    traces = sections.get("traces") or ()
-    files = [(printable(str(trace["source"])), "the analyzed trace") for trace in traces]
-    if "windows" not in sections:
+    files = [(printable(trace.source), "the analyzed trace") for trace in summary.traces]
+    if summary.run is None:
         return files
     files += [
         ("report.json", "all figures on this page at full precision, for scripts"),
         ("report.txt", "the tables as plain text"),
         ("run.json", "the measurements; lightning-modelprof report rebuilds everything from them"),
     ]
-    for window in sections["windows"]:
-        if window.get("trace_file"):
-            what = f"profiler window {window.get('index')}, for Perfetto or chrome://tracing"
-            files.append((printable(window["trace_file"]), what))
+    for window in summary.windows:
+        if window.trace_file:
+            what = f"profiler window {window.index}, for Perfetto or chrome://tracing"
+            files.append((printable(window.trace_file), what))
     return files

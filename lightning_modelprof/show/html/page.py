@@ -70,7 +70,7 @@ def render_html(report: Report) -> bytes:
     shown = [table for table in part_absent(report.tables)[0] if table.rows]
     tables = [table_data(table, is_folded=table.is_detail) for table in shown]
     document = page_document(report.charts, report.flames, tables)
-    files = file_lines(report.sections)
+    files = file_lines(report.summary)
     script = _script()
     page = (
         _environment()
@@ -84,7 +84,7 @@ def render_html(report: Report) -> bytes:
             findings=found_views(report.findings),
             others=other_rules(report.findings),
             card=card_svg(report),
-            figures=key_figures(report.sections),
+            figures=key_figures(report.summary),
             facts=fact_lines(report),
             settings=setting_lines(report),
             document=document,

@@ -43,7 +43,7 @@ def findings_html(report: Report, *, has_slices: Callable[[Slices], bool] = lamb
 
 
 def figures_html(report: Report) -> str:
-    return str(part_macros().figures(key_figures(report.sections)))
+    return str(part_macros().figures(key_figures(report.summary)))
 
 
 def facts_html(report: Report) -> str:

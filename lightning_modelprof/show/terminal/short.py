@@ -170,7 +170,8 @@ class _Short:
         if more := len(others[_MOST_OTHERS:]):
             yield f"{more} more trace{'s' if more > 1 else ''}; --brief prints a line for each"
         slowest = " · ".join(self._slowest())
-        share = (self._report.sections.get("own_cost") or {}).get("share")
+        cost = self._report.summary.own_cost
+        share = None if cost is None else cost.share
         took = "" if share is None else f"profiler overhead {percent(share)}"
         texts = [text for text in (f"slowest modules: {slowest}" if slowest else "", took) if text]
         together = "   ".join(texts)

@@ -243,7 +243,7 @@ def file(tmp_path):
 def test_the_report_says_what_the_steps_are(file, capsys):
     told = dict(analyze(file).facts)
     assert told["Steps"].startswith("The trace has no ProfilerStep ranges. Its steps are a guess:")
-    assert analyze(file).sections["traces"][0]["step_origin"] == told["Steps"]
+    assert analyze(file).summary.traces[0].step_origin == told["Steps"]
     asked = analyze(file, step_range=r"step\[DECODE")
     assert dict(asked.facts)["Steps"].startswith("The steps are the 4 ranges whose names match")
     assert main(["analyze", str(file), "--step-range", r"DECODE"]) == 0
