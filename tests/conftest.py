@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import signal
+import sys
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from lightning.fabric.utilities import registry
 
 from lightning_modelprof.loop import budget, inspection_plan, instruments, process_loops, session, windows
 from lightning_modelprof.loop.helper import Helper
@@ -25,6 +27,10 @@ OURS = "lightning_modelprof"
 # How long an example takes says nothing on a machine that does something else as well.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Tests start a hundred interpreters that import the package: it is compiled for the first one.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Threads that wait for each other make small models many times slower on a machine that has more to do.
 torch.set_num_threads(1)
@@ -100,6 +106,10 @@ def _read(path):
 
 
 SourceFile.read = staticmethod(_read)
+
+
+# Every Trainer looks for callbacks among all that is installed.
+registry.entry_points = lru_cache(registry.entry_points)
 
 
 @pytest.fixture(autouse=True)
