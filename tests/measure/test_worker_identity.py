@@ -36,7 +36,8 @@ def digest(batches: Any) -> str:
 def epochs(make: Any, method: str, *, is_watched: bool, **options: Any) -> tuple[tuple[str, int], Any]:
     """Two epochs of a loader: what came and how much of it, and what was measured."""
     torch.manual_seed(3)
-    num_workers = 1 if method == "spawn" else 2  # a new interpreter imports torch for seconds
+    # Each epoch starts workers that don't persist, and a new interpreter imports torch for seconds.
+    num_workers = 2 if method == "fork" and options.get("persistent_workers") else 1
     loader = DataLoader(make(), 2, num_workers=num_workers, multiprocessing_context=method, **options)
     watched = WorkerProbes()
     if is_watched:
