@@ -6,6 +6,8 @@ import gc
 import math
 import os
 import signal
+import sys
+from collections import Counter
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -13,18 +15,27 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from lightning.fabric.utilities import registry
 
 from lightning_modelprof.engine import budget, plan, process_loops, results, traces
 from lightning_modelprof.engine.helper import Helper
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
+from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.measure.setup.source_file import SourceFile
 from tests.support.chromium import start_chromium
 
 OURS = "lightning_modelprof"
 
+MOST_FITS = 60
+"""Loops of a Trainer that plain ``pytest`` measures: what a stored run shows needs none."""
+
 # How long an example takes says nothing on a machine that does something else as well.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Tests start a hundred interpreters that import the package: it is compiled for the first one.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Threads that wait for each other make small models many times slower on a machine that has more to do.
 torch.set_num_threads(1)
@@ -35,14 +46,49 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="the slow tests, too")
 
 
+def is_plain(config):
+    asked = {str(config.rootpath / path) for path in config.args}
+    some = config.option.all or config.option.markexpr or config.option.keyword
+    return not some and asked <= {str(config.rootpath / path) for path in config.getini("testpaths")}
+
+
+FITS = Counter()
+"""By the file of their test."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _count_fits():
+    begin = session.LoopSession.__init__
+
+    def counted(self, config, loop, **others):
+        if isinstance(loop, TrainerLoop):
+            FITS[os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]] += 1
+        begin(self, config, loop, **others)
+
+    session.LoopSession.__init__ = counted
+
+
+def pytest_sessionfinish(session):
+    if is_plain(session.config) and FITS.total() > MOST_FITS:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if is_plain(config) and FITS.total() > MOST_FITS:
+        most = ", ".join(f"{number} in {name}" for name, number in FITS.most_common(5))
+        terminalreporter.line(
+            f"{FITS.total()} loops of a Trainer are measured in plain pytest, and may be {MOST_FITS} at most:"
+            f" {most}. Read a stored run, or mark the file slow.",
+            red=True,
+        )
+
+
 def pytest_collection_modifyitems(config, items):
     """Plain ``pytest`` is over in three minutes; a file that is asked for by its path runs in any case."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
-    asked = {str(config.rootpath / path) for path in config.args}
-    is_plain = asked <= {str(config.rootpath / path) for path in config.getini("testpaths")}
-    if is_plain and not (config.option.all or config.option.markexpr or config.option.keyword):
+    if is_plain(config):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
@@ -100,6 +146,10 @@ def _read(path):
 
 
 SourceFile.read = staticmethod(_read)
+
+
+# Every Trainer looks for callbacks among all that is installed.
+registry.entry_points = lru_cache(registry.entry_points)
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def anything(hint):
 
 
 @pytest.mark.parametrize("kind", POOLED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_it_does_not_matter_which_are_put_together_first(kind, data):
     one, two, three = (data.draw(anything(kind)) for _ in range(3))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import textwrap
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -710,18 +707,7 @@ def run_job(folder, strategy, case):
     """The report of two real ranks."""
     script = folder / "job.py"
     script.write_text(JOB)
-    if strategy == "ddp_fork":
-        result = warm.start(JOB, strategy, folder / "job", case, cwd=folder, file=script).wait(150)
-        assert result.returncode == 0, result.stderr[-3000:]
-        return json.loads((folder / "job" / "modelprof" / "report.json").read_text())
-    result = subprocess.run(
-        [sys.executable, script, strategy, folder / "job", case],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    result = warm.start(JOB, strategy, folder / "job", case, cwd=folder, file=script).wait(150)
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads((folder / "job" / "modelprof" / "report.json").read_text())
 

@@ -336,6 +336,7 @@ def test_what_the_system_does_not_count_is_none_with_its_reason(monkeypatch):
     assert "not available on this system" in record.why_no_cpu_wait
 
 
+@pytest.mark.slow
 def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch):
     """Sanity check, data and compilation come between the making of the watch and the first step."""
     wait_ns = 0
@@ -359,6 +360,7 @@ def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch
     assert one.beyond_ns >= one.duration_ns - one.usual_ns
 
 
+@pytest.mark.slow
 def test_files_are_read_once_in_500_steps(tmp_path, monkeypatch):
     reads = []
 
@@ -488,6 +490,7 @@ def test_a_run_of_the_collector_counts_in_both_steps_that_it_is_in(monkeypatch):
     assert watch.between(30 * MS, 40 * MS) == (0, None)
 
 
+@pytest.mark.slow
 def test_the_collector_is_watched_only_while_the_loop_runs(tmp_path):
     seen = []
     module = Net(at_batch=lambda batch: seen.append(len(gc.callbacks)))
@@ -497,6 +500,7 @@ def test_the_collector_is_watched_only_while_the_loop_runs(tmp_path):
     assert gc.callbacks == before
 
 
+@pytest.mark.slow
 def test_the_collector_is_found_in_the_last_steps_of_a_run(tmp_path):
     """What comes after the last step does not shift the steps."""
 
@@ -529,6 +533,7 @@ def test_the_collector_is_found_in_the_last_steps_of_a_run(tmp_path):
 PAUSE_S = 0.2
 
 
+@pytest.mark.slow
 def test_a_pause_in_one_step_is_the_worst_step(tmp_path):
     def at_batch(batch_idx):
         if batch_idx == 150:
@@ -570,6 +575,7 @@ def test_steps_that_are_slow_by_a_rule(steps, number, num_steps, every):
     assert _period(steps, number, num_steps) == every
 
 
+@pytest.mark.slow
 def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path, monkeypatch):
     """A fit of 1 ms a step, of which every tenth takes 30 ms more."""
     monkeypatch.setattr(slow_steps_module, "cpu_wait_ns", lambda: 0)

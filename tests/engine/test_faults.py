@@ -87,7 +87,8 @@ def harmless(tmp_path, weights, monkeypatch):
         monkeypatch.undo()
         PROCESS_LOOPS.forget()  # which would write now what could not be written then
         with our_warnings() as later:  # what was broken does not reach the next fit
-            train(tmp_path / "again", again := make_callback(tmp_path / "again", steps=(3, 6)))
+            again = make_callback(tmp_path / "again", steps=(3, 6), files=False)
+            train(tmp_path / "again", again, limit_train_batches=8)
         assert later == []
         assert windows_of(again)[0].status is WindowStatus.COMPLETE
         return callback, messages

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,6 @@ from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus
 from tests.support.fits import (
-    ROOT,
     Net,
     fit_quietly,
     loader,
@@ -100,10 +98,18 @@ def helper_of(callback):
 
 def slowly(seconds, name, *arguments, **how):
     """Start the process so that it sleeps before each task."""
+    return doing(f"time.sleep({seconds})", name, *arguments, **how)
+
+
+def doing(what, name, *arguments, **how):
+    """Start the process so that it does something before each task."""
     code = (
-        "import sys, time; from lightning_modelprof.engine import helper, trace_work\n"
+        "import os, sys, time; from lightning_modelprof.engine import helper, trace_work\n"
         "do = trace_work.TraceWork.do\n"
-        f"trace_work.TraceWork.do = lambda *given: (time.sleep({seconds}), do(*given))[1]\n"
+        "def do_later(*given):\n"
+        f"    {what}\n"
+        "    return do(*given)\n"
+        "trace_work.TraceWork.do = do_later\n"
         "helper.main()"
     )
     popen = subprocess.Popen
@@ -164,21 +170,19 @@ def test_weights_are_the_same(tmp_path, temporary):
 
 
 def test_the_training_waits_for_nothing(tmp_path, temporary, monkeypatch):
-    """Whatever follows an export takes two seconds, and no step does."""
-    monkeypatch.setattr(helpers, "start_module", partial(slowly, 2))
-    open_at_the_end, begin = [], []
+    """Nothing that follows an export is done before the last step, and that step comes."""
+    go = tmp_path / "go"
+    until = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    monkeypatch.setattr(helpers, "start_module", partial(doing, until))
+    open_at_the_end = []
     callback = make_callback(tmp_path, active=2, wait=2, repeat=2)
 
-    def look(step):
-        if step == 3:
-            begin.append(time.monotonic())
-        if step == LAST_STEP:
-            open_at_the_end.append(helper_of(callback).num_open)
-            begin.append(time.monotonic())
+    def look():
+        open_at_the_end.append(helper_of(callback).num_open)
+        go.touch()
 
-    fit_quietly(make_trainer(tmp_path, callback), Net(at_batch=look), loader())
+    fit_quietly(make_trainer(tmp_path, callback), at(LAST_STEP, look), loader())
     assert open_at_the_end[0] >= 2
-    assert begin[1] - begin[0] < 2
     assert [window.status for window in windows_of(callback)] == [WindowStatus.COMPLETE] * 2
     assert len(traces_in(tmp_path)) == 2
     assert table_of(callback.report, "model_summary_1").rows
@@ -541,7 +545,7 @@ CLOSES_ALL = """
 
 @pytest.mark.parametrize("when", ["while_it_works", "after_a_look"])
 def test_the_program_closes_all_files_and_uses_their_numbers_again(tmp_path, when):
-    done = run_script(CLOSES_ALL, tmp_path, when, cwd=tmp_path, fresh=True)
+    done = run_script(CLOSES_ALL, tmp_path, when, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the process that analyzes traces lost" in done.stdout
     assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
@@ -579,9 +583,7 @@ SCRIPT = """
 def test_the_training_is_killed(tmp_path, num_workers):
     folder = Path(tempfile.mkdtemp())  # a short name: it is part of those of sockets
     before = set(Path("/dev/shm").iterdir())
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), "training", str(num_workers)]
-    env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, stderr=subprocess.DEVNULL, timeout=120, check=False)
+    done = run_script(SCRIPT, tmp_path, "training", num_workers, cwd=tmp_path, env={"TMPDIR": str(folder)})
     assert done.returncode == -signal.SIGKILL
     number = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 60
@@ -601,6 +603,6 @@ def test_the_training_is_killed(tmp_path, num_workers):
 
 
 def test_writing_to_one_that_is_gone_does_not_end_the_program(tmp_path):
-    done = run_script(SCRIPT, tmp_path, "helper", 0, cwd=tmp_path, fresh=True)
+    done = run_script(SCRIPT, tmp_path, "helper", 0, cwd=tmp_path)
     assert done.stdout.strip().endswith("done"), done.stderr
     assert load_run(tmp_path / "modelprof").info.status == "finished"

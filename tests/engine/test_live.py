@@ -35,6 +35,7 @@ class CountingLogger(CSVLogger):
         super().log_metrics(metrics, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "of_trainer", "num_points"),
     [(None, 10, 2), (5, 10, 4), (0, 10, 0), (None, 0, 0)],
@@ -56,6 +57,7 @@ def test_scalars_come_as_often_as_asked_for(tmp_path, ours, of_trainer, num_poin
         assert sum(phases) == pytest.approx(scalars["modelprof/batch_cost_ms"])
 
 
+@pytest.mark.slow
 def test_memory_is_logged_as_it_was_read_at_that_moment(tmp_path, monkeypatch):
     readings = iter(range(1, 100))
     monkeypatch.setattr(loop_memory, "process_memory", lambda: ProcessMemory(next(readings) * 2**20, None))
@@ -94,6 +96,7 @@ class Reader:
         return [chart.title for chart in layout.category[0].chart]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_one_run_one_text_and_the_charts_that_have_a_curve(tmp_path):
     """On a CPU whose peak nobody knows there is no MFU; there once was a text for each table."""
     trainer = {"logger": TensorBoardLogger(tmp_path, name="net"), "log_every_n_steps": 5, "max_steps": 21}
@@ -127,6 +130,7 @@ def test_two_runs_never_share_a_folder(tmp_path):
     assert {folder.name for folder in folders} == {"modelprof", *(f"modelprof_{n}" for n in range(1, 12))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.json", "report.html", "report.json", "report.txt"])
 def test_no_file_of_others_is_written_over(tmp_path, name):
     """A folder of the user's, or of a run whose archive was moved away."""
@@ -139,6 +143,7 @@ def test_no_file_of_others_is_written_over(tmp_path, name):
     assert (tmp_path / "modelprof_1" / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_fast_dev_run_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callback = run_fit(tmp_path, trainer={"fast_dev_run": 2}, active=0, dirpath=None)

@@ -289,7 +289,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
 def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
     pytest.importorskip("joblib")
-    result = run_script(JOBS, tmp_path, backend, cwd=tmp_path, timeout=300, fresh=True)
+    result = run_script(JOBS, tmp_path, backend, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     lines = [line for line in result.stdout.splitlines() if "lightning-modelprof" in line]
     assert len(lines) == 2

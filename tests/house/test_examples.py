@@ -56,22 +56,9 @@ def check_files(folder: Path, *, profiled: bool) -> None:
     assert bool(list(folder.glob("traces/*.pt.trace.json.gz"))) == profiled
 
 
-RUN = """
-import runpy, sys
-from pathlib import Path
-sys.argv = sys.argv[1:]
-sys.path.insert(0, str(Path(sys.argv[0]).parent))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @needs_images
 def test_minimal(tmp_path):
-    """In an interpreter of its own."""
-    script = ROOT / "examples" / "minimal.py"
-    result = run_script(RUN, script, cwd=tmp_path, fresh=True)
-    assert result.returncode == 0, result.stderr[-4000:]
-    printed = result.stdout
+    printed = succeed("examples/minimal.py", cwd=tmp_path)
     assert "all tables: lightning-modelprof report " in printed
     check_files(tmp_path / "lightning_logs" / "version_0" / "modelprof", profiled=True)
 
@@ -202,7 +189,7 @@ runpy.run_path(script, run_name="__main__")
     [("minimal.py", "sklearn"), ("cifar10.py", "PIL"), ("cli.py", "jsonargparse")],
 )
 def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, script, missing):
-    result = run_script(WITHOUT, missing, ROOT / "examples" / script, cwd=tmp_path, fresh=True)
+    result = run_script(WITHOUT, missing, ROOT / "examples" / script, cwd=tmp_path)
     assert result.returncode == 1
     error = result.stderr.strip().split("\n")[-1]
     assert error.startswith("lightning_modelprof.errors.MissingExtraError: examples/")

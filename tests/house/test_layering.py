@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -263,27 +264,34 @@ def resolve(imported):
     return imported
 
 
-IMPORTS = {name: sorted(set(imports_in(ast.parse(path.read_text())))) for name, path in FILES.items()}
-OWN = {
-    name: {resolve(i.removeprefix(f"{PACKAGE}.")) for i in found if i.startswith(f"{PACKAGE}.")}
-    for name, found in IMPORTS.items()
-}
+@cache
+def tree_of(name):
+    return ast.parse(FILES[name].read_text())
+
+
+@cache
+def imports_of(name):
+    return set(imports_in(tree_of(name)))
+
+
+@cache
+def own_imports_of(name):
+    own = (one.removeprefix(f"{PACKAGE}.") for one in imports_of(name) if one.startswith(f"{PACKAGE}."))
+    return {resolve(one) for one in own}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_imports_only_from_its_left(name):
     part = name.partition(".")[0]
     assert part in LAWS, f"{part} is new: write its law into LAWS, and into docs/architecture.md"
-    wrong = {imported for imported in OWN[name] if not is_part(imported, LAWS[part])}
+    wrong = {imported for imported in own_imports_of(name) if not is_part(imported, LAWS[part])}
     assert not wrong, f"{name} imports {wrong}"
-    assert PACKAGE not in IMPORTS[name]  # import lightning_modelprof: nobody could tell what of it is used
+    assert PACKAGE not in imports_of(name)  # import lightning_modelprof: nobody could tell what of it is used
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_libraries_enter_by_their_own_files(library):
-    users = {
-        name for name, found in IMPORTS.items() if any(is_part(imported, [library]) for imported in found)
-    }
+    users = {name for name in FILES if any(is_part(imported, [library]) for imported in imports_of(name))}
     wrong = {name for name in users if not is_part(name, LIBRARIES[library])}
     assert not wrong, f"{library} is imported by {wrong}"
 
@@ -292,15 +300,15 @@ def test_libraries_enter_by_their_own_files(library):
 def test_config_imports_no_library_by_way_of(name):
     parents = [".".join(name.split(".")[:depth]) for depth in range(1, name.count(".") + 1)]
     for part in (name, *parents):
-        assert OWN[part] <= {"units", "errors"}
-        assert {imported.partition(".")[0] for imported in IMPORTS[part]} - {PACKAGE} <= set(
+        assert own_imports_of(part) <= {"units", "errors"}
+        assert {imported.partition(".")[0] for imported in imports_of(part)} - {PACKAGE} <= set(
             sys.stdlib_module_names
         )
 
 
 def test_nobody_below_imports_a_door():
     doors = {"callback", "cli.main", "reading", "timing.model_profile"}
-    found = {(name, door) for name, own in OWN.items() for door in own & doors if name != door}
+    found = {(name, door) for name in FILES for door in own_imports_of(name) & doors if name != door}
     # Commands are a part of the door, and the self-test uses what users use.
     found = {pair for pair in found if not pair[0].startswith(("cli.", "selftest."))}
     assert found == {("__init__", "reading"), ("__init__", "timing.model_profile"), ("__main__", "cli.main")}
@@ -313,7 +321,7 @@ def test_nothing_goes_in_circles():
     def visit(name, path):
         assert name not in path, " → ".join([*path, name])
         if name not in done:
-            for imported in OWN.get(name, ()):
+            for imported in own_imports_of(name) if name in FILES else ():
                 visit(imported, [*path, name])
             done.add(name)
 
@@ -326,11 +334,11 @@ def test_rules_know_nothing_of_who_asks_them():
     asking = {f"report.rules.{name}" for name in ("engine", "passes", "all_rules")}
     rules = [name for name in FILES if is_part(name, ["report.rules"]) and name not in asking]
     assert len(rules) > 10
-    assert {name: found for name in rules if (found := OWN[name] & asking)} == {}
+    assert {name: found for name in rules if (found := own_imports_of(name) & asking)} == {}
 
 
 def test_tables_know_no_rules():
-    tables_of_reports = {name: own for name, own in OWN.items() if name.startswith("report.tables.")}
+    tables_of_reports = {name: own_imports_of(name) for name in FILES if name.startswith("report.tables.")}
     assert tables_of_reports
     wrong = {
         name: rules
@@ -346,7 +354,7 @@ TABLE_FILES = [name for name in FILES if name.startswith(("report.tables.run.", 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in MEETING_POINTS])
 def test_tables_are_imported_only_where_they_meet(name):
     shared = {"report.tables.rows", "report.tables.run.table", "report.tables.trace.table"}
-    found = {imported for imported in OWN[name] if imported.startswith("report.tables")} - shared
+    found = {imported for imported in own_imports_of(name) if imported.startswith("report.tables")} - shared
     assert not found if name in TABLE_FILES else found <= set(MEETING_POINTS)
 
 
@@ -374,22 +382,16 @@ def derives_a_fact(name):
         isinstance(node, ast.FunctionDef)
         and node.name.startswith(("summarize_", "list_"))
         and [ast.unparse(argument.annotation) for argument in node.args.args] == ["Timeline"]
-        for node in ast.parse(FILES[name].read_text()).body
+        for node in tree_of(name).body
     )
 
 
-FACT_FILES = [name for name in FILES if name.startswith("analysis.") and derives_a_fact(name)]
-
-
-@pytest.mark.parametrize("name", FACT_FILES)
-def test_every_file_with_a_fact_is_derived_and_shown(name):
-    assert name in OWN["analysis.trace.trace_facts"]
+def test_every_file_with_a_fact_is_derived_and_shown():
+    files = {name for name in FILES if name.startswith("analysis.") and derives_a_fact(name)}
+    assert {"analysis.trace.model_summary", "analysis.trace.operators"} <= files
+    assert files - own_imports_of("analysis.trace.trace_facts") == set()
     shown = [entry.build.__module__.removeprefix(f"{PACKAGE}.") for entry in tables.TRACE_TABLES]
-    assert any(name in OWN[table] for table in shown)
-
-
-def test_there_are_files_with_facts():
-    assert {"analysis.trace.model_summary", "analysis.trace.operators"} <= set(FACT_FILES)
+    assert files - set().union(*map(own_imports_of, shown)) == set()
 
 
 def test_the_views_stand_in_the_order_of_the_tables():

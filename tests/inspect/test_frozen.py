@@ -61,6 +61,7 @@ def frozen_in(folder, module, data=None):
     return {one.path: (one.changes, one.has_varying_input) for one in waste.frozen}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -86,6 +87,7 @@ def noise_in_a_part(_, inputs):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -108,6 +110,7 @@ def test_input_that_is_another_one_in_each_epoch(given, tmp_path):
     assert frozen_in(tmp_path, Distilled(given)) == {"teacher": (False, True)}
 
 
+@pytest.mark.slow
 def test_noise_that_a_hook_adds_to_the_batch(tmp_path):
     class Noisy(Distilled):
         def on_after_batch_transfer(self, batch, dataloader_idx):
@@ -116,6 +119,7 @@ def test_noise_that_a_hook_adds_to_the_batch(tmp_path):
     assert frozen_in(tmp_path, Noisy()) == {"teacher": (False, True)}
 
 
+@pytest.mark.slow
 def test_noise_that_collate_fn_adds(tmp_path):
     def collate(samples):
         inputs = torch.stack([one for one, _ in samples])
@@ -125,16 +129,19 @@ def test_noise_that_collate_fn_adds(tmp_path):
     assert frozen_in(tmp_path, Distilled(), data) == {"teacher": (False, True)}
 
 
+@pytest.mark.slow
 def test_an_order_that_is_drawn_is_no_other_input(tmp_path):
     assert frozen_in(tmp_path, Distilled(), loader(size=24, shuffle=True)) == {"teacher": (False, False)}
 
 
+@pytest.mark.slow
 def test_dropout_inside(tmp_path):
     teacher = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5))
     assert frozen_in(tmp_path / "on", Distilled(teacher=teacher)) == {"teacher": (False, True)}
     assert frozen_in(tmp_path / "off", Distilled(teacher=teacher.eval())) == {"teacher": (False, False)}
 
 
+@pytest.mark.slow
 def test_batch_norm_inside(tmp_path):
     teacher = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     assert frozen_in(tmp_path / "on", Distilled(teacher=teacher)) == {"teacher": (True, False)}
@@ -170,11 +177,13 @@ def seldom(module):
         lerp(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [lerp, by_data, by_other_data, replaced, unfrozen, seldom])
 def test_a_target_that_follows(update, tmp_path):
     assert frozen_in(tmp_path, Distilled(after=torch.no_grad()(update))) == {"teacher": (True, False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_before_zero_grad", "optimizer_step", "on_train_epoch_end"])
 def test_a_target_that_follows_in_other_hooks(hook, tmp_path):
     class Follows(Distilled):
@@ -190,6 +199,7 @@ def test_a_target_that_follows_in_other_hooks(hook, tmp_path):
     assert frozen_in(tmp_path, Follows()) == {"teacher": (True, False)}
 
 
+@pytest.mark.slow
 def test_the_fit_stays_what_it_is(tmp_path):
     def weights(**given):
         torch.manual_seed(3)

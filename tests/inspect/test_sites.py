@@ -510,6 +510,7 @@ def helper(tmp_path):
     return module
 
 
+@pytest.mark.slow
 def test_a_real_fit(fit, helper, capsys):
     result = fit(Busy(helper), others=[Reads()], trainer={"enable_progress_bar": True})
     expected = [  # mark, phase, module, function
@@ -538,6 +539,7 @@ def test_a_real_fit(fit, helper, capsys):
     assert result.dropped == ()
 
 
+@pytest.mark.slow
 def test_callers_name_the_library(fit, capsys):
     result = fit(Busy(), trainer={"enable_progress_bar": True})
     (clip,) = [one for one in sites_at(result, "clip") if one.kind == SYNCHRONISATION]
@@ -549,11 +551,13 @@ def test_callers_name_the_library(fit, capsys):
     assert all(one.caller.startswith("lightning.") for one in bar)
 
 
+@pytest.mark.slow
 def test_without_progress_bar_nobody_reads_it(fit):
     result = fit(Net())
     assert [one for one in result.sites if one.kind == SYNCHRONISATION] == []
 
 
+@pytest.mark.slow
 def test_hooks_before_ours_are_seen(inspections, tmp_path):
     """A callback that stands before ours runs before the batch is counted."""
     callback = make_callback(tmp_path, flops=True, active=0, skip_first=10)
@@ -562,6 +566,7 @@ def test_hooks_before_ours_are_seen(inspections, tmp_path):
     assert (found.phase, found.function) == (BATCH_START, "on_train_batch_start")
 
 
+@pytest.mark.slow
 def test_rows_in_a_fit(fit, capsys):
     """Two samples: a product and a sum each, in one line with the sum over them and with the loss."""
     forward = lines_at(fit(Busy()), "rows")
@@ -586,18 +591,21 @@ class ManualReads(Manual):
         optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "mark"), [(FetchingReads, "iterator"), (ManualReads, "manual")])
 def test_other_ways_to_train(fit, module, mark):
     (found,) = sites_at(fit(module()), mark)
     assert (found.calls, found.operator, found.phase) == (1, SCALAR, "forward")
 
 
+@pytest.mark.slow
 def test_the_optimizers_own_lines_are_one(fit):
     (found,) = [line for line in fit(Net()).lines if line.phase == "optimizer"]
     assert (found.file, found.line, found.function) == (None, None, "")
     assert found.calls > 0
 
 
+@pytest.mark.slow
 def test_a_step_with_validation_shows_none_of_it(fit):
     class Validated(Net):
         def validation_step(self, batch, batch_idx):
@@ -608,6 +616,7 @@ def test_a_step_with_validation_shows_none_of_it(fit):
     assert not sites_at(result, "validation")
 
 
+@pytest.mark.slow
 def test_an_evaluation_loop(inspections, tmp_path):
     """In inference mode operators come as they were called, and are taken apart by the counter."""
 
@@ -629,6 +638,7 @@ def test_an_evaluation_loop(inspections, tmp_path):
     assert (after.calls, after.operator, after.phase) == (1, "aten::item", BATCH_END)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_no_lines(fit):
     class Compiled(Net):
         def configure_model(self):
@@ -637,6 +647,7 @@ def test_a_compiled_model_has_no_lines(fit):
     assert fit(Compiled()) is None
 
 
+@pytest.mark.slow
 def test_workers_are_not_watched(fit):
     """Workers that are forked in the watched step leave the mode of their parent."""
 
@@ -661,6 +672,7 @@ def test_workers_are_not_watched(fit):
 # ---- Nothing changes, nothing stays
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_to_the_last_bit(tmp_path, fit, capsys):
     def weights(flops):
         torch.manual_seed(1)
@@ -674,6 +686,7 @@ def test_weights_are_the_same_to_the_last_bit(tmp_path, fit, capsys):
     assert torch.equal(with_us[1], without[1])
 
 
+@pytest.mark.slow
 def test_torchs_function_is_given_back(fit):
     before = torch._tensor_str._str
     seen = []
@@ -688,6 +701,7 @@ def test_torchs_function_is_given_back(fit):
     assert torch._tensor_str._str is before
 
 
+@pytest.mark.slow
 def test_it_is_given_back_after_a_failure(inspections, tmp_path):
     before = torch._tensor_str._str
 
@@ -724,6 +738,7 @@ def test_an_error_of_ours_stays_ours(monkeypatch):
     assert "ZeroDivisionError: division by zero (1 times)" in result.dropped
 
 
+@pytest.mark.slow
 def test_records_survive_json(fit, capsys):
     result = fit(Busy())
     assert msgspec.json.decode(msgspec.json.encode(result), type=StepSites) == result

@@ -16,6 +16,8 @@ from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.run.archive import load_run
 from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, our_warnings
 
+pytestmark = pytest.mark.slow
+
 
 class Inner(Callback):
     """Runs another trainer with the given callbacks at one hook of a fit."""

@@ -148,6 +148,7 @@ WHOLE_BEFORE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_profiler_sees_all(package):
     costs = Costs()
@@ -168,6 +169,7 @@ def test_the_profiler_sees_all(package):
     assert place.startswith("test_outside_loop.py:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_callback_sees_from_its_setup_to_the_loop(package):
     costs = Costs()
@@ -180,6 +182,7 @@ def test_the_callback_sees_from_its_setup_to_the_loop(package):
     assert any("ModelProfiler" in note for note in table_of(callback.report, "around").notes)
 
 
+@pytest.mark.slow
 def test_a_loop_that_fails_keeps_what_came_before():
     costs = Costs()
 
@@ -196,6 +199,7 @@ def test_a_loop_that_fails_keeps_what_came_before():
     assert profiler.run.ranks[0].around.after is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["on_fit_end", "teardown"])
 def test_what_fails_after_the_loop_is_seen_until_then(name):
     costs = Costs()
@@ -211,6 +215,7 @@ def test_what_fails_after_the_loop_is_seen_until_then(name):
     assert sum(times.values()) == analysis_of_run(profiler).outside_loop.after_ns
 
 
+@pytest.mark.slow
 def test_what_fails_before_the_loop_has_no_report():
     costs = Costs()
 
@@ -222,6 +227,7 @@ def test_what_fails_before_the_loop_has_no_report():
         assert profiler.run is None
 
 
+@pytest.mark.slow
 def test_every_loop_has_its_own(tmp_path):
     """The files of the first one keep what came after it, whatever the process runs then."""
     costs = Costs()
@@ -238,6 +244,7 @@ def test_every_loop_has_its_own(tmp_path):
     assert saved.ranks[0].around == first.ranks[0].around
 
 
+@pytest.mark.slow
 def test_loading_a_checkpoint_is_the_gap_before_the_next_action(tmp_path):
     costs = Costs()
 
@@ -258,6 +265,7 @@ def test_loading_a_checkpoint_is_the_gap_before_the_next_action(tmp_path):
     assert gaps == {"Net.configure_model": costs.ns["load"]}
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_opens(tmp_path):
     profiler = fit(lightning, Costs(), files=True, dirpath=tmp_path / "run")
     path = tmp_path / "run" / "run.json"
@@ -268,6 +276,7 @@ def test_a_run_of_an_older_version_opens(tmp_path):
     assert profiler.run.ranks[0].around is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["finish", "loop_ends"])
 def test_an_error_of_ours_warns_once_and_steps_aside(monkeypatch, name):
     def fail(*args):

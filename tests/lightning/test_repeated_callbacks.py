@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
@@ -23,6 +24,9 @@ from tests.support.fits import (
 )
 
 SAID = "the Trainer has {} ModelProfCallbacks and uses only one. Pass one, in a new list per Trainer."
+
+
+pytestmark = pytest.mark.slow
 
 
 def said(messages):

@@ -249,6 +249,7 @@ def device_steps_of(truth: Truth) -> list[dict[str, int]]:
     return [{renamed.get(key, key): ns for key, ns in step.items()} for step in truth.device_steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_class", [PlainModel, PlainManualModel])
 @pytest.mark.parametrize("lag_ns", [0, 10**12], ids=["reached at once", "reached at the end"])
 def test_device_times_of_a_fit(device_bench, model_class, lag_ns):
@@ -276,6 +277,7 @@ def test_device_times_of_a_fit(device_bench, model_class, lag_ns):
     assert device.is_closed
 
 
+@pytest.mark.slow
 def test_flops_per_second_are_by_the_device_where_the_cpu_ran_ahead(device_bench):
     """The device takes three times as long as the host, which never waits for it."""
     device_bench.callback = MeasuredCallback(device_bench.truth, flops=True, skip_first=2)
@@ -290,6 +292,7 @@ def test_flops_per_second_are_by_the_device_where_the_cpu_ran_ahead(device_bench
     assert model["flops_per_s"] == pytest.approx(model["flops"] / (device_ns / 1e9))
 
 
+@pytest.mark.slow
 def test_device_times_of_steps_with_every_hook_sum_to_the_step(device_bench):
     """Hooks belong to the phase that was marked last; nothing is lost between marks."""
     bench = device_bench
@@ -306,6 +309,7 @@ def test_device_times_of_steps_with_every_hook_sum_to_the_step(device_bench):
     assert sums == [sum(step.values()) for step in bench.truth.device_steps]
 
 
+@pytest.mark.slow
 def test_skipped_batches_are_in_no_device_time(device_bench):
     bench = device_bench
 
@@ -318,6 +322,7 @@ def test_skipped_batches_are_in_no_device_time(device_bench):
     assert differences(named_phases(bench.record.steps.device_phases_ns), device_steps_of(bench.truth)) == []
 
 
+@pytest.mark.slow
 def test_device_times_when_training_step_fetches_for_itself(device_bench):
     bench = device_bench
 
@@ -331,6 +336,7 @@ def test_device_times_when_training_step_fetches_for_itself(device_bench):
     assert differences(named_phases(bench.record.steps.device_phases_ns), device_steps_of(bench.truth)) == []
 
 
+@pytest.mark.slow
 def test_steps_never_reached_are_not_measured_and_the_report_says_so(device_bench):
     bench = device_bench
     bench.truth.device.reached_ns = -1
@@ -366,6 +372,7 @@ def test_events_of_a_device():
     assert clock.mark() is begin
 
 
+@pytest.mark.slow
 @gpu
 @needs_cuda
 def test_fit_on_a_device():

@@ -302,6 +302,7 @@ def finding_in(report):
     return next(one for one in report["findings"] if one["kind"] == "out_of_memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
 def test_the_report_is_there_before_the_exception_leaves(tmp_path, where):
     """Net has 161 parameters, Adam two averages of each and 4 step counts."""
@@ -320,12 +321,14 @@ def test_the_report_is_there_before_the_exception_leaves(tmp_path, where):
     assert {holder["name"] for holder in event["holders"]} == {"layers.0", "layers.3"}
 
 
+@pytest.mark.slow
 def test_it_is_the_first_finding(tmp_path):
     fail_in(tmp_path, Failing(TORCH_ERROR(NEW)))
     first = report_of(tmp_path)["findings"][0]
     assert (first["kind"], first["severity"]) == ("out_of_memory", "critical")
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_really_too_large(tmp_path):
     class Greedy(Net):
         def training_step(self, batch, batch_idx):
@@ -345,6 +348,7 @@ def test_a_tensor_that_is_really_too_large(tmp_path):
     assert "exceeds all memory" in finding_in(report)["action"]
 
 
+@pytest.mark.slow
 def test_it_may_be_behind_the_users_own_exception(tmp_path):
     class Wrapping(Failing):
         def training_step(self, batch, batch_idx):
@@ -360,11 +364,13 @@ def test_it_may_be_behind_the_users_own_exception(tmp_path):
     assert finding_in(report_of(tmp_path))["status"] == "found"
 
 
+@pytest.mark.slow
 def test_other_exceptions_are_no_such_finding(tmp_path):
     fail_in(tmp_path, Failing(ValueError("something else")))
     assert finding_in(report_of(tmp_path))["status"] == "clean"
 
 
+@pytest.mark.slow
 def test_nothing_of_the_exception_stays_alive(tmp_path):
     """When the user lets go of the exception, the tensors in its frames die, though the callback lives."""
     model = Failing(TORCH_ERROR(NEW))
@@ -376,6 +382,7 @@ def test_nothing_of_the_exception_stays_alive(tmp_path):
     assert callback.report is not None
 
 
+@pytest.mark.slow
 def test_the_model_dies_though_the_callback_lives(tmp_path):
     """After an exception Lightning calls no teardown."""
     model = Failing(TORCH_ERROR(NEW))
@@ -387,6 +394,7 @@ def test_the_model_dies_though_the_callback_lives(tmp_path):
     assert callback.report is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["describe", "out_of_memory_error"])
 def test_if_ours_fails_the_users_exception_leaves_all_the_same(tmp_path, monkeypatch, name):
     def fail(*args, **kwargs):

@@ -132,6 +132,7 @@ def test_live_figures_leave_them_out():
 # In real fits
 
 
+@pytest.mark.slow
 def test_a_window_leaves_out_as_many_steps_as_batches_are_prefetched(tmp_path):
     data = loader(24, num_workers=2, prefetch_factor=2)
     callback = run_fit(tmp_path, data=data, steps=(3, 5))
@@ -144,6 +145,7 @@ def test_a_window_leaves_out_as_many_steps_as_batches_are_prefetched(tmp_path):
     assert report["summary"]["benchmark"]["num_steps"] == 3  # 1, 10 and 11; 2 is warm-up
 
 
+@pytest.mark.slow
 def test_of_several_loaders_the_largest_counts(tmp_path):
     class OfTwo(Net):
         def loss(self, batch):
@@ -153,12 +155,14 @@ def test_of_several_loaders_the_largest_counts(tmp_path):
     assert draining(steps_of(run_fit(tmp_path, module=OfTwo(), data=data, steps=(3, 5)))) == [6, 7, 8]
 
 
+@pytest.mark.slow
 def test_without_workers_no_step_is_left_out(tmp_path):
     callback = run_fit(tmp_path, data=loader(24), steps=(3, 5))
     assert draining(steps_of(callback)) == []
     assert REASON not in str(report_of(tmp_path)["summary"]["run"]["excluded_steps"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("save_ns", "expected"),
     [(50, []), (250, [7, 8]), (10_000, [7, 8, 9, 10])],

@@ -265,6 +265,7 @@ class Detection(Net):
         return super().training_step((inputs, inputs[:, 0] * len(targets)), batch_idx)
 
 
+@pytest.mark.slow
 def test_a_detection_fit_counts_its_images(tmp_path):
     items = [(image(4 + n % 3), boxes(n % 5)) for n in range(64)]
     batches = DataLoader(items, batch_size=8, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
@@ -274,6 +275,7 @@ def test_a_detection_fit_counts_its_images(tmp_path):
     assert callback.run.ranks[0].samples_note == ""
 
 
+@pytest.mark.slow
 def test_the_reason_stands_where_samples_per_second_would(tmp_path):
     class Two(Net):
         def training_step(self, batch, batch_idx):
@@ -292,6 +294,7 @@ def test_accepted(count):
     assert counts(X, samples_fn=lambda batch: count) == ([count], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "error", "problem"),
     [
@@ -314,6 +317,7 @@ def test_refused(tmp_path, count, error, problem):
     assert callback.report.summary.benchmark.samples_per_s is None
 
 
+@pytest.mark.slow
 def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):
     counts = iter([*[4] * 10, -4, *[4] * 100])
     callback = make_callback(tmp_path, active=0, samples_fn=lambda batch: next(counts))
@@ -328,6 +332,7 @@ def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):
 VECTOR, MATRIX = torch.zeros(8), torch.zeros(8, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -358,6 +363,7 @@ def test_a_row_is_not_taken_for_a_batch(tmp_path, given, expected):
         assert callback.run.ranks[0].samples_note == (REASON if expected == NOT_MEASURED else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size"])
 @pytest.mark.parametrize(
     ("sizes", "expected"),
@@ -380,6 +386,7 @@ def test_a_list_of_one_tensor_is_a_batch_where_several_loaders_are_combined(tmp_
     assert callback.run.ranks[0].samples_note == (REASON if expected == NOT_MEASURED else "")
 
 
+@pytest.mark.slow
 def test_a_list_of_one_sample_stays_one_where_loaders_follow_each_other(tmp_path):
     class Anything(Net):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -392,6 +399,7 @@ def test_a_list_of_one_sample_stays_one_where_loaders_follow_each_other(tmp_path
     assert steps_of(callback).samples.tolist() == [1] * 6
 
 
+@pytest.mark.slow
 def test_a_loader_that_makes_batches_is_taken_at_its_word(tmp_path):
     """Also where its sampler chooses whole batches."""
     sampler = BatchSampler(SequentialSampler(range(24)), 4, drop_last=False)

@@ -27,7 +27,7 @@ from tests.support.fits import (
     windows_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:(?!ModelProfCallback)")]
 
 
 # pytorch_lightning

@@ -54,6 +54,7 @@ def start(worker):
     pass
 
 
+@pytest.mark.slow
 def test_a_setup_as_it_is(tmp_path):
     data = DataLoader(Subset(Rows(64), range(32)), batch_size=2, num_workers=1, worker_init_fn=start)
     callback = run_fit(tmp_path, module=Own(), data=data, others=[Noisy()], active=0)
@@ -82,6 +83,7 @@ def test_a_setup_as_it_is(tmp_path):
     assert load_run(tmp_path).ranks[0].setup == setup
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profiler", "name", "status"),
     [("advanced", "AdvancedProfiler", "found"), ("simple", "SimpleProfiler", "clean"), (None, "", "clean")],
@@ -102,6 +104,7 @@ def test_what_cannot_be_read_costs_only_itself(tmp_path):
     assert setup.loaders == ()
 
 
+@pytest.mark.slow
 def test_a_callback_whose_state_key_is_no_text(tmp_path):
     """As a class of its own was, in old versions of Lightning."""
 
@@ -118,6 +121,7 @@ class Stream:
         yield from ([torch.rand(2, 8), torch.rand(2)] for _ in range(20))
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_not_torch_s(tmp_path):
     callback = run_fit(tmp_path, data=Stream(), active=0)
     setup = callback.run.ranks[0].setup
@@ -173,6 +177,7 @@ def test_biases_told_by_names():
     assert (found.owner.file, found.owner.line) == (__file__, line_of(Block.__init__))
 
 
+@pytest.mark.slow
 def test_recompilations_of_a_real_torch_compile(tmp_path):
     """Batches of three shapes: two compilations after the first, with their guard, and one graph break."""
 
@@ -205,6 +210,7 @@ def test_recompilations_of_a_real_torch_compile(tmp_path):
     assert finding.saving_ns_per_step == pytest.approx(1e9 * seconds / 16)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_compiled_again_is_placed_at_the_line_that_calls_it(tmp_path):
     """torch.compile(module) compiles a function of torch's own, which is nobody's to change."""
 
@@ -229,6 +235,7 @@ def test_a_module_that_is_compiled_again_is_placed_at_the_line_that_calls_it(tmp
         assert place.file is None or place.file == __file__
 
 
+@pytest.mark.slow
 def test_findings_in_report_json(tmp_path):
     run_fit(tmp_path, active=0, skip_first=5)
     document = report_of(tmp_path)

@@ -128,6 +128,7 @@ class LaterLoader(CostlyLoader):
         return DataLoader.__iter__(self)
 
 
+@pytest.mark.slow
 def test_each_cost_is_in_its_part_and_nowhere_else(bench):
     """One validation of two batches: hand-derived, from what each thing costs by ``COST_MS``."""
     bench.fit(
@@ -166,6 +167,7 @@ def test_each_cost_is_in_its_part_and_nowhere_else(bench):
     assert bench.truth.steps[-1]["callbacks"] > 8 * HOOK_COST_MS * MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_class", [MeteredModel, ComputesAtTheEnd])
 def test_metrics_are_told_from_the_logger(bench, model_class):
     bench.fit(
@@ -185,6 +187,7 @@ def test_metrics_are_told_from_the_logger(bench, model_class):
     assert parts_of(bench.record)["logging"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "num_runs"),
     [
@@ -209,6 +212,7 @@ def test_when_validation_runs(bench, arguments, num_runs):
     assert (bench.record.validation is None) == (num_runs == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_while_gradients_accumulate(bench, accumulate):
     """No hook says that validation begins: the workers' start before its first hook is in it."""
@@ -223,6 +227,7 @@ def test_while_gradients_accumulate(bench, accumulate):
     assert in_ms(validation_of(bench))["dataloader_init"] == 4 * COST_MS["loader_iter"]
 
 
+@pytest.mark.slow
 def test_several_dataloaders(bench):
     """The second one starts its workers within the fetch of its first batch, and that is known."""
     later = LaterLoader(CostlyDataset(bench.truth, 3, is_training=False))
@@ -241,6 +246,7 @@ def test_several_dataloaders(bench):
     assert times.first_fetch_ns // MS == firsts_ms
 
 
+@pytest.mark.slow
 def test_a_stream_fetches_its_first_batch_while_its_iterator_is_made(bench):
     """Lightning asks for it before its first hook, to know whether it is the last one."""
     stream = CostlyStream(bench.truth, 3)
@@ -252,6 +258,7 @@ def test_a_stream_fetches_its_first_batch_while_its_iterator_is_made(bench):
     assert in_ms(validation_of(bench))["dataloader"] == 3 * COST_MS["dataset"]
 
 
+@pytest.mark.slow
 def test_fetches_inside_validation_step(bench):
     class FetchesItself(PlainModel):
         def validation_step(self, dataloader_iter):
@@ -263,6 +270,7 @@ def test_fetches_inside_validation_step(bench):
     assert in_ms(validation_of(bench)) == {"dataloader": 6, "forward": 16, "dataloader_init": 13}
 
 
+@pytest.mark.slow
 def test_own_hooks_around_the_evaluation_mode(bench):
     class Modes(HookedModel):
         def on_validation_model_zero_grad(self):
@@ -281,6 +289,7 @@ def test_own_hooks_around_the_evaluation_mode(bench):
     assert in_ms(validation_of(bench))["module_hooks"] == 3 * (7 + 3) * HOOK_COST_MS
 
 
+@pytest.mark.slow
 def test_the_users_profiler_and_callbacks_are_in_no_part(bench):
     bench.fit(
         MeteredModel(bench.truth),
@@ -294,6 +303,7 @@ def test_the_users_profiler_and_callbacks_are_in_no_part(bench):
     bench.check(num_steps=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["dataset", "validation_step", "compute", "on_validation_epoch_end"])
 def test_a_validation_that_fails_is_counted_as_far_as_it_came(bench, monkeypatch, where):
     spend, number = bench.truth.spend, 0
@@ -320,6 +330,7 @@ def test_a_validation_that_fails_is_counted_as_far_as_it_came(bench, monkeypatch
 # Saved and read again
 
 
+@pytest.mark.slow
 def test_saved_and_read_again(bench, tmp_path):
     bench.fit(MeteredModel(bench.truth), bench.data(), validation=bench.validation_data())
     save_run(bench.callback.run, tmp_path / "run.json")
@@ -343,6 +354,7 @@ def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
 def test_device_times_of_parts(device_bench, is_late):
     """The device's time between two marks is that of the part that began at the first."""
@@ -420,6 +432,7 @@ class ReadsOfBatches:
         return torch.ones(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_class", "most"), [(PlainModel, 7), (HookedModel, 13)])
 def test_clock_reads_of_a_validation_batch(model_class, most):
     """Two for the fetch, the transfer, the step and each hook that somebody has; one at the batch's end."""
@@ -445,6 +458,7 @@ def test_the_methods_in_which_metrics_are_computed_and_logged(package):
     assert callable(getattr(connector, METRICS_LOGGED))
 
 
+@pytest.mark.slow
 def test_without_these_methods_the_parts_still_sum_to_the_phase(bench, monkeypatch):
     class Renamed(logger_connector._LoggerConnector):
         def __getattribute__(self, name):

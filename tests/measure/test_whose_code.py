@@ -147,6 +147,7 @@ def fit_in_library(fakelib, folder, module, pause=0.0, **kwargs):
     return callback
 
 
+@pytest.mark.slow
 def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
     callback = fit_in_library(fakelib, tmp_path, fakelib.Lit())
     setup = callback.run.ranks[0].setup
@@ -168,6 +169,7 @@ def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
     assert load_run(tmp_path).ranks[0].setup == setup
 
 
+@pytest.mark.slow
 def test_a_class_of_the_user_that_inherits_from_a_library(fakelib, tmp_path):
     class Own(fakelib.Lit):
         def configure_optimizers(self):
@@ -183,6 +185,7 @@ def test_a_class_of_the_user_that_inherits_from_a_library(fakelib, tmp_path):
     assert setup.module_hooks["on_train_batch_end"].package == "fakelib"
 
 
+@pytest.mark.slow
 def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), fakelib.Lit(), datamodule=fakelib.Data(), data=None)
@@ -192,6 +195,7 @@ def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
     assert owner_of_loader(setup, setup.loaders[0]).package == "fakelib"
 
 
+@pytest.mark.slow
 def test_without_a_library_there_is_none(tmp_path):
     from tests.support.fits import Net, run_fit  # noqa: PLC0415
 
@@ -217,6 +221,7 @@ def found(report, kind):
     return finding
 
 
+@pytest.mark.slow
 def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
     class Own(fakelib.Lit):
         pass
@@ -241,6 +246,7 @@ def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
     assert saved["locations"][0]["package"] == "fakelib"
 
 
+@pytest.mark.slow
 def test_the_users_call_is_beside_the_librarys_line(fakelib, tmp_path):
     callback = fit_in_library(fakelib, tmp_path, fakelib.Lit(), pause=0.002, sampling=True)
     finding = found(callback.report, "input_bound")
@@ -253,6 +259,7 @@ def test_the_users_call_is_beside_the_librarys_line(fakelib, tmp_path):
     assert "through fakelib, which makes the DataLoader in fit (fakelib/core.py:" in finding.action
 
 
+@pytest.mark.slow
 def test_a_data_finding_goes_to_the_transform_that_costs(installed, tmp_path):
     from tests.support.fits import run_fit  # noqa: PLC0415
 
@@ -267,6 +274,7 @@ def test_a_data_finding_goes_to_the_transform_that_costs(installed, tmp_path):
     assert place.inner.line == line_of(transforms.Blur.__call__) + 1
 
 
+@pytest.mark.slow
 def test_a_users_line_goes_to_the_transform_that_costs(installed, tmp_path):
     from tests.support.fits import Numbers, run_fit  # noqa: PLC0415
 

@@ -36,7 +36,8 @@ def digest(batches: Any) -> str:
 def epochs(make: Any, method: str, *, is_watched: bool, **options: Any) -> tuple[tuple[str, int], Any]:
     """Two epochs of a loader: what came and how much of it, and what was measured."""
     torch.manual_seed(3)
-    num_workers = 1 if method == "spawn" else 2  # a new interpreter imports torch for seconds
+    # Each epoch starts workers that don't persist, and a new interpreter imports torch for seconds.
+    num_workers = 2 if method == "fork" and options.get("persistent_workers") else 1
     loader = DataLoader(make(), 2, num_workers=num_workers, multiprocessing_context=method, **options)
     watched = WorkerProbes()
     if is_watched:
@@ -62,29 +63,10 @@ def test_samples_are_the_same_in_a_fork(case: str, persistent_workers: bool) -> 
     assert [call.kind for call in record.calls if not call.depth] == ["sample", "collate"]
 
 
-class All(Dataset[Any]):
-    """Each sample has one of every case; their objects are found below it."""
-
-    def __init__(self) -> None:
-        no_pickle = ("a proxy", "what is asked is counted")
-        kinds = {name: make for name, make in made.CASES.items() if name not in no_pickle}
-        names = [name for name, make in kinds.items() if isinstance(make(), made.Base)]
-        self.cases = {name: made.CASES[name]() for name in names}
-
-    def __len__(self) -> int:
-        return made.SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return [
-            case.__getitems__([index])[0] if isinstance(case, made.Several) else case[index]
-            for case in self.cases.values()
-        ]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [All, made.Yields, made.OfSlots])
+@pytest.mark.parametrize("make", [made.All, made.Yields, made.OfSlots])
 def test_samples_are_the_same_in_a_new_interpreter(make: Any) -> None:
-    collate = made.CollatesItself() if make is not All else None
+    collate = made.CollatesItself() if make is not made.All else None
     options = {"collate_fn": collate, "worker_init_fn": made.start, "persistent_workers": True}
     expected, _ = epochs(make, "spawn", is_watched=False, **options)
     found, (record,) = epochs(make, "spawn", is_watched=True, **options)
@@ -181,7 +163,7 @@ def test_the_start_method_can_be_set_later(tmp_path: Any) -> None:
         multiprocessing.set_start_method("spawn")
         print([one.start_method for one in watched.record()] == multiprocessing.get_all_start_methods()[:1])
         """
-    result = run_script(script, cwd=tmp_path, fresh=True)
+    result = run_script(script, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == "True"
 

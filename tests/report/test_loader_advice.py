@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.analysis.lazy import NotMeasured
@@ -27,6 +27,7 @@ from lightning_modelprof.report.rules.input import input_bound, synchronous_load
 from lightning_modelprof.report.verdict import account, give_verdict
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.batches import CpuUse
+from tests.support import worker_data
 from tests.support.bench import make_trainer
 from tests.support.diagnosed import MS, SETUP, analysis_of, only, steps_of, with_loader
 from tests.support.fits import loop_of_trainer
@@ -316,23 +317,6 @@ def test_how_many_batches_a_fetch_finds():
 # In a real fit
 
 
-class Rows(Dataset):
-    """Each row takes so much CPU time, or so much sleep."""
-
-    def __init__(self, cpu_s, sleep_s):
-        self.cpu_s, self.sleep_s = cpu_s, sleep_s
-
-    def __len__(self):
-        return 80
-
-    def __getitem__(self, index):
-        end = time.thread_time() + self.cpu_s
-        while time.thread_time() < end:
-            pass
-        time.sleep(self.sleep_s)
-        return torch.ones(2)
-
-
 class Small(LightningModule):
     def __init__(self, sleep_s=0.0):
         super().__init__()
@@ -352,7 +336,7 @@ def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, **loader):
         dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
     )
     trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path)
-    trainer.fit(Small(step_s), DataLoader(Rows(cpu_s, sleep_s), batch_size=1, **loader))
+    trainer.fit(Small(step_s), DataLoader(worker_data.Slow(cpu_s, sleep_s), batch_size=1, **loader))
     return load_run(tmp_path / "run" / "run.json").ranks[0]
 
 
@@ -379,7 +363,11 @@ def test_the_cpu_time_of_workers(tmp_path):
     assert 0.8e9 <= record.cpu.workers_ns < 4e9
 
 
-@pytest.mark.parametrize("loader", [{}, {"multiprocessing_context": "spawn"}])
+# Lightning's own worker_init_fn, where the user has none, imports Lightning in each worker.
+SPAWN = {"multiprocessing_context": "spawn", "worker_init_fn": worker_data.draw_more}
+
+
+@pytest.mark.parametrize("loader", [{}, SPAWN], ids=["fork", "spawn"])
 def test_batches_that_workers_have_ready(tmp_path, loader):
     """Steps of 20 ms, and rows that take nothing."""
     found = fit(tmp_path, step_s=0.02, num_workers=1, **loader).cpu

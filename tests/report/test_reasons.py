@@ -51,13 +51,13 @@ def texts(tree: ast.AST) -> Iterator[str]:
             yield from texts(child)
 
 
-REASONS = [
-    (str(file.relative_to(PACKAGE)), text)
-    for room in ROOMS
-    for file in sorted((PACKAGE / room).rglob("*.py"))
-    for text in texts(ast.parse(file.read_text(encoding="utf-8")))
-    if " " in text
-]
+def reasons() -> Iterator[tuple[str, str]]:
+    """All texts of the package with the file that each stands in."""
+    for room in ROOMS:
+        for file in sorted((PACKAGE / room).rglob("*.py")):
+            for text in texts(ast.parse(file.read_text(encoding="utf-8"))):
+                if " " in text:
+                    yield str(file.relative_to(PACKAGE)), text
 
 
 def wrong_hints(text: str) -> list[str]:
@@ -99,6 +99,7 @@ def test_wrong_hints_are_found(text, is_right):
 
 
 def test_reasons_name_arguments_as_the_constructor_takes_them():
-    wrong = {(file, text): found for file, text in REASONS if (found := wrong_hints(text))}
+    found = list(reasons())
+    wrong = {(file, text): hints for file, text in found if (hints := wrong_hints(text))}
     assert wrong == {}
-    assert sum(bool(HINT.search(text)) for _, text in REASONS) > 20
+    assert sum(bool(HINT.search(text)) for _, text in found) > 20

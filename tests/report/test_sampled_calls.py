@@ -137,6 +137,7 @@ class Deep(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_on", [True, False])
 def test_in_a_real_fit(tmp_path, is_on):
     callback = ModelProfCallback(
@@ -151,6 +152,7 @@ def test_in_a_real_fit(tmp_path, is_on):
     assert callback.run.ranks[0].setup.detects_anomaly is is_on
 
 
+@pytest.mark.slow
 def test_anomaly_detection_of_a_fit_that_was_interrupted(tmp_path):
     """Lightning has switched it off before we can tell of the exception."""
 

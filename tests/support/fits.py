@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_modelprof import ModelProfCallback
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
@@ -26,6 +27,9 @@ from lightning_modelprof.trace.reader import read_trace
 from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# After how many seconds without a batch torch looks whether its workers are still there; 5 otherwise.
+_MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
 
 REPORT_FILES = {"report.html", "report.json", "report.txt", "run.json"}
 

@@ -479,6 +479,25 @@ class Pipeline(IterableDataset[Any]):
 CASES |= {kind.__name__: kind for kind in (Yields, Iterates, Pipeline)}
 
 
+class All(Dataset[Any]):
+    """Each sample has one of every case; their objects are found below it."""
+
+    def __init__(self) -> None:
+        no_pickle = ("a proxy", "what is asked is counted")
+        kinds = {name: make for name, make in CASES.items() if name not in no_pickle}
+        names = [name for name, make in kinds.items() if isinstance(make(), Base)]
+        self.cases = {name: CASES[name]() for name in names}
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return [
+            case.__getitems__([index])[0] if isinstance(case, Several) else case[index]
+            for case in self.cases.values()
+        ]
+
+
 class CollatesItself:
     """A collate function that looks at itself, and counts its batches."""
 

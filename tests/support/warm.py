@@ -22,9 +22,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 # A program runs at the top of this one, so that the interpreter itself handles how it ends.
 _SERVER: Final = """
-import json, os, random, sys, tempfile, types
+import gc, json, os, random, sys, tempfile, types
 import numpy, torch
 import tests.support.fits
+
+gc.collect()
+gc.freeze()  # a collection in a fork would copy all the memory of what is imported
 
 def serve():
     replies = os.dup(1)

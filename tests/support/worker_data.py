@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,23 @@ class Mapped(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(sample(index))
+
+
+class Slow(Dataset):
+    """Each row takes so much CPU time, or so much sleep."""
+
+    def __init__(self, cpu_s: float, sleep_s: float) -> None:
+        self.cpu_s, self.sleep_s = cpu_s, sleep_s
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> Any:
+        end = time.thread_time() + self.cpu_s
+        while time.thread_time() < end:
+            pass
+        time.sleep(self.sleep_s)
+        return torch.ones(2)
 
 
 def draw_more(worker: int) -> None:

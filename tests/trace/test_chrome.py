@@ -848,9 +848,9 @@ TINY = b'{"ph":"X","name":"a","ts":1.5,"dur":1,"pid":1,"tid":1}'
         (b'{"traceEvents":[' + TINY + b',{"ph":5}', b"," + TINY, b"]}", 6, 4),
         (b'{"traceEvents":[' + TINY, b"," + TINY, b",", 6, 4),
         (b'{"traceEvents":[' + TINY + b',{"args":{"stream":[', b"[],", b"0]}}]}", 10, 3),
-        (b'{"traceEvents":[' + TINY + b"],", b'"x":[],', b'"y":0}', 10, 3),
+        (b'{"traceEvents":[' + TINY + b"],", b'"x":[],', b'"y":0}', 6, 3),
         (b'{"x":[', b"[],", b'0],"traceEvents":[' + TINY + b"]}", 10, 3),
-        (b'{"x":{', b'"x":{},', b'"y":0}}', 10, 3),
+        (b'{"x":{', b'"x":{},', b'"y":0}}', 6, 3),
     ],
 )
 def test_memory_is_bounded_by_the_text(head, unit, tail, size, ratio, tmp_path):
