@@ -169,6 +169,14 @@ def _a_process_of_its_own(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _seeds_of_one_test_are_no_other_tests():
+    """``seed_everything`` tells later Trainers of its seed, and to set up workers."""
+    yield
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
 def _ctrl_c_interrupts():
     """Lightning ignores Ctrl-C once it has interrupted a fit, and a shell does for its background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

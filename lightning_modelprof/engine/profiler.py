@@ -157,7 +157,7 @@ class _PlainLoop(Loop):
         return () if self._loader is None else (self._loader,)
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """As of Loop: in each epoch."""
+        """Watched loaders are told of before an epoch's workers start."""
         self._watched = watched
         cleanup.callback(setattr, self, "_watched", None)
 
