@@ -70,6 +70,7 @@ def test_every_cell_round_trips(name):
 def test_texts_are_those_of_the_page_and_the_terminal(name):
     report = ALL_REPORTS[name]()
     document = parse(render_json(report))
+    assert set(document["tables"]) == {table.id for table in report.tables}
     for table in (table for table in report.tables if table.rows):
         written, view = document["tables"][table.id], table_view(table)
         shown = [[cell["text"] for cell in row["cells"].values()] for row in written["rows"]]
