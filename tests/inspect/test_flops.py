@@ -93,6 +93,19 @@ def test_fourier_transforms_stand_apart():
     assert count.by_operator == {"forward": {"aten::_fft_c2c": 3 * 5 * 64 * 6}}
 
 
+@pytest.mark.parametrize(
+    ("transform", "signal", "operator"),
+    [
+        (torch.fft.rfft, torch.ones(3, 64), "aten::_fft_r2c"),
+        (torch.fft.irfft, torch.ones(3, 33, dtype=torch.cfloat), "aten::_fft_c2r"),
+    ],
+)
+def test_transforms_with_a_real_side_take_half(transform, signal, operator):
+    """Of 64 points of a real signal, whichever side it is on."""
+    count = count_flops(Wrapped(transform), signal)
+    assert count.by_operator == {"forward": {operator: 3 * 5 * 64 * 6 // 2}}
+
+
 def test_a_complex_product_is_four():
     count = count_flops(Wrapped(torch.mm), *[torch.ones(4, 4, dtype=torch.cfloat)] * 2)
     assert count.macs == {"forward": 4 * 4**3}
