@@ -21,15 +21,11 @@ from lightning_modelprof.show.html.columns import (
     hidden_places,
     sorted_place,
 )
-from lightning_modelprof.show.layout import LayoutColumn, LayoutGroup, build_layout, shown_rows
+from lightning_modelprof.show.layout import FIRST_ROWS, LayoutColumn, LayoutGroup, build_layout, shown_rows
 from lightning_modelprof.units import DASH, UNIT_NAMES, format_cell
 
 MAX_ROWS: Final = 10_000
 """Rows of a table in the page, and below any one row; a browser gets slow with more."""
-
-
-FIRST_ROWS: Final = 100
-"""Rows that are there before the reader asks for all, of a table that does not say how many."""
 
 
 _OPEN_ROWS: Final = 40
