@@ -20,6 +20,7 @@ from lightning.fabric.utilities import registry
 from lightning_modelprof.engine import budget, plan, process_loops, results, traces
 from lightning_modelprof.engine.helper import Helper
 from lightning_modelprof.engine.process_loops import PROCESS_LOOPS
+from lightning_modelprof.engine.session import Session
 from lightning_modelprof.lightning.trainer_loop import TrainerLoop
 from lightning_modelprof.measure.setup.source_file import SourceFile
 from tests.support.chromium import start_chromium
@@ -58,14 +59,14 @@ FITS = Counter()
 
 @pytest.fixture(autouse=True, scope="session")
 def _count_fits():
-    begin = session.LoopSession.__init__
+    begin = Session.__init__
 
     def counted(self, config, loop, **others):
         if isinstance(loop, TrainerLoop):
             FITS[os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]] += 1
         begin(self, config, loop, **others)
 
-    session.LoopSession.__init__ = counted
+    Session.__init__ = counted
 
 
 def pytest_sessionfinish(session):
