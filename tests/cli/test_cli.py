@@ -165,7 +165,7 @@ def test_every_table_is_the_same_live_from_the_run_and_from_the_trace(tmp_path, 
         assert found["operators"]["title"] == f"Operator Summary of window {window.index}"
     assert found.keys() == offline["tables"].keys()
     for name, table in offline["tables"].items():
-        for key in table.keys() - {"title", "notes"}:
+        for key in table.keys() - {"id", "title", "notes", "is_detail"}:
             assert table[key] == found[name][key], (name, key)
         more = [note for note in found[name]["notes"] if note not in table["notes"]]
         assert found[name]["notes"] == table["notes"] + more, name
