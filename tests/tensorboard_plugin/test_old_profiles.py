@@ -116,8 +116,8 @@ def test_the_dashboard_shows_them(profiles, tmp_path):
     summary = profiles[RUN][2].report.summary
     with tensorboard(tmp_path) as server:
         server.wait_for("old")
-        run = server.ask("view", run="old", profile=RUN, view="overview")["html"]
-        window = server.ask("view", run="old", window=WINDOW, view="overview")["html"]
+        run = str(server.ask("view", run="old", profile=RUN, view="overview")["documents"])
+        window = str(server.ask("view", run="old", window=WINDOW, view="overview")["documents"])
     assert format_duration(summary.benchmark.batch_cost_ns.avg).partition(" ")[0] in run
     assert summary.run.steps_unit in run
     assert summary.run.model in run
