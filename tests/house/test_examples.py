@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,7 +166,7 @@ def test_gain_is_honest(monkeypatch, before, after, drift, expected):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     gain = importlib.import_module("cifar10").gain
 
-    figures = [{"avg": avg, "standard_error": error} for avg, error in (before, after)]
+    figures = [SimpleNamespace(avg=avg, standard_error=error) for avg, error in (before, after)]
     text = gain(*figures, drift)
     assert ("more than noise" in text) == ("more than noise" in expected)
     for part in expected:
