@@ -75,11 +75,12 @@ class Stored:
 
 def distributed(window):
     view = next(one for one in VIEWS if one.key == "distributed")
-    return render(view, Selection(window=window, window_tag="modelprof/window_0"))
+    [document] = render(view, Selection(window=window, window_tag="modelprof/window_0"))
+    return document
 
 
-def command_in(page):
-    found = re.search("<pre><code>(.*)</code></pre>", page)
+def command_in(document):
+    found = re.search("<pre><code>(.*)</code></pre>", document["above"])
     return None if found is None else shlex.split(html.unescape(found[1]))
 
 
