@@ -19,7 +19,7 @@ import pytest
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.tuner import Tuner
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, _utils
 
 from lightning_modelprof import LoopProfiler, ModelProfiler
 from lightning_modelprof.engine.inspection import Inspection
@@ -90,6 +90,7 @@ def own_places(tmp_path, monkeypatch):
     Whether something was frozen is told by who did it: the garbage collector takes long to count what is.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # for workers to end
     frozen: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.extend(traceback.format_stack()))
     monkeypatch.setattr(gc, "unfreeze", lambda: frozen.extend(traceback.format_stack()))
