@@ -99,7 +99,11 @@ class Session:
         self._waiting = ExitStack()
         self._cleanup = ExitStack()
         self._cleanup.callback(self._uninstall)
-        self._others = early_instruments(config, loop, self._cleanup)
+        try:
+            self._others = early_instruments(config, loop, self._cleanup)
+        except BaseException:  # nobody else has this session
+            self._cleanup.close()
+            raise
         self.is_armed = self.is_finished = False
         self.is_first = loop.is_first
         self.announcements: Announcements | None = None

@@ -443,6 +443,14 @@ def test_a_training_thread_without_a_cpu_whose_own_workers_take_them(share, said
     assert only(judge(busy_cpus, analysis.replaced(record=record))).action.startswith(said)
 
 
+def test_the_workers_of_a_run_that_did_not_end_are_known_from_themselves():
+    """CPU times of the loop are read at its end. Eight workers compute 90% of their time, on 8 CPUs."""
+    slow = SlowFacts(record=SlowSteps(factor=3.0, cpu_wait_share=0.3), causes=(), medians_ns={}, worst=None)
+    analysis = played(80, workers=8, cpu=0.9).replaced(slow=slow)
+    record = replace(analysis.record, cpu=None)
+    assert only(judge(busy_cpus, analysis.replaced(record=record))).action.startswith("Make DataLoader")
+
+
 def test_collate_and_more_workers_instead():
     """800 of the 1,200 ms of each worker are in the collate function."""
     one = finding(played(40, workers=2, collate_ms=800))

@@ -58,16 +58,31 @@ def lines_waited_for(facts: Facts) -> HotLines | None:
 
 def batch_ns(facts: Facts) -> float:
     """What one worker takes for a batch; its CPU time where that wasn't seen, 0 if unknown."""
-    made = made_batches(facts)
-    return batch_cpu_ns(facts) if made is None else made.making_ns
+    made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
+    if made is not None:
+        return made.making_ns
+    return 0.0 if cpu is None else cpu.batch_ns or 0.0
 
 
 def batch_cpu_ns(facts: Facts) -> float:
-    """CPU time of a batch; 0 if unknown."""
-    made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
-    if made is not None:
-        return made.cpu_ns
-    return 0.0 if cpu is None else cpu.batch_ns or 0.0
+    """CPU time of a batch; 0 if only the workers' total is known, which holds their starts."""
+    made = made_batches(facts)
+    return 0.0 if made is None else made.cpu_ns
+
+
+def cpus_of_workers(facts: Facts) -> float:
+    """How many CPUs the workers of this training use; 0 if unknown."""
+    setup, use = facts.get(Facts.setup), facts.record.cpu
+    if setup is None or not any(one.num_workers for one in setup.loaders):
+        return 0.0
+    if use is not None and use.workers_ns is not None:
+        return use.workers_ns / max(1, use.loop_ns)
+    costs, loaders = facts.get(Facts.step_costs), facts.get(measured_workers)
+    if costs is None or loaders is None:
+        return 0.0
+    times = [one.times for loader in loaders for one in loader.workers]
+    used_ns = sum(one.cpu_ns + (one.other_cpu_ns or 0) for one in times)
+    return used_ns / max(1.0, costs.loop.wall_ns * costs.loop.num_steps)
 
 
 def first_batch(facts: Facts, extra_ns: float) -> tuple[float, list[Evidence]]:

@@ -9,6 +9,7 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
+from lightning_modelprof.report.advice.batches import cpus_of_workers
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.advice.loader import loader_advice
 from lightning_modelprof.report.model import Severity
@@ -190,15 +191,13 @@ def busy_cpus(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 def _own_workers_advice(facts: Facts) -> str:
     """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
-    setup, use = facts.get(Facts.setup), facts.record.cpu
-    if setup is None or use is None or not setup.usable_cpus or not any(x.num_workers for x in setup.loaders):
-        return ""
-    used = (use.workers_ns or 0) / max(1, use.loop_ns)
-    if used < setup.usable_cpus / 2:
+    setup, used = facts.get(Facts.setup), cpus_of_workers(facts)
+    cpus = None if setup is None else setup.usable_cpus
+    if not cpus or used < cpus / 2:
         return ""
     return (
-        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of"
-        f" {setup.usable_cpus} CPUs."
+        f"Make DataLoader samples cheaper, or reserve more CPUs. The workers use {digits(used)} of {cpus}"
+        " CPUs."
     )
 
 
