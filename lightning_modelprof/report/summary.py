@@ -1,7 +1,7 @@
 """A report's figures, as records with raw numbers: what scripts read first, and what the tables don't have.
 
 Records of measured and derived facts stand here as they are. What is a type of this file's own puts several
-of them together. Everything has a default, so that profiles of older versions can be read.
+of them together. Everything has a default: figures that an older version wrote otherwise are left out.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_pieces_are_those_of_the_page(name):
         assert piece in page
     document = document_of(data)
     assert document == json.loads(encode(drawn(report)))
-    assert bool(written) or any(document.values()) == (name != "empty")
+    assert (bool(written) or any(document.values())) == (name != "empty")
 
 
 def test_headings_have_their_definitions_as_titles():

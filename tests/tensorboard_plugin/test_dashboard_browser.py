@@ -368,6 +368,18 @@ def test_two_runs_are_compared_and_swapped(page):
     assert page.link()["run"] == "net/version_0"
 
 
+def test_how_tables_of_two_comparisons_are_looked_at_is_in_the_address(page):
+    page.open(run="net/version_1", before_run="net/version_0", view="compare")
+    names = page.run(
+        "return [...document.querySelectorAll('.comparison')].map((one) => {"
+        " const table = one.querySelector('section.table:has(thead button)');"
+        " table.querySelector('thead button').click();"
+        " return table.id.replace('table-', ''); })"
+    )
+    assert len(set(names)) == 2
+    page.wait(f"return {json.dumps(names)}.every((name) => parent.location.hash.includes(name))")
+
+
 def test_the_evaluation_loop_has_no_window(page):
     page.open(run="net/version_0", profile="modelprof_1/validate/run", view="operators")
     assert "Window" not in page.choosers()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
+from dataclasses import replace
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.summary import Summary
 from lightning_modelprof.run.records import WindowStatus
 from lightning_modelprof.show.tensorboard.profile_blob import unpack_head, unpack_profile
@@ -79,6 +81,22 @@ def test_what_was_not_measured_is_not_there(profiles, name):
     written = json.loads(json.dumps(profiles[RUN][1]))
     written["report"]["sections"][name] = None
     assert not getattr(unpack_profile(zlib.compress(json.dumps(written).encode())).report.summary, name)
+
+
+def test_figures_with_fewer_fields_are_left_out_and_the_rest_is_read(profiles):
+    """Those of the days before: the report's wait after the loop had no field yet."""
+    written = json.loads(json.dumps(profiles[RUN][1]))
+    del written["report"]["sections"]["own_cost"]["report_wait_ns"]
+    summary = unpack_profile(zlib.compress(json.dumps(written).encode())).report.summary
+    assert summary == replace(profiles[RUN][2].report.summary, own_cost=None)
+
+
+def test_a_profile_of_many_levels_is_refused(profiles):
+    written = json.dumps(profiles[RUN][1]).replace(
+        '"sections": {', f'"sections": {{"deep": {"[" * 800}{"]" * 800}, '
+    )
+    with pytest.raises(ArchiveError, match="expected a lightning-modelprof profile"):
+        unpack_profile(zlib.compress(written.encode()))
 
 
 def test_a_window_of_a_run_of_all_ranks(profiles):

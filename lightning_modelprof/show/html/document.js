@@ -23,39 +23,54 @@ import { SortableTable } from "./table.js";
 
 const PAUSE_MS = 200; // while somebody types, a look is not told
 
+/** How a reader looks at the parts of one or more documents, and who is told when that changes. */
+export class LooksOfParts {
+  /**
+   * @param {Looks} state how the reader has left the parts
+   * @param {(changed: Looks) => void} onState gets the looks of all tables, or of all flame graphs
+   */
+  constructor(state = {}, onState = () => {}) {
+    /** @type {Record<"tables" | "flames", Record<string, any>>} */
+    this.looks = { tables: { ...state.tables }, flames: { ...state.flames } };
+    this.onState = onState;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
+    /** @type {Looks} */
+    this.changed = {};
+  }
+
+  /**
+   * @param {"tables" | "flames"} kind
+   * @param {string} id
+   * @returns {[any, (look: object) => void]} the look of a part, and what takes another one
+   */
+  of(kind, id) {
+    const looks = this.looks[kind];
+    const tell = (/** @type {object} */ look) => {
+      if (Object.keys(look).length) looks[id] = look;
+      else delete looks[id];
+      this.changed = { ...this.changed, [kind]: looks };
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => {
+        this.onState(this.changed);
+        this.changed = {};
+      }, PAUSE_MS);
+    };
+    const look = Object.hasOwn(looks, id) ? looks[id] : undefined;
+    return [typeof look === "object" && look !== null ? look : {}, tell];
+  }
+}
+
 /**
  * Draw all of a document; where it stands is up to the page.
  * @param {PageDocument} document
- * @param {{state?: Looks, onState?: (changed: Looks) => void}} options how the reader has left the parts, and who is
- *   told when that changes: the looks of all tables, or of all flame graphs
  * @returns {Drawn}
  */
-export function drawDocument({ charts, flames, tables }, { state = {}, onState = () => {} } = {}) {
-  /** @type {Record<"tables" | "flames", Record<string, any>>} */
-  const looks = { tables: { ...state.tables }, flames: { ...state.flames } };
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
-  let timer;
-  /** @type {Looks} */
-  let changed = {};
-  /** @type {(kind: "tables" | "flames", id: string) => [any, (look: object) => void]} */
-  const lookOf = (kind, id) => {
-    const tell = (/** @type {object} */ look) => {
-      if (Object.keys(look).length) looks[kind][id] = look;
-      else delete looks[kind][id];
-      changed = { ...changed, [kind]: looks[kind] };
-      clearTimeout(timer);
-      timer = setTimeout(() => {
-        onState(changed);
-        changed = {};
-      }, PAUSE_MS);
-    };
-    const look = Object.hasOwn(looks[kind], id) ? looks[kind][id] : undefined;
-    return [typeof look === "object" && look !== null ? look : {}, tell];
-  };
+export function drawDocument({ charts, flames, tables }, looks = new LooksOfParts()) {
   return {
     charts: charts.map(drawChart),
-    flames: flames.map((data) => new FlameGraph(data, ...lookOf("flames", data.id))),
-    tables: tables.map((data) => new SortableTable(data, ...lookOf("tables", data.id))),
+    flames: flames.map((data) => new FlameGraph(data, ...looks.of("flames", data.id))),
+    tables: tables.map((data) => new SortableTable(data, ...looks.of("tables", data.id))),
   };
 }
 

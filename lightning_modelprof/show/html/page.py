@@ -93,6 +93,7 @@ def render_html(report: Report) -> bytes:
             notes=note_lines(report.notes),
             files=files,
             has_text=any(name == "report.txt" for name, _ in files),
+            is_trace=bool(report.summary.traces),
         )
     )
     # Half a surrogate pair, as in some file names, has no UTF-8.

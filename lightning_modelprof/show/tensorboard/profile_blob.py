@@ -21,6 +21,7 @@ from lightning_modelprof.errors import ArchiveError, describe_error, without_sur
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.dashboard_entry import DashboardEntry, ProfileKind, StepColumns
 from lightning_modelprof.report.model import Chart, Report, Series, Unit
+from lightning_modelprof.report.summary import Summary
 from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.tensorboard.packing import inflate, pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
@@ -155,7 +156,7 @@ def unpack_profile(packed: bytes) -> StoredEntry:
     except ValueError as error:
         raise ArchiveError(f"expected a lightning-modelprof profile, got {error}.") from error
     if _check_version(raw, "profile") < PROFILE_SCHEMA_VERSION:
-        raw = msgspec.json.encode(upgrade(_decode(raw, dict[str, Any])))
+        raw = _upgraded(raw)
     stored = _decode(raw, StoredEntry)
     try:
         for report in (stored.report, *stored.rank_reports.values()):
@@ -163,6 +164,29 @@ def unpack_profile(packed: bytes) -> StoredEntry:
     except ValueError as error:
         raise _refusal(error) from error
     return stored
+
+
+def _upgraded(raw: bytes) -> bytes:
+    """A profile of an older version as this one writes it, without figures that this version can't read."""
+    try:
+        profile = upgrade(_decode(raw, dict[str, Any]))
+        reports = [profile.get("report"), *(profile.get("rank_reports") or {}).values()]
+        for report in reports:
+            if isinstance(report, dict) and isinstance(report.get("summary"), dict):
+                report["summary"] = _readable(report["summary"])
+        return msgspec.json.encode(profile)
+    except (RecursionError, AttributeError) as error:
+        raise _refusal(error) from error
+
+
+def _readable(summary: dict[str, Any]) -> dict[str, Any]:
+    """The figures of which each is as its record wants it: earlier versions had fewer fields."""
+    kept = {}
+    for name, figures in summary.items():
+        with suppress(msgspec.ValidationError):
+            msgspec.json.decode(msgspec.json.encode({name: figures}), type=Summary)
+            kept[name] = figures
+    return kept
 
 
 def _check_charts(report: Report) -> None:

@@ -2,7 +2,7 @@
 
 import { COMPARE } from "./choice.js";
 import { make } from "./dom.js";
-import { connectHead, drawDocument } from "./html/document.js";
+import { LooksOfParts, connectHead, drawDocument } from "./html/document.js";
 import { showRow } from "./html/rows.js";
 import { parseLink } from "./link.js";
 
@@ -17,15 +17,14 @@ import { parseLink } from "./link.js";
  * @param {(looks: Choice) => void} remember
  */
 export function showParts(root, documents, choice, remember) {
-  const options = {
-    state: { tables: parseLink(choice.at_tables), flames: parseLink(choice.at_flames) },
-    onState: (/** @type {{tables?: object, flames?: object}} */ { tables, flames }) =>
-      remember({ ...stated("at_tables", tables), ...stated("at_flames", flames) }),
-  };
+  const looks = new LooksOfParts(
+    { tables: parseLink(choice.at_tables), flames: parseLink(choice.at_flames) },
+    ({ tables, flames }) => remember({ ...stated("at_tables", tables), ...stated("at_flames", flames) }),
+  );
   const tables = documents.flatMap((document) => {
     const place = choice.view === COMPARE ? root.appendChild(make("section", { class: "comparison" })) : root;
     place.innerHTML = document.above;
-    const drawn = drawDocument(document, options);
+    const drawn = drawDocument(document, looks);
     if (drawn.charts.length) place.append(make("section", { class: "charts" }, ...drawn.charts));
     place.append(...[...drawn.flames, ...drawn.tables].map(({ element }) => element));
     place.insertAdjacentHTML("beforeend", document.below);
