@@ -248,7 +248,8 @@ class Capture:
         watch.warming = None
         try:
             self._profiler.start_trace()
-            self._begun = watch.recording = watch.begun
+            self._begun = watch.begun
+            watch.recording = self._begun, self.ranges.end
         except (RuntimeError, MemoryError) as error:
             self._begun = watch.begun
             self.ranges = None

@@ -33,7 +33,8 @@ class ProfilerWatch:
     Attributes:
         begun: how often one was prepared or started.
         is_waiting: whether one was prepared since, and has not started, which torch does not tell.
-        recording: what ``begun`` was when a window of ours began to record; ``None`` while none does.
+        recording: what ``begun`` was when a window of ours began to record, and what ends its ranges;
+            ``None`` while none does.
         warming: what ``begun`` was when a window of ours began to warm up, and what ends that; ``None`` while
             none does, and while it is ended or started.
     """
@@ -44,7 +45,7 @@ class ProfilerWatch:
         self._originals: dict[str, Callable[..., Any]] = {}
         self.begun = 0
         self.is_waiting = False
-        self.recording: int | None = None
+        self.recording: tuple[int, Callable[[], None]] | None = None
         self.warming: tuple[int, Callable[[], None]] | None = None
         self._none_waited = False  # when we came, of those that somebody had made before
 
@@ -110,9 +111,11 @@ class ProfilerWatch:
         if warming is not None and warming[0] == self.begun and self.is_waiting:
             with contextlib.suppress(RuntimeError):
                 warming[1]()
-        if self.recording == self.begun and is_profiling():
+        recording = self.recording
+        if recording is not None and recording[0] == self.begun and is_profiling():
             self.recording = None
             with contextlib.suppress(RuntimeError):
+                recording[1]()
                 self._originals["_disable_profiler"]()
 
 

@@ -123,11 +123,14 @@ class TraceRanges:
 
     def __init__(self) -> None:
         self._open: list[Any] = []
+        self._are_over = False
 
     def push(self, phase: int) -> None:
         self.open(RANGE_PREFIX + PHASES[phase].key)
 
     def open(self, name: str) -> None:
+        if self._are_over:
+            return
         entered: Any = record_function(name)
         entered.__enter__()
         self._open.append(entered)
@@ -139,6 +142,14 @@ class TraceRanges:
     def close_all(self) -> None:
         while self._open:
             self.pop()
+
+    def end(self) -> None:
+        """Close all, and open no more: their recording ends, or is another profiler's from now on.
+
+        torch writes the end of a range into the recording that it began in, whether that is there or not.
+        """
+        self._are_over = True
+        self.close_all()
 
 
 _JSON_PER_BYTE: Final = {
