@@ -34,6 +34,7 @@ from lightning_modelprof.selftest import checks_cost, checks_fit, checks_time, c
 from lightning_modelprof.selftest.comparison import Skip
 from lightning_modelprof.selftest.lab import Lab, layers
 from lightning_modelprof.selftest.plain_trace import PlainTrace
+from tests.support.bench import UndisturbedClock
 from tests.support.traces import FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
@@ -136,6 +137,16 @@ def compared(tmp_path, monkeypatch):
             return list(
                 checks_time._device_phases(FakeGpu("cpu", tmp_path), "net", Layer(4, 4), torch.ones(2, 4))
             )
+        if name == "cpu phases":  # a wait for a CPU would be in one side's time and not in the other's
+            clock, make = UndisturbedClock(), Lab.callback
+            monkeypatch.setattr(checks_time, "time", SimpleNamespace(perf_counter_ns=clock, sleep=time.sleep))
+
+            def made(*arguments, **settings):
+                callback = make(*arguments, **settings)
+                callback._clock = clock
+                return callback
+
+            monkeypatch.setattr(Lab, "callback", made)
         return list(CHECKS[name](Lab("cpu", tmp_path)))
 
     return run
