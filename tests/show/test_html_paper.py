@@ -21,7 +21,7 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
-from lightning_modelprof.report.summary import RunSummary, Summary
+from lightning_modelprof.report.summary import RunSummary, Summary, TraceSummary
 from tests.show.test_html_browser import flat, modules, report_of, show
 from tests.show.test_show_html import page_of
 from tests.support.sample_reports import benchmark_of, statistics
@@ -190,9 +190,15 @@ def test_without_javascript_the_head_is_there_and_a_notice(browser, tmp_path):
     assert "need JavaScript" not in browser.find_element("tag name", "body").text
 
 
+def notice_of(summary):
+    return " ".join(page_of(replace(usual(), summary=summary)).all("noscript")[-1]["text"].split())
+
+
 def test_the_notice_of_a_trace_names_the_command():
-    notice = " ".join(page_of(replace(usual(), summary=Summary())).all("noscript")[-1]["text"].split())
-    assert "analyze TRACE --full" in notice
+    assert "analyze TRACE --full" in notice_of(Summary(traces=(TraceSummary(source="a.json"),)))
+    assert notice_of(Summary()).endswith("which is off or not allowed here."), (
+        "a comparison has no such command"
+    )
 
 
 def test_a_report_without_charts_begins_with_its_findings(on_paper, tmp_path):
