@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
 from lightning_modelprof.analysis.trace import rank_waits as reasons
 from lightning_modelprof.analysis.trace.communication_calls import list_communication_calls
-from lightning_modelprof.analysis.trace.rank_waits import chance_of_at_least, compare_ranks
+from lightning_modelprof.analysis.trace.rank_waits import awaited_rank, chance_of_at_least, compare_ranks
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.ranks import rank_shares
@@ -103,6 +103,14 @@ def test_waits_by_hand():
     assert [ns / US for ns in cells["caused_ns"]] == [7, 7, 0, 25, 20, 5]
     assert [ns / US for ns in cells["caused_step_ns"]] == [3.5, 3.5, 0, 12.5, 10, 2.5]
     assert not any("came last in" in note or "not compared" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(("second", "awaited"), [((11, 10), 1), ((10, 10), None), ((10, 11), None)])
+def test_who_is_waited_for_comes_last_in_more_than_half_of_the_calls(second, awaited):
+    """In the first call rank 0 waits 20 us for rank 1: most of all waits. Who comes last waits least."""
+    firsts, seconds = (30, 10), second
+    ranks = {rank: rank_of({0: reduces(firsts[rank], seconds[rank])}) for rank in (0, 1)}
+    assert awaited_rank(compare_ranks(ranks)) == awaited
 
 
 def test_the_others_wait_on_average():
