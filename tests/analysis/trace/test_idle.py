@@ -18,6 +18,9 @@ US = 1000
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
 def launch(begin, correlation, tid=1):
     return event("cuda_runtime", "cudaLaunchKernel", begin, begin + 1, tid, correlation=correlation)
 
@@ -91,6 +94,17 @@ def test_of_several_events_that_end_a_gap_the_one_launched_first_counts(first_in
     device = one_device(launch(2, 1), work(5, 10), launch(15, 2), work(20, 30, stream=9), *events)
     assert causes(device) == {"kernel gap": (1, 10)}
     assert device.num_unknown == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [("k", "k", "other stream"), (NCCL, "k", "communication"), ("k", NCCL, "communication")],
+)
+def test_queued_work_waits_for_communication_or_is_it(before, after, cause):
+    """What is launched at 2 on another stream begins 50 us after the end of what ran before it."""
+    first = event("kernel", before, 0, 10, 7, 0, device=0, stream=7)
+    second = event("kernel", after, 60, 70, 9, 0, device=0, stream=9, correlation=1)
+    assert causes(one_device(first, launch(2, 1), second)) == {cause: (1, 50)}
 
 
 def test_unknown_launch():
