@@ -114,9 +114,9 @@ class ProfilerWatch:
         recording = self.recording
         if recording is not None and recording[0] == self.begun and is_profiling():
             self.recording = None
-            with contextlib.suppress(RuntimeError):
-                recording[1]()
-                self._originals["_disable_profiler"]()
+            for end in (recording[1], self._originals["_disable_profiler"]):
+                with contextlib.suppress(RuntimeError):
+                    end()
 
 
 def _after(before: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
