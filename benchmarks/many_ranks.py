@@ -25,7 +25,7 @@ from lightning_modelprof.run.archive import save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.ranks import pack_rank_steps, rank_steps, unpack_rank_steps
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 
 TIMED = ("dataloader", "transfer", "forward", "backward", "optimizer", "callbacks", "logging", "other")
 MS = 1_000_000

@@ -44,7 +44,7 @@ class Meter:
 def ours(path: str) -> tuple[Meter, Details]:
     import lightning_modelprof.report.build_trace  # noqa: F401, PLC0415  # as analyze_files would
     from lightning_modelprof.reading_traces import analyze_files  # noqa: PLC0415
-    from lightning_modelprof.show.json import render_json  # noqa: PLC0415
+    from lightning_modelprof.show.document import render_json  # noqa: PLC0415
     from lightning_modelprof.show.text import render_text  # noqa: PLC0415
 
     with Meter() as meter:
@@ -126,7 +126,7 @@ def key_averages(num_steps: str, order: str) -> tuple[None, Details]:
     from torch.profiler import ProfilerActivity, profile, schedule  # noqa: PLC0415
 
     from lightning_modelprof.reading_traces import analyze_files  # noqa: PLC0415
-    from lightning_modelprof.show.json import render_json  # noqa: PLC0415
+    from lightning_modelprof.show.document import render_json  # noqa: PLC0415
     from lightning_modelprof.show.text import render_text  # noqa: PLC0415
 
     torch.manual_seed(0)

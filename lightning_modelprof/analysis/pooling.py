@@ -17,8 +17,24 @@ from itertools import chain
 from operator import add, attrgetter
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
-from lightning_modelprof.analysis.sums import of_known
 from lightning_modelprof.record import Record, astuple
+
+
+def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:
+    """Such as the sum of what is not ``None``; ``None`` if nothing is."""
+    found = [value for value in values if value is not None]
+    return choose(found) if found else None
+
+
+def sum_of_known(values: Iterable[int | None]) -> int | None:
+    return of_known(sum, values)
+
+
+def sum_of_all(values: Iterable[int | None]) -> int | None:
+    """The sum, ``None`` if one of them is."""
+    found = list(values)
+    return None if None in found else sum_of_known([0, *found])
+
 
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=Record)

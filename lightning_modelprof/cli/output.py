@@ -27,7 +27,7 @@ def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[st
 
         write_file(page, render_html(report))
     if options.json is not None:
-        from lightning_modelprof.show.json import render_json
+        from lightning_modelprof.show.document import render_json
 
         if options.json == "-":
             sys.stdout.buffer.write(render_json(report))

@@ -21,9 +21,9 @@ from lightning_modelprof.run.locate import RUN_FILE
 from lightning_modelprof.run.loops import FIT, LOOPS, loop_of
 from lightning_modelprof.run.opening import write_atomically
 from lightning_modelprof.run.records import Run, Window
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.findings import brief_line
 from lightning_modelprof.show.html.page import render_html
-from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.notebook import show_in_notebook
 from lightning_modelprof.show.tensorboard.event_file import write_scalars, write_summary
 from lightning_modelprof.show.tensorboard.scalars import TAG_PREFIX, write_layout, write_report

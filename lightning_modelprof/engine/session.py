@@ -20,16 +20,15 @@ from lightning_modelprof.engine.budget import Budget
 from lightning_modelprof.engine.inspection_control import InspectionControl, make_inspection
 from lightning_modelprof.engine.instrument import record_fields, trace_metadata
 from lightning_modelprof.engine.instruments import Sampling, early_instruments
+from lightning_modelprof.engine.live_figures import ShownFigures
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.memory import LoopMemory
 from lightning_modelprof.engine.outputs import Outputs
 from lightning_modelprof.engine.plan import Plan, steps_to_skip
 from lightning_modelprof.engine.results import Results, make_info, make_results
 from lightning_modelprof.engine.run_folder import RunFolder
-from lightning_modelprof.engine.shown_figures import ShownFigures
 from lightning_modelprof.engine.step_times import StepTimes
-from lightning_modelprof.engine.window_control import WindowControl
-from lightning_modelprof.engine.windows import make_capture, why_no_window
+from lightning_modelprof.engine.windows import WindowControl, make_capture, why_no_window
 from lightning_modelprof.errors import describe_error
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.setup.training_setup import finish_setup, read_setup

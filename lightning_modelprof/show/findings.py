@@ -17,7 +17,7 @@ from lightning_modelprof.report.model import (
     Verdict,
 )
 from lightning_modelprof.report.summary import Summary
-from lightning_modelprof.show.step_numbers import StepNumbers
+from lightning_modelprof.show.step_card import StepNumbers
 from lightning_modelprof.units import (
     format_amount,
     format_duration,

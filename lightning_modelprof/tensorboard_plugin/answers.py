@@ -27,8 +27,12 @@ from lightning_modelprof.show.tensorboard.profile_blob import (
 )
 from lightning_modelprof.show.tensorboard.timeline_columns import check_timeline
 from lightning_modelprof.tensorboard_plugin.selection import Selection
-from lightning_modelprof.tensorboard_plugin.stored_profiles import Entry, StoredProfiles
-from lightning_modelprof.tensorboard_plugin.trace_files import find_trace, named_trace
+from lightning_modelprof.tensorboard_plugin.stored_profiles import (
+    Entry,
+    StoredProfiles,
+    find_trace,
+    named_trace,
+)
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
 
 _MOST_DIGITS = 9

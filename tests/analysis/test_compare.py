@@ -50,7 +50,7 @@ from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.steps import StepTag, StepTimings
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.tensorboard.profile_blob import pack_profile, unpack_profile, unpack_steps
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text

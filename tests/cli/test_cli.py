@@ -17,7 +17,7 @@ from lightning_modelprof.cli.main import main
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.tables.run.all_tables import TABLES, TRACE_TABLES
 from lightning_modelprof.run.records import WindowStatus
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from tests.support.documents import raw_rows
 from tests.support.fits import Net, Numbers, report_of, run_fit
 from tests.support.traces import real_file

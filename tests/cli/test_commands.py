@@ -22,7 +22,7 @@ from lightning_modelprof import ModelProfCallback
 from lightning_modelprof import cli as commands
 from lightning_modelprof.cli import run as run_command
 from lightning_modelprof.cli.main import main, make_parser
-from lightning_modelprof.cli.option_help import option_help
+from lightning_modelprof.cli.run import option_help
 from lightning_modelprof.config.options import FIELDS, GROUP_OF, GROUPS
 from tests.support.documents import raw_rows
 from tests.support.fits import ROOT, run_fit

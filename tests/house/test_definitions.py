@@ -26,7 +26,7 @@ from lightning_modelprof.report.specs import TableSpec
 from lightning_modelprof.report.tables.run.all_tables import KINDS
 from lightning_modelprof.report.verdict import LEAST_SHARE
 from lightning_modelprof.run.phases import PHASES
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from tests.support.fits import ROOT, loader, run_fit
 from tests.support.golden import UPDATE_VARIABLE

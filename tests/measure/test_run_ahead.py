@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.measure.steps.run_ahead import tag_steps_run_ahead
+from lightning_modelprof.measure.steps.recorder import tag_steps_run_ahead
 from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from lightning_modelprof import LoopProfiler
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.measure.workers import in_worker
+from lightning_modelprof.measure.workers.call_samples import merge_stacks
 from lightning_modelprof.measure.workers.in_worker import Worker, WorkerStart
-from lightning_modelprof.measure.workers.merge_stacks import merge_stacks
 from lightning_modelprof.measure.workers.probes import WorkerProbes
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,

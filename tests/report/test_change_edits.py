@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.report.changes.diffs import diff_of
 from lightning_modelprof.report.changes.edits import Refused, SourceEdit
+from lightning_modelprof.report.changes.offers import diff_of
 from lightning_modelprof.run.setup import Statement
 
 WANTED = {"num_workers": 2, "persistent_workers": True}

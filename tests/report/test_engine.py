@@ -17,7 +17,7 @@ from lightning_modelprof.report.rules.engine import diagnose, judge
 from lightning_modelprof.report.rules.rule import Found, Limits, Passed, count, rule
 from lightning_modelprof.run.phases import RANGE_PREFIX
 from lightning_modelprof.run.steps import SlowSteps
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from tests.support.diagnosed import MS, analysis_of, only, steps_of
 
 FACTS = analysis_of(steps_of(forward=80, backward=20))

@@ -8,10 +8,10 @@ import pytest
 from lightning_modelprof.report.model import Evidence, Finding, Report, Status, Unit
 from lightning_modelprof.report.rules.all_rules import RULES
 from lightning_modelprof.report.rules.engine import judge
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.findings import evidence_text, found_texts, passed_line, shown_evidence
 from lightning_modelprof.show.html.head import found_views, other_rules
 from lightning_modelprof.show.html.parts import findings_html
-from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.text import render_text
 from tests.support.diagnosed import analysis_of, steps_of
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightning_modelprof import analyze
 from lightning_modelprof.reading import read_report
 from lightning_modelprof.report.model import StepCard, StepPart
-from lightning_modelprof.show.step_numbers import CORE, MOST_REST, REST, StepNumbers, merge_small
+from lightning_modelprof.show.step_card import CORE, MOST_REST, REST, StepNumbers, merge_small
 from tests.oracle.oracle import inputs, unpacked
 from tests.support.adds_up import wrong_sums
 

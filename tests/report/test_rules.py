@@ -16,7 +16,6 @@ from lightning_modelprof.errors import ConfigError
 from lightning_modelprof.place import Place
 from lightning_modelprof.report import rules
 from lightning_modelprof.report.model import Finding, Severity, Status, Verdict
-from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
 from lightning_modelprof.report.rules.callbacks import slow_callback
 from lightning_modelprof.report.rules.cpus import busy_cpus, cpu_threads_oversubscribed, single_cpu_thread
@@ -26,6 +25,7 @@ from lightning_modelprof.report.rules.input import input_bound, synchronous_load
 from lightning_modelprof.report.rules.lines import slow_forward_outside_model
 from lightning_modelprof.report.rules.memory import memory_near_capacity
 from lightning_modelprof.report.rules.optimizer import optimizer_not_fused
+from lightning_modelprof.report.rules.passes import in_order
 from lightning_modelprof.report.rules.phases import (
     checkpoint_share,
     slow_logger,

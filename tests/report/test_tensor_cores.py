@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
-from lightning_modelprof.analysis.trace.tensor_cores import tensor_core_use
+from lightning_modelprof.analysis.trace.kernels import tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.engine import diagnose_traces, judge

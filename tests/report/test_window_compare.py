@@ -15,7 +15,7 @@ from lightning_modelprof.report.model import Evidence, Finding, Report, Severity
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.report.summary import PartTimes, Summary, TraceSummary
 from lightning_modelprof.report.tables.trace.step_breakdown import STEP_BREAKDOWN
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.text import render_text
 from tests.support.facts import table_of
 from tests.support.traces import real_file, reference

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.html.parts import findings_html
-from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal.short import MAX_LINES, pasteable, short_lines
 from tests.show.test_html_browser import show
 from tests.show.test_html_copying import REFUSE, TAKE

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from tests.oracle.oracle import HERE as ORACLE
 from tests.oracle.oracle import TRACES, unpacked
 from tests.support.reference import SCHEMA, report_schema

@@ -20,8 +20,8 @@ from lightning_modelprof.report.model import (
     Unit,
     Verdict,
 )
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.findings import found_texts, saving_text
-from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.show.text import render_text
 

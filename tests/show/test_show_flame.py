@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_modelprof.report.model import Unit
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.html.flame import MAX_BOXES, flame_view
-from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.tensorboard.scalars import markdown_summary
 from lightning_modelprof.show.text import render_text
 from tests.show.test_show_html import drawn_of, page_of, report_of

@@ -11,9 +11,9 @@ from lightning_modelprof.errors import printable
 from lightning_modelprof.report.definitions import column_definition, definition
 from lightning_modelprof.report.model import Column, Report, Table, Unit
 from lightning_modelprof.report.summary import RunSummary, Summary
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.html.head import note_lines
 from lightning_modelprof.show.html.table import table_view
-from lightning_modelprof.show.json import render_json
 from lightning_modelprof.show.layout import build_layout
 from lightning_modelprof.units import DASH
 from tests.support.documents import raw_rows

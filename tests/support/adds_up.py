@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from lightning_modelprof.report.model import Finding, Report, Status
-from lightning_modelprof.show.step_card import step_card_svg
-from lightning_modelprof.show.step_numbers import CORE, MOST_REST, REST, StepNumbers, merge_small
+from lightning_modelprof.show.step_card import CORE, MOST_REST, REST, StepNumbers, merge_small, step_card_svg
 from lightning_modelprof.show.terminal.screen import Screen
 from lightning_modelprof.show.terminal.short import short_lines
 from lightning_modelprof.units import digits, percent

@@ -26,7 +26,7 @@ from unittest.mock import patch
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.report.build_trace import build_trace_report
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.text import render_text
 from lightning_modelprof.trace import damaged
 from lightning_modelprof.trace.reader import parse_trace, read_trace

@@ -11,7 +11,7 @@ from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.report.build_dashboard_entry import window_profile
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, pack_profile
 from lightning_modelprof.tensorboard_plugin.answers import Answers
-from lightning_modelprof.tensorboard_plugin.trace_files import find_trace
+from lightning_modelprof.tensorboard_plugin.stored_profiles import find_trace
 from tests.support.traces import event, make_trace
 from tests.tensorboard_plugin.test_hostile_profiles import Provider
 

@@ -15,7 +15,7 @@ from lightning_modelprof.analysis.modules.module_tree import module_tree
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.report.model import Report
 from lightning_modelprof.report.tables.run.all_tables import module_tables
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.terminal.terminal import print_report
 from lightning_modelprof.timing.model_profile import profile_model
 from tests.analysis.test_module_tree import COST

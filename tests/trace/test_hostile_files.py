@@ -22,7 +22,7 @@ from lightning_modelprof.run import opening
 from lightning_modelprof.run.archive import load_run, save_run
 from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import StepTimings
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.tensorboard import packing as columns
 from lightning_modelprof.show.tensorboard.packing import unpack_columns
 from lightning_modelprof.show.tensorboard.profile_blob import unpack_profile

@@ -13,7 +13,7 @@ from lightning_modelprof import reading_traces
 from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.errors import TraceError
 from lightning_modelprof.reading_traces import analyze_files
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from tests.support.traces import FOLDER
 
 

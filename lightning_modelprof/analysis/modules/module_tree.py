@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.modules.size_law import why_not_by_size
-from lightning_modelprof.analysis.sums import sum_of_all, sum_of_known
+from lightning_modelprof.analysis.pooling import sum_of_all, sum_of_known
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, ModelCost, ModuleRecord
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.pooling import Key, OfAll
-from lightning_modelprof.analysis.sums import sum_of_all
+from lightning_modelprof.analysis.pooling import Key, OfAll, sum_of_all
 from lightning_modelprof.analysis.timeline.calls import covered_time, host_communication, nearest_around
 from lightning_modelprof.analysis.timeline.intervals import (
     Intervals,

@@ -18,8 +18,8 @@ from lightning_modelprof.analysis.trace.device_shares import (
 )
 from lightning_modelprof.analysis.trace.device_usage import OneDevice
 from lightning_modelprof.analysis.trace.host_waits import HostWaits, pool_host_waits
+from lightning_modelprof.analysis.trace.kernels import TensorCoreUse, tensor_core_use
 from lightning_modelprof.analysis.trace.rank_waits import WaitsOfRanks, compare_ranks
-from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse, tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.run.sites import StepSites

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import CodeType
@@ -22,10 +23,9 @@ from lightning_modelprof.errors import describe_error
 from lightning_modelprof.inspect.core.preserved import SameGradients, enter_mode, leave_mode
 from lightning_modelprof.inspect.core.whereabouts import SequenceMarks
 from lightning_modelprof.inspect.flops.formulas import name_of
-from lightning_modelprof.inspect.lines.constants import ConstantWatch
+from lightning_modelprof.inspect.lines.constants import ConstantWatch, tensors_in_arguments
 from lightning_modelprof.inspect.lines.frames import Spot, UserLines
 from lightning_modelprof.inspect.lines.frozen import VaryingWatch
-from lightning_modelprof.inspect.lines.reductions import ReductionWatch
 from lightning_modelprof.inspect.lines.site_sums import (
     MOST_LINES,
     Bucket,
@@ -34,8 +34,36 @@ from lightning_modelprof.inspect.lines.site_sums import (
     SiteSums,
     probe_of,
 )
+from lightning_modelprof.measure.stored import is_trained, parameters_of, undisturbed
 from lightning_modelprof.measure.user_code import UserCode
 from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
+
+
+class ReductionWatch:
+    """Follows trained parameters from operator to operator, weakly."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        with undisturbed():
+            for one in () if root is None else parameters_of(root):
+                if is_trained(one):
+                    self._known[id(one)] = weakref.ref(one)
+
+    def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, is_view: bool) -> bool:
+        """An operator ran: whether it is such a reduction."""
+        given = [one for one in tensors_in_arguments((*args, *kwargs.values())) if one.dim()]
+        if not given or not all(map(self._knows, given)) or not isinstance(result, torch.Tensor):
+            return False
+        if not result.dim():
+            return True
+        if is_view or torch.Tag.pointwise in func.tags:
+            self._known[id(result)] = weakref.ref(result)
+        return False
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor
+
 
 _MOST_MARKS: Final = 100_000
 """Changes of the line that are remembered for the backward pass."""

@@ -11,10 +11,55 @@ from numpy.typing import NDArray
 
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
 from lightning_modelprof.measure.steps.device_phases import MAX_PENDING
-from lightning_modelprof.measure.steps.run_ahead import tag_steps_run_ahead
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.step_totals import StepTotals
-from lightning_modelprof.run.steps import MAX_HALVED, NOT_MEASURED, StepTag, StepTimings, is_kept
+from lightning_modelprof.run.steps import MAX_HALVED, NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings, is_kept
+
+MAX_SHARE_QUEUED: Final = 0.01
+"""Share of the device's time that may be queued at the end of a run of clean steps."""
+
+
+MAX_STEPS_QUEUED: Final = 0.25
+"""The same in steps: the device may end its last step a little after the host."""
+
+
+def tag_steps_run_ahead(steps: StepTimings) -> None:
+    """Set and clear ``StepTag.RUN_AHEAD``, in place.
+
+    In each run of clean steps with device times, the shortest beginning is tagged after which the rest takes
+    the host as long as the device. Where there is no such rest none is tagged: the analysis then says how
+    long a step takes the device.
+
+    Args:
+        steps: consecutive steps, with the device times that are known.
+    """
+    steps.tags &= ~np.int64(StepTag.RUN_AHEAD)
+    has_device = (steps.device_phases_ns != NOT_MEASURED).all(axis=1)
+    if not has_device.any():
+        return
+    device_ns = steps.device_phases_ns.sum(axis=1)
+    is_clean = (steps.tags & int(NOT_CLEAN)) == 0
+    for begin, end in _runs(is_clean & has_device):
+        behind = begin + _num_run_ahead(steps.duration_ns[begin:end], device_ns[begin:end])
+        steps.tags[begin:behind] |= int(StepTag.RUN_AHEAD)
+
+
+def _num_run_ahead(host_ns: NDArray[np.int64], device_ns: NDArray[np.int64]) -> int:
+    """How many first steps to leave out; none if no rest takes the host as long as the device."""
+    # Position k: over the steps from k to the last.
+    queued_ns = np.cumsum((device_ns - host_ns)[::-1])[::-1]
+    allowed_ns = np.maximum(
+        MAX_SHARE_QUEUED * np.cumsum(device_ns[::-1])[::-1], MAX_STEPS_QUEUED * np.median(device_ns)
+    )
+    is_balanced = queued_ns <= allowed_ns
+    return int(np.argmax(is_balanced))
+
+
+def _runs(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Each run of true values as (first, behind the last), shape (n, 2)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return edges.reshape(-1, 2)
+
 
 OPTIMIZER: Final = PHASE_INDEX["optimizer"]
 

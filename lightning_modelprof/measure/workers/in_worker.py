@@ -33,9 +33,8 @@ from lightning_modelprof.measure.sampling.stack_probe import StackProbe
 from lightning_modelprof.measure.stand_in import StandIn
 from lightning_modelprof.measure.steps.ledger import DATALOADER
 from lightning_modelprof.measure.user_code import UserCode
-from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, State
+from lightning_modelprof.measure.workers.call_samples import CallProbe, CallSamples, State, merge_stacks
 from lightning_modelprof.measure.workers.calls import CallName, Calls
-from lightning_modelprof.measure.workers.merge_stacks import merge_stacks
 from lightning_modelprof.measure.workers.ring import (
     BATCH_COLUMNS,
     NUM_BATCHES,

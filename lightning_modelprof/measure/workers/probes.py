@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from lightning_modelprof.errors import describe_error
-from lightning_modelprof.measure.workers.call_samples import LEAST_SHARE, merged
+from lightning_modelprof.measure.workers.call_samples import LEAST_SHARE, merge_stacks, merged
 from lightning_modelprof.measure.workers.in_worker import WorkerStart, WorkerText
-from lightning_modelprof.measure.workers.merge_stacks import merge_stacks
 from lightning_modelprof.measure.workers.ring import Head, ReadSlot, Rings
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.report.changes.layers import frozen, without_bias
 from lightning_modelprof.report.changes.loaders import with_kept_workers, with_pinned_memory, with_workers
-from lightning_modelprof.report.changes.logs import with_logging_by_epoch, without_item
-from lightning_modelprof.report.changes.trainers import (
+from lightning_modelprof.report.changes.statements import (
+    frozen,
     with_fused_step,
+    with_logging_by_epoch,
     with_mixed_precision,
     with_rarer_logging,
     without_anomaly_detection,
+    without_bias,
+    without_item,
     without_profiler,
 )
 from lightning_modelprof.report.model import CodeChange, Finding, Status

@@ -10,9 +10,8 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
 from lightning_modelprof.errors import ConfigError, describe_error
 from lightning_modelprof.report.model import Finding, Severity, Slices, Status, Verdict
-from lightning_modelprof.report.order import in_order
 from lightning_modelprof.report.rules.all_rules import RULES, configure_rules
-from lightning_modelprof.report.rules.passes import placed
+from lightning_modelprof.report.rules.passes import in_order, placed
 from lightning_modelprof.report.rules.rule import (
     FAILED,
     ON_THE_CPU,

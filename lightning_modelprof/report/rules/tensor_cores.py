@@ -8,7 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.job_facts import JobFacts
-from lightning_modelprof.analysis.trace.tensor_cores import TensorCoreUse
+from lightning_modelprof.analysis.trace.kernels import TensorCoreUse
 from lightning_modelprof.report.advice.lines import PointsAt
 from lightning_modelprof.report.model import Evidence, Severity, Slices
 from lightning_modelprof.report.rules.rule import (

@@ -25,7 +25,7 @@ from lightning_modelprof.report.model import (
 )
 from lightning_modelprof.show.findings import little_named, saving_text, speed_line, verdict_word
 from lightning_modelprof.show.layout import ELLIPSIS, display_width, shorten
-from lightning_modelprof.show.step_numbers import StepNumbers, merge_small
+from lightning_modelprof.show.step_card import StepNumbers, merge_small
 from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
 from lightning_modelprof.units import percent
 

@@ -16,7 +16,7 @@ import pytest
 
 import lightning_modelprof
 from lightning_modelprof import analyze
-from lightning_modelprof.show.json import render_json
+from lightning_modelprof.show.document import render_json
 from lightning_modelprof.show.text import render_text
 from tests.support.traces import real_file
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.pooling import pool
-from lightning_modelprof.analysis.sums import sum_of_known
+from lightning_modelprof.analysis.pooling import pool, sum_of_known
 from lightning_modelprof.analysis.timeline.tally import Tally, share
 from lightning_modelprof.analysis.trace.dataloader import DataloaderTime, HostToDevice, Loading
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts

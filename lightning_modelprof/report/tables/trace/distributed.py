@@ -9,9 +9,8 @@ from lightning_modelprof.analysis.pooling import pool_alike
 from lightning_modelprof.analysis.timeline.tally import share
 from lightning_modelprof.analysis.trace.distributed import Distributed, Overlap
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec, tally_columns
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 

@@ -7,10 +7,9 @@ from typing import Final
 from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.trace.kernels import Kernels, KernelUse
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec, tally_columns
 from lightning_modelprof.report.tables.rows import Ranks, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 

@@ -16,9 +16,8 @@ from lightning_modelprof.analysis.trace.launches import (
     TimeSpread,
 )
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec, tally_columns
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 

@@ -11,10 +11,9 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.pooling import pool
 from lightning_modelprof.analysis.trace.model_summary import NO_STEPS, ModelSummary
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.discovery import place_in
 from lightning_modelprof.report.model import Table, Unit
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec, tally_columns
 from lightning_modelprof.report.tables.rows import Ranks
 from lightning_modelprof.report.tables.trace.table import trace_table
 from lightning_modelprof.run.phases import PHASES

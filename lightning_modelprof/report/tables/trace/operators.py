@@ -7,16 +7,14 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from lightning_modelprof.analysis.pooling import pool_alike
-from lightning_modelprof.analysis.sums import sum_of_known
+from lightning_modelprof.analysis.pooling import pool_alike, sum_of_known
 from lightning_modelprof.analysis.timeline.tally import Tally, add_up, share
 from lightning_modelprof.analysis.trace.operator_costs import Child, MemoryChange, Operator
 from lightning_modelprof.analysis.trace.operators import Operators, OperatorThread
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.columns import tally_cells, tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec, tally_cells, tally_columns
 from lightning_modelprof.report.tables.rows import Ranks, is_of_memory, order_of, order_words, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 

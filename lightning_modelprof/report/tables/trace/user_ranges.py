@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from lightning_modelprof.analysis.pooling import pool_alike
-from lightning_modelprof.analysis.sums import sum_of_known
+from lightning_modelprof.analysis.pooling import pool_alike, sum_of_known
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.analysis.trace.user_ranges import UserRange, UserRanges
-from lightning_modelprof.report.columns import tally_columns
 from lightning_modelprof.report.model import Cell, Table, Unit
 from lightning_modelprof.report.options import TableOptions
-from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec
+from lightning_modelprof.report.specs import ColumnSpec, CompareKey, TableSpec, tally_columns
 from lightning_modelprof.report.tables.rows import Ranks, row_order
 from lightning_modelprof.report.tables.trace.table import trace_table
 

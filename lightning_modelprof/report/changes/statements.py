@@ -1,4 +1,4 @@
-"""Changes of the statements that make the Trainer and the optimizer."""
+"""Changes of the statements that make the Trainer, the optimizer and layers, and of calls of ``self.log``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lightning_modelprof.report.advice.owners import owner_of_optimizer
 from lightning_modelprof.report.changes.edits import Refused, SourceEdit
 from lightning_modelprof.report.changes.offers import (
     line_to_write,
+    offer,
     offer_arguments,
     only_statement,
     statements_about,
@@ -19,7 +20,7 @@ from lightning_modelprof.report.changes.offers import (
 from lightning_modelprof.report.model import CHANGES_NUMERICS, SAME_RESULTS, CodeChange, Finding
 from lightning_modelprof.report.rules.phases import rarer_logging
 from lightning_modelprof.report.rules.rule import AMPERE
-from lightning_modelprof.run.setup import TrainingSetup
+from lightning_modelprof.run.setup import Statement, TrainingSetup
 
 _TRAINER: Final = "Trainer"
 _ANOMALY: Final = "set_detect_anomaly"
@@ -106,3 +107,102 @@ def _can_be_fused(source: SourceEdit) -> None:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.keyword) and node.arg in ("sparse", "differentiable"):
             raise Refused(f"{node.arg} gradients")
+
+
+_CONVOLUTION: Final = "convolution"
+_UNTRAINED: Final = "untrained"
+_POSITIONS: Final = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
+    *("padding_mode", "device", "dtype"),
+)
+
+
+def without_bias(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
+    """A convolution without the bias that BatchNorm takes away."""
+    statement = only_statement(facts.setup, _CONVOLUTION)
+    return offer_arguments(
+        statement, "Conv", {"bias": False}, CHANGES_NUMERICS, positions=_POSITIONS, defaults={}
+    )
+
+
+def frozen(finding: Finding, facts: Facts) -> CodeChange | None:
+    """Without gradients where no optimizer trains it, at the start, in the counted step or at the end."""
+    setup = facts.setup
+    if len(finding.wants) != 1:
+        return None
+    path, _ = finding.wants[0]
+    statement = next((one for one in statements_about(setup, _UNTRAINED) if one.module == path), None)
+    if path not in setup.untrained or statement is None:
+        return None
+    new = f"self.{path.rpartition('.')[2]}.requires_grad_(False)"
+
+    def edit(source: SourceEdit) -> None:
+        source.add_after(statement.line, statement.end_line, new)
+
+    return offer(statement, edit, new, SAME_RESULTS)
+
+
+_MUCH: Final = 0.1
+"""Share of the time in logging from which on a line counts."""
+
+
+def with_logging_by_epoch(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
+    """Values that all ranks agree on once per epoch, where one ``self.log`` takes most of the time."""
+    setup, calls = facts.setup, facts.logging_calls
+    most = [one for one in calls.lines if one.share >= _MUCH * calls.share]
+    if len(most) != 1 or most[0].logs is None or "sync_dist" not in most[0].logs.options:
+        return None
+    if most[0].package or not most[0].function.endswith("training_step"):
+        return None
+    statement = only_statement(setup, "log", most[0].line)
+    callee = "self.log_dict" if statement is not None and ".log_dict(" in statement.text else "self.log"
+    positions = ("name", "value", "prog_bar", "logger", "on_step", "on_epoch")
+    return offer_arguments(
+        statement,
+        callee,
+        {"on_step": False, "on_epoch": True},
+        SAME_RESULTS,
+        positions=positions if callee == "self.log" else ("dictionary", *positions[2:]),
+        check=lambda source: _keeps_keys(source, statement),
+    )
+
+
+def _keeps_keys(source: SourceEdit, statement: Statement | None) -> None:
+    """Refuse where the keys would change, or something in the file may watch the value."""
+    for where in () if statement is None else statement.calls:
+        call = source.call_at(where)
+        given = {one.arg: one.value for one in call.keywords}
+        if isinstance(given.get("on_epoch"), ast.Constant) and "on_step" not in {
+            name for name, value in given.items() if isinstance(value, ast.Constant) and value.value is False
+        }:
+            raise Refused("the key would lose its suffix")
+        first = call.args[:1] or [given[name] for name in ("name", "dictionary") if name in given]
+        keys = [text for part in first for text in _texts(part)]
+        others = _texts(source.tree)
+        for key in keys:
+            if sum(text.startswith(key) for text in others) > sum(text.startswith(key) for text in keys):
+                raise Refused("something may watch the value")
+
+
+def _texts(tree: ast.AST) -> list[str]:
+    values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [value for value in values if isinstance(value, str) and value]
+
+
+def without_item(finding: Finding, facts: Facts) -> CodeChange | None:
+    """A logged tensor, where one ``self.log`` reads its value."""
+    setup = facts.setup
+    if len(finding.locations) != 1:
+        return None
+    place = finding.locations[0]
+    if not place.is_exact or place.line is None:
+        return None
+    statement = only_statement(setup, "item", place.line)
+    if statement is None or statement.file != place.file:
+        return None
+
+    def edit(source: SourceEdit) -> None:
+        for where in statement.calls:
+            source.drop_method(source.call_at(where), "item")
+
+    return offer(statement, edit, "self.log(..., value), without .item()", SAME_RESULTS)
