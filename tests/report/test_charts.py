@@ -8,7 +8,7 @@ import pytest
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.report.build import build_report
 from lightning_modelprof.report.charts.all_charts import CHARTS
-from lightning_modelprof.report.charts.bins import MAX_BINS, MAX_LAYERS, bin_sizes, bin_starts
+from lightning_modelprof.report.charts.chart import MAX_BINS, MAX_LAYERS, bin_sizes, bin_starts
 from lightning_modelprof.report.charts.steps import MAX_BARS
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.run.phases import PHASE_INDEX, PHASES

@@ -20,7 +20,7 @@ from lightning_modelprof.engine.loop import batches_made
 from lightning_modelprof.measure.resources.cpu import PERIOD
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.advice.loader import places_of_batches, workers_advice
-from lightning_modelprof.report.charts.queue_depth import queue_depth
+from lightning_modelprof.report.charts.steps import queue_depth
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.engine import judge
 from lightning_modelprof.report.rules.input import input_bound, synchronous_loader

@@ -11,8 +11,7 @@ from lightning_modelprof.analysis.trace.kernels import tensor_core_use
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.model import Severity, Status
 from lightning_modelprof.report.rules.engine import diagnose_traces, judge
-from lightning_modelprof.report.rules.precision import amp_off
-from lightning_modelprof.report.rules.tensor_cores import tensor_cores_eligible
+from lightning_modelprof.report.rules.precision import amp_off, tensor_cores_eligible
 from lightning_modelprof.run.records import Window
 from lightning_modelprof.run.setup import DeviceSetup
 from tests.support.diagnosed import SETUP, analysis_of, only, steps_of

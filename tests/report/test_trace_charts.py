@@ -8,7 +8,7 @@ from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
 from lightning_modelprof.report.build_trace import build_trace_report
 from lightning_modelprof.report.charts.all_charts import trace_charts
-from lightning_modelprof.report.charts.bins import MAX_BINS
+from lightning_modelprof.report.charts.chart import MAX_BINS
 from lightning_modelprof.report.charts.device import kernel_types, operator_shares, trace_steps
 from lightning_modelprof.show.html.chart import chart_view
 from tests.analysis.trace.test_step_breakdown import NCCL, make, step

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modelprof.trace.reader import parse_trace
-from lightning_modelprof.trace.repair import repair
+from lightning_modelprof.trace.reader import parse_trace, repair
 
 HEAD = {"schemaVersion": 1, "traceName": "t"}
 

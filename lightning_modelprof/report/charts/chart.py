@@ -6,9 +6,13 @@ def throughput(facts: Facts) -> Chart | None: ...
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modelprof.analysis.steps.phase_times import PhaseTime
 from lightning_modelprof.report.specs import LAST, ChartSpec
 
 _DrawT = TypeVar("_DrawT", bound=Callable[..., Any])
@@ -42,3 +46,64 @@ def _adds_to(
 chart = _adds_to(CHARTS)
 trace_chart = _adds_to(TRACE_CHARTS)
 flame = _adds_to(FLAMES)
+
+
+MAX_BINS: Final = 400
+"""Bars across a chart: about two pixels each on a screen, and no file grows with the length of a run."""
+
+
+def bin_starts(num_steps: int, max_bins: int = MAX_BINS) -> NDArray[np.int64]:
+    """Index of the first step of each bin; all bins but the last hold the same number of steps.
+
+    Returns:
+        int64, shape (bins,): 0, s, 2 s, ... with the smallest whole s that needs no more bins.
+    """
+    size = max(1, -(-num_steps // max_bins))
+    return np.arange(0, num_steps, size, dtype=np.int64)
+
+
+def bin_sizes(starts: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
+    """Number of steps in each bin, int64, shape (bins,)."""
+    return np.diff(np.append(starts, num_steps))
+
+
+def even_axis(numbers: Sequence[int], name: str, counted: str) -> tuple[int, str]:
+    """Where an even axis begins and its label; numbers with gaps between them are counted instead.
+
+    Args:
+        numbers: in ascending order, at least one.
+        name: what they number.
+        counted: what is counted where there are gaps.
+    """
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return numbers[0], name
+    return 1, f"{counted}, renumbered from 1"
+
+
+def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -> str:
+    size = int(bin_sizes(starts, num_steps)[0])
+    return f"One point per {step}." if size == 1 else f"Each point is the mean of {size:,} {steps}."
+
+
+MAX_LAYERS: Final = 7
+"""As many as there are colours that everybody can tell apart, besides gray for the rest."""
+
+
+def split_layers(phases: Sequence[PhaseTime]) -> tuple[list[PhaseTime], list[PhaseTime]]:
+    """The measured phases with the most time, and the other measured ones, each in the order of phases."""
+    measured = [phase for phase in phases if phase.total_ns]
+    largest = sorted(measured, key=lambda phase: -(phase.total_ns or 0))[:MAX_LAYERS]
+    return [phase for phase in measured if phase in largest], [
+        phase for phase in measured if phase not in largest
+    ]
+
+
+def layer_notes(phases: Sequence[PhaseTime], rest: Sequence[PhaseTime]) -> tuple[str, ...]:
+    """What the rest is made of, and which phases are in no layer."""
+    missing = [phase.label for phase in phases if phase.total_ns is None]
+    notes = []
+    if rest:
+        notes.append(f"Other phases: {', '.join(phase.label for phase in rest)}.")
+    if missing:
+        notes.append(f"Not measured: {', '.join(missing)}.")
+    return tuple(notes)

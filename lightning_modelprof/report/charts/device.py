@@ -14,8 +14,14 @@ from lightning_modelprof.analysis.trace.kernels import KernelUse
 from lightning_modelprof.analysis.trace.operator_costs import Operator
 from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, StepBreakdown
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.charts.bins import MAX_LAYERS, bin_note, bin_sizes, bin_starts, even_axis
-from lightning_modelprof.report.charts.chart import trace_chart
+from lightning_modelprof.report.charts.chart import (
+    MAX_LAYERS,
+    bin_note,
+    bin_sizes,
+    bin_starts,
+    even_axis,
+    trace_chart,
+)
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.tables.rows import order_of, order_words, split_ranks
 from lightning_modelprof.report.words import STEP_LABELS

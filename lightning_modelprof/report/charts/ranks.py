@@ -8,8 +8,7 @@ from typing import Final
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.trace.distributed import StepShares
 from lightning_modelprof.analysis.trace.trace_facts import TraceFacts
-from lightning_modelprof.report.charts.bins import even_axis, split_layers
-from lightning_modelprof.report.charts.chart import chart, trace_chart
+from lightning_modelprof.report.charts.chart import chart, even_axis, split_layers, trace_chart
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.tables.rows import split_ranks
 

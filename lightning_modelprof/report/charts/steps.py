@@ -1,4 +1,4 @@
-"""What share of the steps each phase takes: one bar."""
+"""Charts of steps: shares of phases, times, throughput, validation and the batches that were ready."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Final
 import numpy as np
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.report.charts.bins import bin_note, bin_sizes, bin_starts, layer_notes, split_layers
-from lightning_modelprof.report.charts.chart import chart
+from lightning_modelprof.report.charts.chart import (
+    bin_note,
+    bin_sizes,
+    bin_starts,
+    chart,
+    layer_notes,
+    split_layers,
+)
 from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.words import other_shares
 from lightning_modelprof.run.loops import loop_of
@@ -196,4 +202,30 @@ def validation_shares(facts: Facts) -> Chart | None:
         x=(float(split.num_runs),),
         unit=Unit.RATIO,
         series=tuple(Series(key=part.key, label=part.label, values=(part.ratio,)) for part in split.parts),
+    )
+
+
+@chart(
+    "queue_depth",
+    title="Batches ready at fetch",
+    help="How many batches were ready when training fetched one. Every thirteenth clean step is sampled,"
+    " and at least seven samples are needed. At 0, training waits; if the queue is always full, you"
+    " have more workers than you need. With multiple loaders, it shows the one with the fewest ready"
+    " batches. On macOS it only shows whether any batch was ready.",
+    place=80,
+    views=("workers",),
+)
+def queue_depth(facts: Facts) -> Chart | None:
+    """How many batches were made when the loop fetched one; ``None`` where too few fetches were looked at."""
+    depths = facts.batch_cpu.depths
+    if not depths:
+        return None
+    return Chart(
+        id="queue_depth",
+        title="Batches ready at fetch",
+        kind="stacked",
+        x_label="ready batches",
+        x=tuple(map(float, range(len(depths)))),
+        unit=Unit.RATIO,
+        series=(Series(key="fetches", label="Share of fetches", values=depths),),
     )
