@@ -50,6 +50,15 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget()?.scrollIntoView();
 
+// The browser's own search looks into folded tables, and opens them, once their rows are there.
+const later = window.requestIdleCallback ?? setTimeout;
+const toFill = [...drawn.tables];
+function fillNext() {
+  toFill.shift()?.fill();
+  if (toFill.length) later(fillNext);
+}
+later(fillNext);
+
 // Paper shows everything but the details of findings and checks.
 /** @type {HTMLDetailsElement[]} */
 let closed = [];

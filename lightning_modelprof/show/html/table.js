@@ -1,5 +1,5 @@
 // Tables that sort, search, fold and put rows together. Nothing is computed or rounded here: every text and
-// every sum was written by the report. Rows are made when they are first seen.
+// every sum was written by the report. Rows are made when they are first seen or the page asks for them.
 
 import { countRows, isMissing, textOf, valueOf, wholeText } from "./cells.js";
 import { columnMenu } from "./columns.js";
