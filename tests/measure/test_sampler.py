@@ -216,6 +216,17 @@ def test_a_short_turn_that_was_read_meanwhile_is_not_the_users():
     assert sys.getswitchinterval() == usual
 
 
+def test_a_short_turn_that_is_set_after_the_last_look_does_not_stay():
+    usual, read, seen = sys.getswitchinterval(), [], []
+    with running({"it": seen.append}):
+        until(lambda: (short := sys.getswitchinterval()) < usual and (read.append(short) or True))
+    sampler = Sampler({"it": seen.append}, interval_ns=10**13)
+    sampler.resume()
+    sys.setswitchinterval(read[0])
+    sampler.pause()
+    assert sys.getswitchinterval() == usual
+
+
 def test_ctrl_c_while_the_thread_starts_leaves_none(monkeypatch):
     start = threading.Thread.start
 

@@ -134,6 +134,7 @@ class Sampler:
                 self._is_over.release()
                 if not has_ended(thread):
                     self._end(f"Sampling ended, because its thread didn't pause within {PATIENCE_S:g} s.")
+                _end_short_turns()  # the program may have set ours again since the last look
 
     def _forget_thread(self) -> None:
         """In a child of this process: there is no such thread in it."""
@@ -200,8 +201,13 @@ class _ShortTurns:
         sys.setswitchinterval(min(_SHORT_TURN_S, _ShortTurns.usual_s))
 
     def __exit__(self, *_: object) -> None:
-        if abs(sys.getswitchinterval() - _SHORT_TURN_S) <= _TURN_STEP_S:  # nobody has set it meanwhile
-            sys.setswitchinterval(_ShortTurns.usual_s)
+        _end_short_turns()
+
+
+def _end_short_turns() -> None:
+    """Restore the usual turn length, unless the program has set another one."""
+    if abs(sys.getswitchinterval() - _SHORT_TURN_S) <= _TURN_STEP_S:
+        sys.setswitchinterval(_ShortTurns.usual_s)
 
 
 _PR_SET_TIMERSLACK: Final = 29
