@@ -1,1 +1,1 @@
-"""What a reader sees: tables, findings and notes, made of facts."""
+"""Reports: tables, findings, charts and notes built from facts."""

@@ -1,4 +1,4 @@
-"""The one meeting point: a run's facts become a report."""
+"""Build a report from a run's facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightning_modelprof.run.records import IGNORED_CALLBACK, Run, WindowStatus
 
 
 def build_report(facts: Facts, options: TableOptions = DEFAULT_OPTIONS) -> Report:
-    """Tables, notes and figures of a run's facts."""
+    """Build the report of one loop."""
     verdict, findings = diagnose(facts)
     findings = tuple(with_change(_with_reason(one, facts), facts) for one in findings)
     return Report(
@@ -70,7 +70,7 @@ def _with_reasons(table: Table, facts: Facts) -> Table:
 
 
 def with_loops(report: Report, run: Run) -> Report:
-    """The report of a process's first loop, with what the process ran after it."""
+    """Add the loops and short loops that the process ran after the report's own."""
     return replace(report, tables=(*report.tables, *loop_tables(run.loops, run.short_loops)))
 
 
@@ -93,14 +93,13 @@ def _facts(facts: Facts) -> tuple[tuple[str, str], ...]:
         ("Started", to_the_second(info.created)),
         ("Versions", versions),
     ]
-    shown = [*((NOT_DONE, sentence) for sentence in _not_done(facts)), *shown]
+    shown = [*((NOT_DONE, sentence) for sentence in _requests_not_met(facts)), *shown]
     if info.accumulate_grad_batches > 1:
         shown.insert(-2, ("Accumulation", f"{info.accumulate_grad_batches} batches per optimizer step"))
     return tuple((label, value) for label, value in shown if value)
 
 
-def _not_done(facts: Facts) -> list[str]:
-    """What was asked for by name and did not come about, a line each."""
+def _requests_not_met(facts: Facts) -> list[str]:
     config, last = facts.info.config, facts.num_steps - 1
     lines = []
     for window in (one.window for one in facts.windows):
@@ -186,7 +185,6 @@ def _flops_summary(facts: Facts) -> FlopsSummary | None:
 
 
 def _mean_step(flops: ModelFlops) -> MeanStepFlops | None:
-    """The mean clean step where batches vary in size."""
     mean = flops.mean
     if flops.why_no_mean:
         return MeanStepFlops(note=flops.why_no_mean)

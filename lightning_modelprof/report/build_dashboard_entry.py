@@ -1,4 +1,4 @@
-"""Reports become profiles: what a dashboard shows of a run, and of each of its windows."""
+"""Build dashboard entries from runs and windows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from lightning_modelprof.trace.model import Trace
 
 
 def run_profile(run: Run, report: Report) -> DashboardEntry:
-    """The profile of a whole loop.
-
-    Args:
-        run: what was measured; the steps are those of its first rank.
-    """
+    """Build the entry of a whole loop, with the steps of the first rank."""
     loop, steps = loop_of(run.info.loop), run.ranks[0].steps
     num_steps = run.ranks[0].num_steps
     return DashboardEntry(
@@ -47,12 +43,7 @@ def window_profile(
     loop: str = "fit",
     options: TableOptions = DEFAULT_OPTIONS,
 ) -> DashboardEntry:
-    """The profile of one window, or of traces of one job that somebody else recorded.
-
-    Args:
-        traces: of each rank the trace and what it says; at least one, and no two of one rank.
-        loop: the Trainer's method.
-    """
+    """Build the entry of one window, or of imported traces of one job, with distinct ranks."""
     facts = [one for _, one in traces]
     ranks = [one.rank or 0 for one in facts]
     numbers = sorted({number for one in facts for number in one.step_numbers})
@@ -73,14 +64,14 @@ def window_profile(
 
 
 def step_columns(steps: StepTimings, loop: LoopKind = FIT) -> StepColumns:
-    """Every step with its phases and with why the benchmark leaves it out.
+    """Return each step's phases and the reason why the benchmark excludes it.
 
-    A phase that took no time in any step is left out. One that could not be measured stays, with
-    ``NOT_MEASURED`` where that is so: without it nobody could tell it from one that took no time.
+    Phases that took no time in any step are left out. Phases that couldn't be measured stay, as
+    ``NOT_MEASURED``, to tell them apart.
 
     Args:
-        steps: the finished steps of one rank, or those of them that were kept.
-        loop: what ran; evaluation loops have a word of their own for one of the reasons.
+        steps: finished steps of one rank, or the saved ones.
+        loop: loop kind; evaluation loops word one of the reasons differently.
     """
     reasons = ("", *(exclusion.reason for exclusion in exclusions(StepTotals.of(steps), loop)))
     kept = [index for index in range(len(PHASES)) if steps.phases_ns[:, index].any()]
@@ -97,9 +88,9 @@ def step_columns(steps: StepTimings, loop: LoopKind = FIT) -> StepColumns:
 
 
 def timings_of(columns: StepColumns) -> StepTimings:
-    """The steps as they were measured, without the times between events of a device, which are not stored.
+    """Restore the measured steps, without device phase times, which aren't stored.
 
-    Phases that this version does not know are left out.
+    Phases unknown to this version are left out.
     """
     phases_ns = np.zeros((len(columns.step), len(PHASES)), np.int64)
     for place, (key, _) in enumerate(columns.phases):
@@ -116,11 +107,7 @@ def timings_of(columns: StepColumns) -> StepTimings:
 
 
 def _exclusion(steps: StepTimings, loop: LoopKind, reasons: tuple[str, ...]) -> NDArray[np.int64]:
-    """Position in ``reasons`` of each step's own.
-
-    The benchmark is asked about one step of each set of tags, because tags alone decide. So its figures and
-    these columns cannot disagree.
-    """
+    """Return each step's position in ``reasons``; the benchmark judges one step per set of tags."""
     _, first, kind = np.unique(steps.tags, return_index=True, return_inverse=True)
     of_kind = np.zeros(len(first), np.int64)
     for place, index in enumerate(first.tolist()):

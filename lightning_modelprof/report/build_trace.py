@@ -1,4 +1,4 @@
-"""Traces become a report: one set of tables for the ranks of a job, one after the other for traces apart."""
+"""Build a report from traces: one set of tables per job."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def build_trace_report(
     *,
     is_brief: bool = False,
 ) -> Report:
-    """The report of one or several trace files.
+    """Build the report of one or more trace files.
 
     Args:
-        traces: at least one. Those of several ranks of one job make one set of tables.
-        skipped: sentences on files that were asked for and are no traces.
-        is_brief: without tables and charts.
+        traces: at least one; ranks of one job share a set of tables.
+        skipped: a sentence for each given file that isn't a trace.
+        is_brief: whether to leave out tables and charts.
     """
     groups = group_ranks(traces)
     tables: list[Table] = []
@@ -42,8 +42,8 @@ def build_trace_report(
         title_suffix = f" of {_group_name(number, by_rank)}" if len(groups) > 1 else ""
         tables += trace_tables(by_rank, options, id_suffix=id_suffix, title_suffix=title_suffix)
         charts += trace_charts(by_rank, id_suffix=id_suffix, title_suffix=title_suffix)
-    newest = max(groups, key=_age)
-    names = _names(groups)
+    newest = max(groups, key=_recency)
+    names = _distinct_names(groups)
     several = len(traces) > 1
     newest_first = [newest, *(group for group in groups if group is not newest)]
     by_age = [facts for group in newest_first for facts in group.values()]
@@ -53,14 +53,14 @@ def build_trace_report(
         for facts in by_age
         if facts.step_origin
     )
-    # Traces of several times or jobs have no verdict in common: the newest has the report, the others a line.
+    # Traces of other times or jobs can't share a verdict: the newest gets the report, the others a line each.
     job = JobFacts(newest.values())
     verdict, findings = diagnose_traces(job)
     card = step_card_of_traces(job, findings)
     others = [
         (name, group, diagnose_traces(JobFacts(group.values()))[0])
         for name, group in sorted(
-            zip(names, groups, strict=True), key=lambda named: _age(named[1]), reverse=True
+            zip(names, groups, strict=True), key=lambda named: _recency(named[1]), reverse=True
         )
         if group is not newest
     ]
@@ -75,7 +75,7 @@ def build_trace_report(
                 for place in facts_of
             ),
             *(("Steps", origin) for origin in origins),
-            # First of all what speaks against believing the figures: a reader may not get to the notes.
+            # Warnings come first: readers may never reach the notes.
             *((WARNING, check) for check in checks),
         ),
         charts=tuple(charts),
@@ -108,25 +108,27 @@ def build_trace_report(
 
 
 def group_ranks(traces: Sequence[TraceFacts]) -> list[Mapping[int, TraceFacts]]:
-    """Which traces are of one job and one time: rank → facts, in order of steps.
+    """Group traces by job and time: rank → facts, in step order.
 
-    Ranks belong together when they are different, of jobs of the same size, and share a step; without steps,
-    when their times overlap. Two folders that hold the same rank are of two jobs or times. A trace that does
-    not say its rank has that of its file's name; if that has none either, the trace stays alone.
+    Ranks belong together if they differ, have the same world size, and share a step or, without steps,
+    overlap in time. Two directories that hold the same rank belong to different jobs or times. A trace
+    without a rank takes it from its path; without a rank there either, it stays alone.
     """
     traces = [facts.replaced(rank=_rank_of(facts)) for facts in traces]
     ranks_in: dict[Path, set[int | None]] = {}
     for facts in traces:
         ranks_in.setdefault(_folder_of(facts), set()).add(facts.rank)
     groups: list[dict[int, TraceFacts]] = []
-    for facts in sorted(traces, key=lambda facts: (facts.step_numbers[:1], facts.begin_ns, _natural(facts))):
+    for facts in sorted(
+        traces, key=lambda facts: (facts.step_numbers[:1], facts.begin_ns, _natural_sort_key(facts))
+    ):
         fitting = (group for group in groups if _belongs(facts, group, ranks_in))
         group = next(fitting, None)
         if group is None:
             groups.append({facts.rank or 0: facts})
         elif facts.rank is not None:
             group[facts.rank] = facts
-    if len(groups) == len(traces):  # as they were given
+    if len(groups) == len(traces):  # order as given
         return [{facts.rank or 0: facts} for facts in traces]
     return [dict(sorted(group.items())) for group in groups]
 
@@ -135,7 +137,7 @@ _RANK_IN_NAME: Final = re.compile(r"(?<![a-z])rank[-_.]?([0-9]{1,7})(?![0-9])", 
 
 
 def _rank_of(facts: TraceFacts) -> int | None:
-    """As the trace says, else as its name or that of a folder does: ``rank0_trace.json``."""
+    """Return the trace's own rank, else the one in its path, such as ``rank0_trace.json``."""
     if facts.rank is not None:
         return facts.rank
     found = [match for part in Path(facts.source).parts if (match := _RANK_IN_NAME.search(part))]
@@ -143,22 +145,20 @@ def _rank_of(facts: TraceFacts) -> int | None:
 
 
 def _folder_of(facts: TraceFacts) -> Path:
-    """The folder that a trace shares with the other ranks: where each has its own, the one above."""
+    """Return the directory shared with other ranks: the one above if each rank has its own."""
     folder = Path(facts.source).parent
     while _RANK_IN_NAME.search(folder.name):
         folder = folder.parent
     return folder
 
 
-def _natural(facts: TraceFacts) -> list[str | int]:
-    """The trace's name for sorting: 2 comes before 10."""
-    parts = re.split("([0-9]{1,20})", facts.source)  # every second one is a number
+def _natural_sort_key(facts: TraceFacts) -> list[str | int]:
+    parts = re.split("([0-9]{1,20})", facts.source)  # every second part is a number
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _age(group: Mapping[int, TraceFacts]) -> tuple[int, list[str | int]]:
-    """Larger for newer traces; of the same time, for the later name."""
-    return max((facts.end_ns, _natural(facts)) for facts in group.values())
+def _recency(group: Mapping[int, TraceFacts]) -> tuple[int, list[str | int]]:
+    return max((facts.end_ns, _natural_sort_key(facts)) for facts in group.values())
 
 
 def _belongs(
@@ -177,8 +177,7 @@ def _belongs(
     return facts.begin_ns < first.end_ns and first.begin_ns < facts.end_ns
 
 
-def _names(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
-    """What tells the groups apart: their folders, else their steps, else the files."""
+def _distinct_names(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
     firsts = [next(iter(group.values())) for group in groups]
     folders = [_folder_of(facts) for facts in firsts]
     above = os.path.commonpath([str(folder) or "." for folder in folders]) if len(set(folders)) > 1 else ""
@@ -193,7 +192,6 @@ def _names(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
 
 
 def _grouping_notes(groups: Sequence[Mapping[int, TraceFacts]]) -> list[str]:
-    """What is odd about which traces were put together, and which were not."""
     notes = []
     ranks = {facts.rank for group in groups for facts in group.values()} - {None}
     if len(groups) > 1 and len(ranks) > 1:
@@ -230,7 +228,7 @@ def _describe(facts: TraceFacts) -> str:
 
 
 def steps_text(numbers: Sequence[int]) -> str:
-    """Numbers of steps in ascending order as a reader wants them: ``steps 5 to 10``."""
+    """Describe ascending step numbers: ``steps 5 to 10``."""
     if not numbers:
         return "no steps"
     if len(numbers) == 1:

@@ -1,6 +1,6 @@
-"""A profile: all that a dashboard shows of one run or one profiler window.
+"""Dashboard entries: everything a dashboard shows of one run or one profiler window.
 
-Other outputs show a :class:`Report`; a dashboard also zooms, so it gets the columns that charts are drawn of.
+Other outputs show a :class:`Report`; a dashboard can also zoom, so it gets the columns behind the charts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ class StepColumns(Record, frozen=True, kw_only=True, eq=False):
     """Every finished step of one rank, in order.
 
     Attributes:
-        step: int64, shape (n,): number of the step, from 0.
-        duration_ns: int64, shape (n,): its wall time.
-        samples: int64, shape (n,): what was counted in its batch, -1 if it was not counted.
-        tags: int64, shape (n,): the bits of ``run.records.StepTag``.
-        exclusion: int64, shape (n,): position in ``exclusions`` of why the benchmark leaves it out.
-        exclusions: the reasons; the first is ``""``, of clean steps.
-        phases: (key, label) of each phase that some step has a time for, or that could not be measured, in
-            the order of a step.
-        phases_ns: int64, shape (n, len(phases)); -1 where it could not be measured, the others sum to
-            ``duration_ns``.
+        step: int64, shape (n,): step number, from 0.
+        duration_ns: int64, shape (n,): wall time.
+        samples: int64, shape (n,): samples in the batch, -1 if not counted.
+        tags: int64, shape (n,): bits of ``run.records.StepTag``.
+        exclusion: int64, shape (n,): position in ``exclusions`` of the reason why the benchmark excludes it.
+        exclusions: the reasons; the first is ``""``, for clean steps.
+        phases: (key, label) of each phase that took time in some step or couldn't be measured, in step order.
+        phases_ns: int64, shape (n, len(phases)); -1 where not measured, the others sum to ``duration_ns``.
     """
 
     step: NDArray[np.int64]
@@ -44,11 +42,11 @@ class StepColumns(Record, frozen=True, kw_only=True, eq=False):
 
 
 class Lane(Record, frozen=True, kw_only=True):
-    """One thread of the host or one stream of a device.
+    """One CPU thread or one GPU stream.
 
     Attributes:
         label: such as ``thread 1234 (main)`` or ``GPU 0 stream 7``.
-        group: what it is part of, such as ``host`` or ``GPU 0``; lanes of a group follow each other.
+        group: what it is part of, such as ``host`` or ``GPU 0``; lanes of a group are adjacent.
         is_device: whether it is a stream.
     """
 
@@ -58,7 +56,7 @@ class Lane(Record, frozen=True, kw_only=True):
 
 
 class Counter(Record, frozen=True, kw_only=True, eq=False):
-    """A figure that changes while a trace goes on: it has ``value[i]`` from ``time_ns[i]`` on.
+    """A figure that changes over a trace: ``value[i]`` from ``time_ns[i]`` on.
 
     Attributes:
         time_ns: int64, shape (n,), ascending.
@@ -73,18 +71,18 @@ class Counter(Record, frozen=True, kw_only=True, eq=False):
 
 
 class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
-    """What ran when on each thread and stream of one rank: the slices of a trace.
+    """What ran when on each thread and stream of one rank: a trace's slices.
 
-    Slices are sorted by lane, depth and begin; those of one lane and depth do not overlap. Times are
-    nanoseconds since the first event of the trace.
+    Slices are sorted by lane, depth and start; slices of one lane and depth don't overlap. Times are
+    nanoseconds since the trace's first event.
 
     Attributes:
-        source: name of the trace.
-        rank: of the process; ``None`` if the trace does not say.
+        source: trace name.
+        rank: rank of the process; ``None`` if the trace lacks it.
         lanes: in reading order.
-        names: the distinct names of slices.
-        categories: the distinct kinds of slices, such as ``operator`` or ``kernel``.
-        details: what else is known of slices, such as the shapes of inputs; distinct.
+        names: distinct slice names.
+        categories: distinct slice kinds, such as ``operator`` or ``kernel``.
+        details: distinct further details, such as input shapes.
         steps: (number, begin_ns, end_ns) of each step, device work included.
         lane: int64, shape (n,): position in ``lanes``.
         depth: int64, shape (n,): 0 on top, 1 inside a slice of depth 0, ...
@@ -92,8 +90,8 @@ class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
         name: int64, shape (n,): position in ``names``.
         category: int64, shape (n,): position in ``categories``.
         detail: int64, shape (n,): position in ``details``, -1 without one.
-        launch: int64, shape (n,): position of the slice of the host that launched this one, -1 without one;
-            of a fetch that of the batch, made by a worker, that its step used.
+        launch: int64, shape (n,): position of the CPU slice that launched this one, -1 without one; for a
+            fetch, of the worker slice that made the batch.
         counters: memory, for example.
         notes: what was left out and why.
     """
@@ -123,18 +121,18 @@ class DrawnTimeline(Record, frozen=True, kw_only=True, eq=False):
 
 
 class DashboardEntry(Record, frozen=True, kw_only=True, eq=False):
-    """One entry that a reader of a dashboard can choose.
+    """One entry that a reader can choose in a dashboard.
 
     Attributes:
-        kind: ``run`` for the whole of a loop, ``window`` for one profiler window or imported trace.
-        loop: the Trainer's method: ``fit``, ``validate``, ``test`` or ``predict``.
-        window: index of the window; ``None`` for a run.
-        label: what the reader chooses, such as ``steps 12 to 21``.
-        report: of all ranks together.
-        rank_reports: rank → the report of that rank alone; empty when there is only one.
+        kind: ``run`` for a whole loop, ``window`` for one profiler window or imported trace.
+        loop: Trainer method: ``fit``, ``validate``, ``test`` or ``predict``.
+        window: window index; ``None`` for a run.
+        label: the reader's choice, such as ``steps 12 to 21``.
+        report: report of all ranks together.
+        rank_reports: rank → report of that rank alone; empty with only one.
         steps: every step of the run; ``None`` for a window.
-        timelines: rank → its timeline; empty for a run.
-        step_numbers: of the steps that a window holds, in ascending order; empty for a run.
+        timelines: rank → timeline; empty for a run.
+        step_numbers: the window's steps, ascending; empty for a run.
     """
 
     kind: ProfileKind

@@ -1,6 +1,6 @@
-"""What every figure means: the definitions that stand on tables, charts and rules, brought together.
+"""The definitions of all figures, collected from tables, charts and rules.
 
-The pages have each as the title of its heading, and docs/report.md has them in their sections.
+Pages show them as headings' titles, and docs/report.md lists them by section.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _KEY_FIGURES: Final = {
     "flop_s": "column:flops:flops_per_s",
     "mfu": "column:flops:share_of_peak",
 }
-"""Key of a figure at the head of a report → where it is defined."""
+"""Map each headline figure of a report to the key of its definition."""
 
 
 class Term(NamedTuple):
-    """One definition; ``key`` is what it is found by, such as ``column:kernels:occupancy``."""
+    """One definition; ``key`` is its ID, such as ``column:kernels:occupancy``."""
 
     key: str
     label: str
@@ -56,12 +56,12 @@ class Term(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Definitions that stand together.
+    """Definitions that belong together.
 
     Attributes:
-        key: what it is found by, such as ``table:kernels``.
-        heading: in the reference.
-        text: what is said beside the terms, in Markdown.
+        key: ID, such as ``table:kernels``.
+        heading: heading in the reference.
+        text: text in addition to the terms, in Markdown.
         terms: in reading order.
         is_table: whether ``text`` has the terms in its table.
     """
@@ -74,7 +74,7 @@ class Section(NamedTuple):
 
     @property
     def markdown(self) -> str:
-        """All of it; terms share a definition where it is the same."""
+        """Everything as Markdown; terms with the same definition share an item."""
         labels: dict[str, dict[str, None]] = {}
         for term in () if self.is_table else self.terms:
             labels.setdefault(term.text, {})[f"**{term.label}**"] = None
@@ -83,12 +83,12 @@ class Section(NamedTuple):
 
 
 def key_of(label: str) -> str:
-    """A label as part of a key: ``Blocks per SM`` → ``blocks_per_sm``, ``Ratio(%)`` → ``ratio``."""
+    """Turn a label into a part of a key: ``Blocks per SM`` → ``blocks_per_sm``, ``Ratio(%)`` → ``ratio``."""
     return re.sub(r"[^a-z0-9]+", "_", re.sub(r"\s*\(%\)", "", label.lower())).strip("_") or "percent"
 
 
 def sections() -> Iterator[Section]:
-    """Every definition, in reading order."""
+    """Yield every definition, in reading order."""
     words = tuple(Term(f"word:{key_of(word)}", word, text) for word, text in WORDS.items())
     yield Section("words", "Words", "", words)
     phases = tuple(Term(f"phase:{key_of(one.label)}", one.label, one.definition) for one in PHASES)
@@ -158,7 +158,6 @@ def _rules() -> Section:
 
 
 def _other_thresholds(rule: Rule) -> str:
-    """By the names that ``rules=`` takes, beside those that all rules have."""
     own = {name: value for name, value in rule.limits.items() if name not in ("warning", "critical")}
     return ", ".join(
         f"`{name}={value:g}`" for name, value in own.items() if (name, value) != ("floor_ns", FLOOR_NS)
@@ -180,31 +179,31 @@ def _of_table(kind: TableSpec) -> Section:
 
 
 def label_of(column: Column) -> str:
-    """What a column is called with its group, without its unit."""
+    """Return a column's label with its group, without its unit."""
     label = column.label.removesuffix(" (%)")
     return f"{column.group} {label}" if column.group else label
 
 
 def definition(kind: str, name: str) -> str:
-    """What something on a page means, in plain text; ``""`` where nothing is known of it.
+    """Return what something on a page means, in plain text; ``""`` if undefined.
 
     Args:
-        kind: ``table``, ``chart``, ``flame``, ``rule`` or ``verdict``, whose ids are names; ``figure``, whose
-            label is.
-        name: of one of that kind. Tables may have the number of a window, and be of changes.
+        kind: ``table``, ``chart``, ``flame``, ``rule`` or ``verdict``, which are named by ID, or ``figure``,
+            by label.
+        name: name within that kind; a table's may have a window number, or be a table of changes.
     """
     return _definitions().get(f"{kind}:{_name(kind, name)}", "")
 
 
 def column_definition(table: str, key: str) -> str:
-    """What a column of a table means, in plain text; ``""`` where nothing is known of it."""
+    """Return what a table's column means, in plain text; ``""`` if undefined."""
     return _definitions().get(f"column:{_name('table', table)}:{key}", "")
 
 
 def row_definition(table: str, label: str) -> str:
-    """What a row of a table means, in plain text; ``""`` for rows that aren't figures with names of ours.
+    """Return what a table's row means, in plain text; ``""`` for rows that aren't our named figures.
 
-    What goes before a figure, such as a rank, is no part of its name, nor is its unit: ``ips (steps/s)``.
+    Ignores words before the figure's name, such as a rank, and its unit: ``ips (steps/s)``.
     """
     known, name = _definitions(), _name("table", table)
     words = re.sub(r" \([^)]*\)$", "", label).split(" ")

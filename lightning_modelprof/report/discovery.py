@@ -1,4 +1,4 @@
-"""Finds what decorators made in the files of a folder: rules, tables and charts, which no list names."""
+"""Find what decorators registered in a package's modules: rules, tables and charts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ T = TypeVar("T")
 def found_beside(
     module: str, made: Sequence[T], key: Callable[[T], Any], *, without: Collection[str] = ()
 ) -> tuple[T, ...]:
-    """What the files beside a module made, in order.
+    """Return what the modules next to the calling one registered, in order.
 
     Args:
-        module: ``__name__`` of whoever asks.
-        made: what their decorators add to.
-        key: to sort by.
-        without: files that import the one that asks.
+        module: the caller's ``__name__``.
+        made: list that the decorators append to.
+        without: modules that import the caller.
     """
     package = module.rpartition(".")[0]
     for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
@@ -31,5 +30,5 @@ def found_beside(
 
 
 def place_in(order: Sequence[str], name: str) -> int:
-    """Where a name stands in an order; those that it lacks come last."""
+    """Return a name's position in an order; missing names come last."""
     return order.index(name) if name in order else len(order)

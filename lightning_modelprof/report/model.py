@@ -1,6 +1,6 @@
-"""What a reader sees: tables, notes and a summary, all with raw numbers.
+"""The report's records: tables, findings, charts, notes and a summary, all with raw numbers.
 
-Nothing here is rounded, cut, escaped or given a unit suffix; that is the business of ``show``.
+Nothing here is rounded, cut, escaped or given a unit suffix; ``show`` does that.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.report.options import DEFAULT_OPTIONS, TableOptions
 from lightning_modelprof.report.summary import Summary
-from lightning_modelprof.report.summary import Verdict as Verdict  # noqa: PLC0414  # readers take it from here
-from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # outputs take them from here
+from lightning_modelprof.report.summary import Verdict as Verdict  # noqa: PLC0414  # re-exported for readers
+from lightning_modelprof.units import Cell as Cell  # noqa: PLC0414  # re-exported for outputs
 from lightning_modelprof.units import TimeUnit as TimeUnit  # noqa: PLC0414
 from lightning_modelprof.units import Unit as Unit  # noqa: PLC0414
 
 
 class Column(Record, frozen=True):
-    """One column; columns of the same ``group`` are one packed column in Paddle's layout.
+    """One column; columns of the same ``group`` form one packed column in Paddle's layout.
 
     With ``group="CPU"`` and labels Total, Avg, Max, Min, Ratio(%) a text table shows one column headed
     ``CPU Total / Avg / Max / Min / Ratio(%)`` with cells like ``138.99 / 12.64 / 17.91 / 10.65 / 100.00``.
@@ -31,14 +31,14 @@ class Column(Record, frozen=True):
     Attributes:
         key: stable name in files, ``snake_case``.
         label: heading.
-        unit: of its cells.
-        group: heading that it shares with its neighbours; ``None`` without one.
-        adds_up: whether the cells of any rows (in a tree, of those at its top) may be summed, because nothing
-            is counted in two of them. Not so for means, extremes, rates, numbers of different things, and
-            times that hold the time of other rows. Rows that are put together show sums of these columns.
-        change: ``bar`` if its numbers are changes, after less before, and ``bound`` if they are bounds of
-            changes: both are written with their signs.
-        is_main: whether a page shows it at first; where no column says so, it shows all.
+        unit: unit of its cells.
+        group: heading shared with its neighbours; ``None`` without one.
+        adds_up: whether the cells of any rows (in a tree, of top-level rows) may be summed, because they
+            count nothing twice. Not so for means, extremes, rates, numbers of different things, and times
+            that include other rows' time. Merged rows show sums of these columns.
+        change: ``bar`` for changes (after minus before), ``bound`` for bounds of changes; both show their
+            signs.
+        is_main: whether a page shows it initially; if no column sets this, it shows all.
     """
 
     key: str
@@ -51,30 +51,30 @@ class Column(Record, frozen=True):
 
 
 Better = Literal["", "less", "more"]
-"""Whether a smaller or a larger figure is better; ``""`` where neither is."""
+"""Whether a smaller or a larger figure is better; ``""`` if neither."""
 
 
 class Table(Record, frozen=True, kw_only=True):
-    """A complete, sorted, unformatted table. Outputs may show fewer rows and then say so.
+    """A complete, sorted, unformatted table; outputs that show fewer rows say so.
 
     Attributes:
         id: stable key in files, ``snake_case``.
         title: heading.
         columns: the columns; the first is the row's name.
-        rows: one tuple of cells per row, as many as there are columns.
-        depths: indentation level of each row's name; empty when all are 0.
-        row_units: unit of the ``BY_ROW`` columns for each row; empty when no column is ``BY_ROW``.
-        row_better: for each row whether less or more of its figure is better; empty where no row says so.
-        notes: sentences under the table, or under its reason to be absent: definitions, caveats, why a
-            column is empty.
-        absent_reason: why there are no rows; ``None`` when there are.
-        time_unit: unit that its durations are to be shown in; ``None`` lets the output choose one that fits.
-        row_limit: most rows that a person is to be shown, and most below any one row; ``None`` leaves it to
-            the output. Files for machines have all.
-        is_detail: whether a page folds it at first.
+        rows: one tuple of cells per row, one cell per column.
+        depths: indentation level of each row's name; empty if all are 0.
+        row_units: each row's unit in ``BY_ROW`` columns; empty without such columns.
+        row_better: whether less or more of each row's figure is better; empty if no row has a preference.
+        notes: sentences under the table, or under its absent reason: definitions, caveats, why a column is
+            empty.
+        absent_reason: why there are no rows; ``None`` if there are.
+        time_unit: unit to show durations in; ``None`` lets the output choose.
+        row_limit: most rows to show people, in total and below any one row; ``None`` leaves it to the output.
+            Machine-readable files have all.
+        is_detail: whether a page folds it initially.
 
     Raises:
-        ValueError: when rows, depths or units do not fit the columns.
+        ValueError: If rows, depths or units don't fit the columns.
     """
 
     id: str
@@ -128,20 +128,20 @@ class Table(Record, frozen=True, kw_only=True):
 
 
 def _shown(file: str, function: str) -> Callable[..., Any]:
-    """What shows a report or a table: by name, as imports go from show to report and not back."""
+    """Import a ``show`` function by name, since ``show`` imports ``report`` and not the reverse."""
     face: Callable[..., Any] = getattr(import_module(f"lightning_modelprof.show.{file}"), function)
     return face
 
 
 def apply_options(table: Table, options: TableOptions) -> Table:
-    """The same table, to be shown in the unit and to the length that were asked for."""
+    """Return the table with the requested time unit and row limit."""
     is_asked_for = table.row_limit is None or options.row_limit != DEFAULT_OPTIONS.row_limit
     limit = options.row_limit if is_asked_for else table.row_limit
     return replace(table, time_unit=options.time_unit, row_limit=limit)
 
 
 class Status(Enum):
-    """What a rule says; every rule always says one of them."""
+    """A rule's outcome; every rule always has one."""
 
     FOUND = "found"
     CLEAN = "clean"
@@ -149,7 +149,7 @@ class Status(Enum):
 
 
 class Severity(Enum):
-    """How much a finding matters, by its share of the time of a step."""
+    """How much a finding matters, by its share of the step time."""
 
     INFO = "info"
     WARNING = "warning"
@@ -157,7 +157,7 @@ class Severity(Enum):
 
 
 class Evidence(Record, frozen=True, kw_only=True):
-    """One number that a finding rests on."""
+    """One number behind a finding."""
 
     label: str
     value: Cell
@@ -165,10 +165,10 @@ class Evidence(Record, frozen=True, kw_only=True):
 
 
 class Slices(Record, frozen=True, kw_only=True):
-    """Slices of the timeline: those of exactly this name, of this kind, or of both.
+    """Timeline slices with exactly this name, of this kind, or both.
 
     Attributes:
-        name: of the event; ``""`` for any.
+        name: event name; ``""`` for any.
         kind: such as ``idle: data loading``; ``""`` for any.
     """
 
@@ -181,13 +181,13 @@ CHANGES_NUMERICS: Final = "may change results"
 
 
 class CodeChange(Record, frozen=True, kw_only=True):
-    """What to write to fix a finding.
+    """The code to write to fix a finding.
 
     Attributes:
-        text: the line to write, with ``...`` for what stays as it is, or the key of the YAML file.
+        text: the line to write, with ``...`` for unchanged parts, or the key of the YAML file.
         label: ``SAME_RESULTS`` if training computes the same numbers with it, else ``CHANGES_NUMERICS``.
-        diff: for ``git apply``; ``""`` where several statements may be meant, or the file has changed.
-        file, line: that the diff changes; ``None`` without a diff.
+        diff: for ``git apply``; ``""`` if the statement is ambiguous or the file has changed.
+        file, line: what the diff changes; ``None`` without a diff.
         is_yaml: whether ``text`` goes into the YAML file of LightningCLI or Hydra.
     """
 
@@ -200,45 +200,45 @@ class CodeChange(Record, frozen=True, kw_only=True):
 
     @property
     def changed_lines(self) -> tuple[str, ...]:
-        """The lines of the diff that are removed or added, with their signs."""
+        """Lines that the diff removes or adds, with their signs."""
         lines = self.diff.split("\n")[2:]
         return tuple(line.rstrip("\r") for line in lines if line.startswith(("-", "+")))
 
     @property
     def shown_lines(self) -> tuple[tuple[str, str], ...]:
-        """The same as pairs of sign and text, without the indentation that all of them have."""
+        """Changed lines as (sign, text) pairs, without their common indentation."""
         lines = [(line[0], line[1:].expandtabs(4)) for line in self.changed_lines]
         inward = min((len(text) - len(text.lstrip()) for _, text in lines if text.strip()), default=0)
         return tuple((sign, text[inward:]) for sign, text in lines)
 
 
 SavingIs = Literal["", "at least", "up to"]
-"""What a saving is a bound of."""
+"""What a saving is a bound of; ``""`` if it's exact."""
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """What one rule says of one thing.
+    """One result of one rule.
 
     Attributes:
         kind: stable code, such as ``input_bound``.
         status: found, clean or not evaluated.
         severity: ``None`` unless found.
         title: a few words.
-        summary: one or two sentences: what is so; why there is nothing to say if not evaluated.
+        summary: one or two sentences: the problem, or why it wasn't evaluated.
         action: what to change, concretely; ``""`` unless found.
-        saving_ns_per_step: what it could save per step, all phases taken together; a mean over the loop's
-            steps where ``share_of`` is ``loop``; ``None`` if it isn't known.
-        saving_is: whether that is the saving (``""``), or only a bound of it: ``at least`` or ``up to``.
-        share_of: ``step`` where the time is in each clean step, ``loop`` where it is between or around them.
-        whole_ns: the step time, or the loop's time per step, that holds the saving; ``None`` as above.
-        phases: keys of the phases that the saving is in; empty if it may be in any of them.
+        saving_ns_per_step: possible saving per step, summed over all phases; a mean over the loop's steps if
+            ``share_of`` is ``loop``; ``None`` if unknown.
+        saving_is: ``""`` if that is the saving, or ``at least`` or ``up to`` if it's only a bound.
+        share_of: ``step`` if the time is in each clean step, ``loop`` if it's between or around them.
+        whole_ns: step time, or the loop's time per step, that includes the saving; ``None`` as above.
+        phases: keys of the phases that the saving is in; empty if it may be in any.
         locations: most expensive first.
         evidence: the numbers behind it.
-        slices: where it is seen in a timeline; the first that there are.
-        wants: what the action sets: pairs of argument and value, or of module and ``False``
-            for ``requires_grad_``.
-        change: what to write; ``None`` where that isn't known.
-        verdict_ns: what of its time speaks for the verdict; ``None`` for the saving.
+        slices: where to see it in a timeline; the first ones that exist are used.
+        wants: what the action sets: pairs of argument and value, or of module and ``False`` for
+            ``requires_grad_``.
+        change: code to write; ``None`` if unknown.
+        verdict_ns: the part of its time that counts for the verdict; ``None`` for the saving.
         passes: what changed it after its rule, by the names in ``report/rules/passes.py``.
     """
 
@@ -263,23 +263,23 @@ class Finding(Record, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """The saving as a share of what it is in; ``None`` where there is none."""
+        """The saving as a share of ``whole_ns``; ``None`` without one."""
         is_known = self.saving_ns_per_step is not None and self.whole_ns
         return min(1.0, (self.saving_ns_per_step or 0.0) / (self.whole_ns or 1.0)) if is_known else None
 
 
 WARNING: Final = "Warning"
-"""Label of the facts that speak against the figures."""
+"""Label of facts that call the figures into question."""
 
 NOT_DONE: Final = "Not done"
-"""Label of the facts about what was asked for and did not come about."""
+"""Label of facts about requested measurements that didn't happen."""
 
 OTHER_TRACES: Final = "Other traces"
-"""Label of the facts that hold the verdict of traces other than the newest."""
+"""Label of facts with the verdicts of older traces."""
 
 
 class Series(Record, frozen=True, kw_only=True):
-    """One curve or one layer of a chart: a value for each x, ``None`` where it was not measured."""
+    """One curve or layer of a chart: a value per x, ``None`` where not measured."""
 
     key: str
     label: str
@@ -287,22 +287,22 @@ class Series(Record, frozen=True, kw_only=True):
 
 
 class Chart(Record, frozen=True, kw_only=True):
-    """What an output that can draw draws; others leave it out.
+    """A chart; outputs that can't draw leave it out.
 
     Attributes:
         id: stable key, ``snake_case``.
         title: heading.
-        kind: ``stacked`` (layers that add up, such as phases per step), ``line``, ``histogram`` (x are left
-            edges of bins of equal width).
+        kind: ``stacked`` (layers that add up, such as phases per step), ``line``, or ``histogram`` (x are the
+            left edges of bins of equal width).
         x_label: what x counts.
         x: the points.
-        unit: of the values.
+        unit: unit of the values.
         series: one or more.
         notes: as under a table.
-        level, level_label: a value that is drawn as a line across the chart, such as a peak, and its name.
+        level, level_label: value and name of a line across the chart, such as a peak.
 
     Raises:
-        ValueError: when a series has not one value for each point.
+        ValueError: If a series doesn't have one value per point.
     """
 
     id: str
@@ -328,15 +328,15 @@ class FlameFrame(Record, frozen=True, kw_only=True):
     """One box of a flame graph.
 
     Attributes:
-        name: of the function, module or phase.
-        detail: such as ``train.py:12``; ``""`` if there is none.
+        name: name of the function, module or phase.
+        detail: such as ``train.py:12``; ``""`` without one.
         parent: position of the box below it in ``FlameGraph.frames``; ``None`` at the bottom.
         depth: 0 at the bottom.
-        begin: left edge: sum of what is left of it, in the graph's unit.
-        total: width: its own share and that of all boxes on it.
+        begin: left edge: sum of everything to its left, in the graph's unit.
+        total: width: its own share plus that of all boxes on it.
         own: its own share.
-        is_users: whether it is the user's code; ``None`` where that means nothing.
-        place: file and line of the function, for an editor; ``""`` if it has none.
+        is_users: whether it is the user's code; ``None`` if not applicable.
+        place: file and line of the function, for an editor; ``""`` without one.
     """
 
     name: str
@@ -351,13 +351,13 @@ class FlameFrame(Record, frozen=True, kw_only=True):
 
 
 class FlameGraph(Record, frozen=True, kw_only=True):
-    """Where time goes, as boxes on boxes: each as wide as its share.
+    """Stacked boxes, each as wide as its share of the time.
 
     Attributes:
         id: stable key, ``snake_case``.
         title: heading.
-        unit: of begin, total and own.
-        frames: each after the box that it stands on; neighbours from left to right.
+        unit: unit of begin, total and own.
+        frames: each after the box below it; neighbours from left to right.
         notes: as under a table.
     """
 
@@ -369,14 +369,14 @@ class FlameGraph(Record, frozen=True, kw_only=True):
 
 
 class StepPart(Record, frozen=True, kw_only=True):
-    """A stretch of a lane of the step card.
+    """One part of a step-card lane.
 
     Attributes:
-        key: of the phase, or of what the device does; colours are chosen by it.
-        label: what a reader sees.
-        ns: how long it is in the mean step.
+        key: key of the phase or device activity; it selects the colour.
+        label: text for readers.
+        ns: length in the mean step.
         is_idle: whether the device waits.
-        location: what it waits for; ``None`` where that is not known, or nothing waits.
+        location: what it waits for; ``None`` if unknown or not waiting.
     """
 
     key: str
@@ -390,11 +390,11 @@ class StepCard(Record, frozen=True, kw_only=True):
     """The mean step as a picture to scale.
 
     Attributes:
-        step: what the step is, such as ``mean of 87 clean steps``.
-        host: what the training thread does, in the order of the phases; sums to the step.
-        device: what the device does meanwhile, working first: shares of recorded steps, drawn to the length
-            of ``host``; empty where no device was recorded.
-        better: ``host`` without the savings of the findings, at best; empty where they save nothing.
+        step: such as ``mean of 87 clean steps``.
+        host: what the training thread does, in phase order; sums to the step.
+        device: what the device does in parallel, work first: shares of recorded steps, scaled to the length
+            of ``host``; empty if no device was recorded.
+        better: ``host`` without the findings' savings, at best; empty if they save nothing.
         figures: headline figures of the device: label, value, unit.
     """
 
@@ -406,17 +406,17 @@ class StepCard(Record, frozen=True, kw_only=True):
 
     @property
     def wall_ns(self) -> float:
-        """Length of the step."""
+        """Step length."""
         return sum(part.ns for part in self.host)
 
     @property
     def better_ns(self) -> float:
-        """Length of it without what the findings could save, each counted once."""
+        """Step length without the findings' possible savings, each counted once."""
         return sum(part.ns for part in self.better) if self.better else self.wall_ns
 
     @property
     def saved_ns(self) -> float:
-        """What the findings could save of it together."""
+        """Possible saving of all findings together."""
         return self.wall_ns - self.better_ns
 
 

@@ -1,4 +1,4 @@
-"""What findings say of time: per step of the one step time of a report, or of the training time."""
+"""The cost of findings: per step, or of the training time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from lightning_modelprof.report.model import Finding, Status
 from lightning_modelprof.units import format_duration, milliseconds, percent
 
 COST: Final = "{cost}"
-"""Stands in a rule's sentences for what its finding costs: ``12.3 ms per step (45%)``."""
+"""Placeholder for a finding's cost in a rule's sentences: ``12.3 ms per step (45%)``."""
 
 _MOSTLY: Final = 0.5
-"""Share of a finding's time that its phases have to take of the clean steps for it to be about each step."""
+"""Minimum share of a finding's time that its phases take in clean steps for it to be about each step."""
 
 
 def of_step(finding: Finding, step_ns: float, most_ns: float | None = None) -> Finding:
-    """A finding about each step: with its share of the step time, which its saving can't exceed.
+    """Give a finding about each step its share of the step time, which caps its saving.
 
-    Args:
-        finding: of a rule; others than found ones stay as they are.
-        most_ns: what its phases take of the step time; by default all.
+    ``most_ns`` is its phases' part of the step time, by default all.
     """
     saving_ns = finding.saving_ns_per_step
     if finding.status is not Status.FOUND or saving_ns is None or step_ns <= 0:
@@ -32,17 +30,17 @@ def of_step(finding: Finding, step_ns: float, most_ns: float | None = None) -> F
 
 
 def per_step(ns: float, step_ns: float) -> str:
-    """A time per step with its share of the step time: ``12.3 ms per step (45%)``."""
+    """Format a time per step with its share of the step time: ``12.3 ms per step (45%)``."""
     return f"{milliseconds(ns)} per step ({percent(ns / step_ns if step_ns else None)})"
 
 
 def of_run(finding: Finding, costs: StepCosts, num_steps: int, *, is_of_loop: bool) -> Finding:
-    """A finding of a run: about each step, or about the whole loop where its time isn't in the clean steps.
+    """Relate a run's finding to each step, or to the whole loop if its time isn't in the clean steps.
 
     Args:
-        finding: of a rule; its ``saving_ns_per_step`` is a mean over the steps of the loop.
-        num_steps: finished steps of the loop.
-        is_of_loop: whether the rule is about what happens between steps.
+        finding: a rule's result; its ``saving_ns_per_step`` is a mean over the loop's steps.
+        num_steps: the loop's finished steps.
+        is_of_loop: whether the rule is about the time between steps.
     """
     saving_ns = finding.saving_ns_per_step
     if finding.status is not Status.FOUND or saving_ns is None:

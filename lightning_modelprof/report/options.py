@@ -1,4 +1,4 @@
-"""What a reader asks of the tables: the arguments of Paddle's ``summary``, by our names or Paddle's."""
+"""Options of the tables: the arguments of Paddle's ``summary``, by our names or Paddle's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_modelprof.errors import MAX_NAME, did_you_mean, quoted
 from lightning_modelprof.units import TimeUnit
 
 SHOWN_WINDOWS: Final = 3
-"""Windows of a run with tables of their own: with one every hundred steps there can be thousands."""
+"""Most windows of a run with their own tables; one window every hundred steps can make thousands."""
 
 View = Literal[
     "device",
@@ -58,21 +58,20 @@ TIME_UNITS: Final[tuple[TimeUnit, ...]] = get_args(TimeUnit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """How the trace tables are chosen, sorted and cut.
+    """How to choose, sort and cut the trace tables.
 
     Attributes:
         views: which tables, in reading order; ``None`` means all.
-        sorted_by: order of the rows of Operator, Kernel and UserDefined Summary: largest first, but smallest
-            first for the two minima. ``None`` means GPU self time where the trace has device events, else CPU
-            self time. Kernels have no CPU time: there a CPU key counts as the GPU's. Only operators have
+        sorted_by: row order of Operator, Kernel and UserDefined Summary: largest first, but smallest first
+            for the two minima. ``None`` means GPU self time if the trace has device events, else CPU self
+            time. Kernels have no CPU time, so a CPU key counts as the GPU's there. Only operators have
             memory: other tables, and traces without it, keep their order.
-        time_unit: unit of the durations that a person reads; ``None`` means one that fits each table.
-        thread_sep: one section per host thread in Operator and UserDefined Summary.
+        time_unit: unit of displayed durations; ``None`` means one that fits each table.
+        thread_sep: one section per CPU thread in Operator and UserDefined Summary.
         op_detail: operators with rows for what they call and launch.
-        row_limit: most rows of a table, and most rows below any one row, that a person reads; JSON always
-            has all.
+        row_limit: most displayed rows, per table and below any one row; JSON always has all.
         module_depth: deepest modules in the module tree, 0 being the model; ``None`` means all.
-        top_modules: classes that are named for each depth of the module tree.
+        top_modules: number of classes named per depth of the module tree.
     """
 
     views: tuple[View, ...] | None = None
@@ -89,14 +88,14 @@ DEFAULT_OPTIONS: Final = TableOptions()
 
 
 def parse_views(value: object) -> tuple[View, ...]:
-    """Views in reading order, from one name or a list of names.
+    """Parse one view name or a list of them into views in reading order.
 
     Args:
         value: our names, or Paddle's as text or enum: ``kernel``, ``KernelView``, ``SummaryView.KernelView``.
-            Upper and lower case are the same.
+            Case is ignored.
 
     Raises:
-        ValueError: when that is no list of different views, with what to do.
+        ValueError: If it isn't a list of different views; the message says how to fix it.
     """
     names = [value] if isinstance(value, str | Enum) else value
     if not isinstance(names, list | tuple) or not names:
@@ -114,28 +113,28 @@ def parse_views(value: object) -> tuple[View, ...]:
 
 
 def parse_sort_key(value: object) -> SortKey:
-    """A sort key by our name, Paddle's or torch's: ``gpu_total``, ``GPUTotal``, ``cuda_time_total``.
+    """Parse a sort key by our name, Paddle's or torch's: ``gpu_total``, ``GPUTotal``, ``cuda_time_total``.
 
     Raises:
-        ValueError: when it is none, with the nearest.
+        ValueError: If it's unknown; the message suggests the nearest.
     """
     return _SORT_KEY.find(value)
 
 
 def parse_time_unit(value: object) -> TimeUnit:
-    """A time unit: ``s``, ``ms``, ``us`` or ``ns``; ``µs`` is ``us``.
+    """Parse a time unit: ``s``, ``ms``, ``us`` or ``ns``; ``µs`` is ``us``.
 
     Raises:
-        ValueError: when it is none, with the nearest.
+        ValueError: If it's unknown; the message suggests the nearest.
     """
     return _TIME_UNIT.find(value)
 
 
 def parse_step_range(value: object) -> re.Pattern[str]:
-    """The regular expression for the names of the ranges that are a trace's steps.
+    """Compile the regular expression for the names of ranges that are a trace's steps.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: If it's invalid.
     """
     expected = "expected a regular expression for range names, such as execute_model"
     if not isinstance(value, str) or not value:
@@ -149,10 +148,10 @@ def parse_step_range(value: object) -> re.Pattern[str]:
 
 
 def parse_row_limit(value: object) -> int:
-    """A number of rows, also as text.
+    """Parse a number of rows, also from text.
 
     Raises:
-        ValueError: when that is no whole number of at least 1.
+        ValueError: If it isn't an integer of at least 1.
     """
     try:
         return parse_whole_number(value, 1)
@@ -161,10 +160,10 @@ def parse_row_limit(value: object) -> int:
 
 
 def parse_whole_number(value: object, at_least: int) -> int:
-    """A whole number, also as text.
+    """Parse an integer, also from text.
 
     Raises:
-        ValueError: when it is none, or too small.
+        ValueError: If it isn't one, or is too small.
     """
     text = str(value).strip()
     if not re.fullmatch("[0-9]+", text, re.ASCII) or int(text) < at_least:
@@ -173,10 +172,10 @@ def parse_whole_number(value: object, at_least: int) -> int:
 
 
 def saved_options(configuration: Mapping[str, object]) -> TableOptions:
-    """The options among the arguments of a saved run; an older version saved none of them.
+    """Read the table options among a saved run's arguments; older versions saved none.
 
     Raises:
-        ValueError: when a saved value is invalid.
+        ValueError: If a saved value is invalid.
     """
     parsers: dict[str, Callable[[object], Any]] = {
         "views": parse_views,
@@ -197,13 +196,12 @@ T = TypeVar("T", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class _Choice(Generic[T]):
-    """What an argument may be.
+    """The values that an argument takes.
 
     Attributes:
-        kind: what a value is called.
-        names: plain name → what it is.
-        like: plain name → the nearest that there is; refused, because it means something else or nothing
-            exact.
+        kind: what to call a value.
+        names: plain name → value.
+        like: plain name → nearest value; refused, because it means something else or nothing exact.
         default: what to do instead.
     """
 
@@ -224,7 +222,7 @@ class _Choice(Generic[T]):
 
 
 def _plain(name: str) -> str:
-    """``SortedKeys.CPUTotal`` and ``cpu_total`` are the same name."""
+    """Normalize a name: ``SortedKeys.CPUTotal`` and ``cpu_total`` are the same."""
     member = re.sub(r"^(.*\.)?(summaryview|sortedkeys)\.", "", name.strip().casefold())
     return re.sub(r"[\s_-]", "", member)
 
@@ -243,9 +241,9 @@ _VIEW: Final[_Choice[View]] = _Choice(
 
 
 def _torch_keys() -> dict[str, SortKey]:
-    """Plain names of the keys of torch's ``key_averages().table(sort_by=...)``.
+    """Map plain names of the keys of torch's ``key_averages().table(sort_by=...)``.
 
-    A time without ``total`` is the mean of a call there.
+    A time without ``total`` is a mean per call in torch.
     """
     keys: dict[str, SortKey] = {
         "count": "calls",
@@ -267,7 +265,7 @@ def _torch_keys() -> dict[str, SortKey]:
 
 
 def _keys_of_other_devices() -> dict[str, SortKey]:
-    """Plain names in which the device is called otherwise: ``cuda_total``, ``npu_avg``, ``cuda``."""
+    """Map plain names with other device names: ``cuda_total``, ``npu_avg``, ``cuda``."""
     named: dict[str, SortKey] = {key.partition("_")[2]: key for key in SORT_KEYS if key.startswith("gpu_")}
     devices = ("cuda", "hip", "xpu", "npu", "hpu", "mps", "device")
     return {

@@ -1,6 +1,6 @@
-"""What is known of a table, a chart or a flame graph before it is made: definitions, place, what is compared.
+"""Specifications of tables, charts and flame graphs: definitions, position and what to compare.
 
-Nothing of it is in a report: of a stored one it is found by the id.
+Reports don't include them; a stored report's are looked up by ID.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMON: Final[Mapping[str, str]] = {
     "p90": _PERCENTILE,
     "p99": _PERCENTILE,
 }
-"""Label of a column of many tables → its definition, where its own table says nothing else."""
+"""Definitions of common column labels, for tables that don't define their own."""
 
 WORDS: Final[Mapping[str, str]] = {
     "step": (
@@ -67,23 +67,23 @@ WORDS: Final[Mapping[str, str]] = {
         " median step). A note lists the parts."
     ),
 }
-"""Words that definitions use → what they mean."""
+"""Words used in definitions → their meaning."""
 
 
 LAST: Final = 1_000
-"""Place of what says none."""
+"""Default position."""
 
 
 class CompareKey(Record, frozen=True, kw_only=True):
-    """What is compared of a table.
+    """What to compare in a table.
 
     Attributes:
-        keys: of columns; the first that has numbers on both sides is compared.
-        sum_over: what it is a sum over, which may be longer on one side than on the other; ``None`` for a
+        keys: column keys; the first with numbers on both sides is compared.
+        sum_over: what its figures are sums over, which may differ in length between sides; ``None`` for a
             mean or a figure per step.
-        names: of the columns that say which row is which; ``None`` for the first column alone.
-        better: whether less or more is better, for all rows or by name; ``None``, and rows without a name in
-            it, leave that to the unit.
+        names: keys of the columns that identify a row; ``None`` for the first column alone.
+        better: whether less or more is better, for all rows or by row name; without an entry, the unit
+            decides.
     """
 
     keys: tuple[str, ...]
@@ -93,15 +93,15 @@ class CompareKey(Record, frozen=True, kw_only=True):
 
 
 class ColumnSpec(Column, frozen=True):
-    """What is known of a column before there is a table: its definition, and how a row has its cell.
+    """A column's definition, and how to get its cell from a row.
 
     Attributes:
-        help: its definition, in Markdown.
-        of: the cell of what a row is about; ``None`` takes the attribute that is called like ``key``. A row
-            that is a ``dict`` has its cells by key, and empty ones for the keys that it lacks.
-        share_of: key of the column that this one has the share of: of the sum over all rows, or of the whole
-            that the table is given.
-        is_optional: whether the column is left out where no row has it.
+        help: definition, in Markdown.
+        of: cell of a row's object; ``None`` takes the attribute named ``key``. A ``dict`` row has its cells
+            by key; missing keys give empty cells.
+        share_of: key of the column that this one is the share of: of its sum over all rows, or of the whole
+            given to the table.
+        is_optional: whether to leave out the column if no row has it.
     """
 
     help: str = ""
@@ -119,21 +119,21 @@ class TableSpec(Record, frozen=True, kw_only=True):
     """What all tables of one kind have in common.
 
     Attributes:
-        id: as of ``Table``, without the number of a window or trace.
-        title: as of ``Table``; a table may have a longer one.
-        help: its definition, in Markdown.
-        columns: all that such a table may have.
-        depth_of: how deep what a row is about stands; ``None`` where no row stands in another.
-        unit_of: unit of its cells in the columns that are ``BY_ROW``; ``None`` where there are none.
-        better_of: whether less or more of what a row is about is better; ``None`` where neither is.
-        rows: label of a row → its definition, where rows are figures with names of ours.
-        names_slices: whether rows, but for those in ``rows``, have the names of slices of the timeline.
+        id: as in ``Table``, without a window or trace number.
+        title: as in ``Table``; a table's own may be longer.
+        help: definition, in Markdown.
+        columns: all possible columns.
+        depth_of: a row object's indentation level; ``None`` if rows don't nest.
+        unit_of: a row object's unit in ``BY_ROW`` columns; ``None`` without such columns.
+        better_of: whether less or more of a row object's figure is better; ``None`` if neither.
+        rows: row label → definition, if rows are our own named figures.
+        names_slices: whether rows, except those in ``rows``, are named like timeline slices.
         has_phases: whether rows are phases as well.
-        place: in reading order: less is further up. Those of traces come in the order of their views.
-        views: keys of the dashboard's views that it is in, beside the one of all tables.
-        place_in_views: where not in reading order: less is further up.
-        compared: which figure; ``None`` leaves it to the first.
-        heading: of its section in the reference, where that is not its title.
+        place: position in reading order, ascending. Trace tables follow the order of their views.
+        views: keys of the dashboard views it is in, in addition to the one of all tables.
+        place_in_views: position there if not in reading order, ascending.
+        compared: figure to compare; ``None`` for the first.
+        heading: heading in the reference, if not its title.
     """
 
     id: str
@@ -158,7 +158,7 @@ class TableSpec(Record, frozen=True, kw_only=True):
         *,
         of: Mapping[str, Callable[[Any], Cell]] | None = None,
         wholes: Mapping[str, float | None] | None = None,
-        id: str = "",  # noqa: A002  # as the table calls it
+        id: str = "",  # noqa: A002  # named as in Table
         title: str = "",
         columns: tuple[ColumnSpec, ...] = (),
         labels: Mapping[str, str] | None = None,
@@ -170,14 +170,14 @@ class TableSpec(Record, frozen=True, kw_only=True):
         row_limit: int | None = None,
         is_detail: bool = False,
     ) -> Table:
-        """A table of this kind, without its definitions; what is given is as of ``Table``.
+        """Make a table of this kind, without definitions; other arguments as in ``Table``.
 
         Args:
-            rows: what each row is about; the columns know where in it their cells are.
-            of: those columns, by key, whose cells depend on more than the row.
-            wholes: key of a column of shares → what the whole is, where that is not the sum over the rows.
+            rows: the row objects that columns read cells from.
+            of: replaces columns' ``of``, by key, where cells depend on more than the row.
+            wholes: key of a share column → its whole, if that isn't the sum over the rows.
             columns: by default all of the kind's.
-            labels: those, by key of the column, that are not the kind's.
+            labels: column key → label, where it isn't the kind's.
         """
         labels, of, rows = labels or {}, of or {}, list(rows)
         columns = tuple(replace(one, of=of.get(one.key, one.of)) for one in columns or self.columns)
@@ -219,7 +219,6 @@ class TableSpec(Record, frozen=True, kw_only=True):
     def _cells(
         self, columns: tuple[ColumnSpec, ...], rows: list[object], wholes: Mapping[str, float | None]
     ) -> Iterator[tuple[ColumnSpec, Sequence[Cell]]]:
-        """Each column with its cells."""
         by_key = {column.key: column for column in (*self.columns, *columns)}
         for column in columns:
             if column.share_of:
@@ -235,14 +234,14 @@ def _number(cell: Cell) -> float | None:
 
 
 class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
-    """What is known of a chart or a flame graph.
+    """The specification of a chart or a flame graph.
 
     Attributes:
-        id, title: as of it; its title may name the steps of its loop.
-        draw: makes it; ``None`` where there is nothing to draw.
-        help: its definition, in Markdown.
-        place: in reading order: less is further up.
-        views: keys of the dashboard's views that it is in.
+        id, title: as in the chart; its title may name the loop's steps.
+        draw: makes the chart; returns ``None`` if there is nothing to draw.
+        help: definition, in Markdown.
+        place: position in reading order, ascending.
+        views: keys of the dashboard views it is in.
     """
 
     id: str
@@ -253,7 +252,7 @@ class ChartSpec(Record, Generic[_FactsT, _DrawnT], frozen=True, kw_only=True):
     views: tuple[str, ...] = ()
 
     def of(self, facts: _FactsT) -> _DrawnT | None:
-        """The chart; ``None`` also where it isn't measured, as the tables say why."""
+        """Draw the chart; ``None`` also if it wasn't measured, which the tables explain."""
         try:
             return self.draw(facts)
         except NotMeasured:
@@ -269,19 +268,19 @@ def tally_columns(
     group: str,
     of: Callable[[Any], Tally | None],
     *,
-    help: str = "",  # noqa: A002  # as the column calls it
+    help: str = "",  # noqa: A002  # named as in ColumnSpec
     each: str = "",
     adds_up: bool = False,
     is_main: bool = False,
 ) -> _Four:
-    """Total, Avg, Max and Min of a tally, whose keys begin with ``prefix``.
+    """Make the columns Total, Avg, Max and Min of a tally, with keys that start with ``prefix``.
 
     Args:
-        of: the tally of what a row is about; empty cells where it's ``None``.
+        of: tally of a row's object; ``None`` gives empty cells.
         help: definition of the total.
         each: definition of the other three.
-        adds_up: whether the totals of rows may be summed.
-        is_main: whether a page shows the total at first.
+        adds_up: whether totals may be summed over rows.
+        is_main: whether a page shows the total initially.
     """
 
     def column(label: str, figure: str, help: str) -> ColumnSpec:  # noqa: A002
@@ -300,5 +299,5 @@ def tally_columns(
 
 
 def tally_cells(prefix: str, tally: Tally | None) -> dict[str, Cell]:
-    """The cells of these columns, for a row that is a ``dict``."""
+    """Return the cells of these columns for a ``dict`` row."""
     return {} if tally is None else {prefix + figure: getattr(tally, figure) for figure in _FIGURES}

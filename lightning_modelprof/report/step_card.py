@@ -1,4 +1,4 @@
-"""The mean step as a picture: what the host does, what the device does, and what would be left of it."""
+"""The mean step as a picture: what the CPU does, what the device does, and the step without savings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FIGURES: Final = (
     ("SM efficiency", "sm_efficiency"),
     ("tensor cores", "tensor_cores"),
 )
-"""Label, and the field of the Device Summary."""
+"""(label, field of the Device Summary)."""
 
 
 _OF_DEVICE: Final = frozenset(
@@ -44,14 +44,14 @@ _OF_WAITS: Final = frozenset(rule.kind for rule in RULES if rule.bound == "sync_
 
 
 def step_card(facts: Facts, findings: Sequence[Finding]) -> StepCard | None:
-    """Of a run: its mean clean step."""
+    """Draw a run's mean clean step."""
     costs = facts.get(Facts.step_costs)
     host, step = ((), "") if costs is None else _host_of(costs, loop_of(facts.info.loop).steps)
     return _card(step, host, facts, findings) if host else None
 
 
 def step_card_of_traces(facts: JobFacts, findings: Sequence[Finding]) -> StepCard | None:
-    """Of traces of one job: the mean recorded step of all ranks."""
+    """Draw the mean recorded step over all ranks of one job's traces."""
     known = [one for trace in facts.traces if (one := trace.get(TraceFacts.model_summary)) is not None]
     num_steps = sum(one.num_steps for one in known)
     if not num_steps:
@@ -60,7 +60,7 @@ def step_card_of_traces(facts: JobFacts, findings: Sequence[Finding]) -> StepCar
     if not host:
         return None
     waits, step_ns = facts.get(JobFacts.waits), facts.get(JobFacts.step_ns)
-    if step_ns:  # the lanes show shares of it: the device's steps end later than the CPU's
+    if step_ns:  # the lanes show shares of it: device steps end later than CPU steps
         scale = step_ns / sum(part.ns for part in host)
         host = tuple(replace(part, ns=part.ns * scale) for part in host)
     num_steps = num_steps if waits is None else waits.num_steps
@@ -92,7 +92,6 @@ def _host_of(costs: StepCosts, steps: str) -> tuple[tuple[StepPart, ...], str]:
 
 
 def _host_of_summaries(known: Sequence[ModelSummary], num_steps: int) -> tuple[StepPart, ...]:
-    """Phases and Others of the Model Summary, which sum to the step."""
     totals: dict[str, float] = {}
     for row in (row for one in known for row in one.rows if row.depth == 1):
         totals[row.key] = totals.get(row.key, 0.0) + row.host_total_ns / num_steps
@@ -108,10 +107,9 @@ def _host_of_summaries(known: Sequence[ModelSummary], num_steps: int) -> tuple[S
 
 
 def _without(host: tuple[StepPart, ...], found: Sequence[Finding]) -> tuple[StepPart, ...]:
-    """The step without the savings: each finding's is taken from its phases, as far as it is there.
+    """Return the step without the savings, each taken from its finding's phases while they last.
 
-    The rules about the device and those about the host see the same time twice, so those with the larger
-    saving count alone.
+    Device and CPU rules see the same time twice, so only the side that saves more counts.
     """
     sides = [
         _taken(host, [one for one in found if (one.kind in _OF_DEVICE) is of_device])
@@ -123,7 +121,7 @@ def _without(host: tuple[StepPart, ...], found: Sequence[Finding]) -> tuple[Step
 
 def _taken(host: tuple[StepPart, ...], findings: Sequence[Finding]) -> tuple[StepPart, ...]:
     left = {part.key: part.ns for part in host}
-    # Those that know their phases first: the others take from whatever is left.
+    # Findings with phases first: the others share whatever is left.
     for one in sorted(findings, key=lambda finding: not finding.phases):
         keys = [key for key in one.phases or left if key in left]
         there_ns = sum(left[key] for key in keys)
@@ -134,7 +132,7 @@ def _taken(host: tuple[StepPart, ...], findings: Sequence[Finding]) -> tuple[Ste
 
 
 def _device(wall_ns: float, facts: JobFacts, found: Sequence[Finding]) -> tuple[StepPart, ...]:
-    """What the device does in the recorded steps, as shares of them, drawn as long as the host's lane."""
+    """Return the device's work in recorded steps, as shares of them, scaled to the length of the CPU lane."""
     shares = facts.get(JobFacts.device_shares)
     idle = gpu_idle(facts.traces)
     if shares is None or idle is None:
@@ -148,7 +146,7 @@ def _device(wall_ns: float, facts: JobFacts, found: Sequence[Finding]) -> tuple[
                 StepPart(key=key, label=label, ns=share * wall_ns, is_idle=is_idle, location=location)
             )
 
-    # Communication on the host keeps no device busy.
+    # CPU-side communication keeps no device busy.
     known = [one.get(TraceFacts.distributed) for one in facts.traces]
     is_on_host = all(one is None or one.source == "host" for one in known)
     communication = 0.0 if is_on_host else min(idle.busy, shares.communication)
@@ -170,7 +168,6 @@ def _device(wall_ns: float, facts: JobFacts, found: Sequence[Finding]) -> tuple[
 def _idle_by_waits(
     left: float, wall_ns: float, found: Sequence[Finding]
 ) -> list[tuple[str, float, Place | None]]:
-    """The share of idle time that waits of the host cause, that of each finding about them apart."""
     result: list[tuple[str, float, Place | None]] = []
     for one in found:
         if one.kind in _OF_WAITS:
@@ -186,7 +183,6 @@ def _place_of(found: Sequence[Finding], kind: str) -> Place | None:
 
 
 def _figures(traces: Sequence[TraceFacts]) -> tuple[tuple[str, float, Unit], ...]:
-    """GPU busy, SM efficiency and tensor cores: means over the devices of all traces that tell."""
     devices = [
         (device, usage.covered_ns)
         for one in traces

@@ -1,7 +1,7 @@
-"""A report's figures, as records with raw numbers: what scripts read first, and what the tables don't have.
+"""A report's figures as records with raw numbers: what scripts read first, and what the tables lack.
 
-Records of measured and derived facts stand here as they are. What is a type of this file's own puts several
-of them together. Everything has a default: figures that an older version wrote otherwise are left out.
+Measured and derived records appear unchanged; types defined here combine them. Everything has a default, so
+figures that an older version wrote differently are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Verdict(Record, frozen=True, kw_only=True):
         kind: stable code: ``input_bound``, ``host_bound``, ``device_bound``, ``sync_bound``,
             ``communication_bound``, ``straggler_bound``, ``optimizer_bound``, ``overhead_bound``,
             ``balanced``, ``cannot_tell`` or ``out_of_memory``.
-        summary: a sentence with the number that says so.
+        summary: a sentence with the number behind it.
         accounted_ratio: share of the wall time that is in named phases, 0..1.
     """
 
@@ -37,7 +37,7 @@ class Verdict(Record, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """The kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
+        """The displayed kind: ``INPUT-BOUND``, ``CANNOT TELL``."""
         return self.kind.replace("_", "-" if self.kind.endswith("_bound") else " ").upper()
 
 
@@ -45,14 +45,14 @@ class RunSummary(RunInfo, frozen=True, kw_only=True):
     """What ran, and how many of its steps count.
 
     Attributes:
-        rank: whose steps these are.
-        num_steps: finished steps, clean or not.
-        num_steps_without_optimizer_step: those of them, as gradients accumulate.
-        unfinished_steps: steps that began and did not end.
-        wall_ns: of all finished steps.
-        outside_steps_ns: time in no finished step by phase key.
-        excluded_steps: what the benchmark left out, by reason.
-        all_ranks: the benchmark over all known ranks; ``None`` with one rank.
+        rank: rank of these steps.
+        num_steps: all finished steps.
+        num_steps_without_optimizer_step: those that only accumulated gradients.
+        unfinished_steps: steps that started but didn't finish.
+        wall_ns: wall time of all finished steps.
+        outside_steps_ns: time outside finished steps, by phase key.
+        excluded_steps: steps excluded from the benchmark, by reason.
+        all_ranks: benchmark over all known ranks; ``None`` with one rank.
     """
 
     rank: int = 0
@@ -66,23 +66,23 @@ class RunSummary(RunInfo, frozen=True, kw_only=True):
 
     @property
     def steps_unit(self) -> str:
-        """What a rate of steps counts: ``steps/s``, ``batches/s``."""
+        """Unit of step rates: ``steps/s``, ``batches/s``."""
         return f"{loop_of(self.loop).steps}/s"
 
     @property
     def samples_unit(self) -> str:
-        """What a rate of samples counts: ``samples/s``."""
+        """Unit of sample rates: ``samples/s``."""
         return f"{self.sample_unit}/s"
 
 
 class MeanStepFlops(Record, frozen=True, kw_only=True):
-    """FLOPs of the mean clean step, where batches vary in size.
+    """FLOPs of the mean clean step, if batches vary in size.
 
     Attributes:
-        error: standard error, as a share.
-        sizes: distinct batch sizes.
-        counted, fitted: for how many of them FLOPs were counted, and for how many they come from a fit.
-        note: why it isn't known; everything else is ``None`` then.
+        error: relative standard error.
+        sizes: number of distinct batch sizes.
+        counted, fitted: number of sizes with counted FLOPs, and with fitted ones.
+        note: why it's unknown; everything else is ``None`` then.
     """
 
     model_flops: float | None = None
@@ -98,19 +98,19 @@ class FlopsSummary(Record, frozen=True, kw_only=True):
     """FLOPs of the counted step, and FLOP/s of the clean ones.
 
     Attributes:
-        step: number of the counted step; ``None`` outside of a loop.
-        samples: in its batch; ``None`` if unknown.
-        on_fake_tensors: whether a copy of the model on tensors without data was counted.
-        phases: phase → FLOPs, of the phases that ran; multiply-adds are half as many.
-        fourier_flops: phase → FLOPs of Fourier transforms, which are in no other figure.
-        model_flops: of forward and backward; ``None`` when no forward was counted.
-        hardware_flops: of all phases; ``None`` when no operator has a formula.
-        optimizer_share: of the clean steps, those in which the optimizer stepped.
-        mean_step: where batches vary in size; ``None`` where all clean steps are like the counted one.
+        step: number of the counted step; ``None`` outside a loop.
+        samples: samples in its batch; ``None`` if unknown.
+        on_fake_tensors: whether FLOPs were counted on a copy of the model with tensors without data.
+        phases: phase → FLOPs, for phases that ran; multiply-adds are half as many.
+        fourier_flops: phase → FLOPs of Fourier transforms, which no other figure includes.
+        model_flops: FLOPs of forward and backward; ``None`` if no forward was counted.
+        hardware_flops: FLOPs of all phases; ``None`` if no operator has a formula.
+        optimizer_share: share of clean steps with an optimizer step.
+        mean_step: if batches vary in size; ``None`` if all clean steps are like the counted one.
         flops_per_s: model FLOPs of the mean clean step over its time; ``None`` without clean steps.
-        mfu, hfu: share of the device's peak; ``None`` if that isn't known.
-        params, trainable_params: ``None`` if the modules were not read.
-        errors: what formulas raised.
+        mfu, hfu: share of the device's peak; ``None`` if unknown.
+        params, trainable_params: ``None`` if the modules weren't inspected.
+        errors: errors raised by formulas.
     """
 
     step: int | None = None
@@ -136,11 +136,10 @@ class MemorySummary(MemoryFigures, frozen=True, kw_only=True):
     """Memory over the loop; the curve is in run.json.
 
     Attributes:
-        num_points: of the curve.
-        growth: of each kind that was measured often enough.
-        unused_bytes: by how much the most that was reserved exceeds the most that was allocated; ``None``
-            where torch does not count both.
-        unused_share: that over the most that was reserved; ``None`` likewise.
+        num_points: number of points of the curve.
+        growth: growth of each kind that was measured often enough.
+        unused_bytes: peak reserved minus peak allocated; ``None`` if PyTorch doesn't count both.
+        unused_share: ``unused_bytes`` over the peak reserved; ``None`` as above.
     """
 
     num_points: int = 0
@@ -154,12 +153,12 @@ class TraceSummary(Record, frozen=True, kw_only=True):
 
     Attributes:
         source: its file.
-        rank: ``None`` if neither the trace nor its name says it.
-        steps: numbers of its steps.
+        rank: ``None`` if neither the trace nor its name has one.
+        steps: its step numbers.
         step_origin: where these come from, if not from the profiler.
-        checks: what speaks against its figures.
-        is_damaged: whether the file is cut off or corrupt.
-        tables_suffix: what the ids of its tables end in; ``""`` for the first group of ranks.
+        checks: problems that call its figures into question.
+        is_damaged: whether the file is truncated or corrupt.
+        tables_suffix: suffix of its table IDs; ``""`` for the first group of ranks.
     """
 
     source: str
@@ -173,7 +172,7 @@ class TraceSummary(Record, frozen=True, kw_only=True):
 
 
 class OtherTraces(Record, frozen=True, kw_only=True):
-    """Traces of another time or job than the newest, which has the report."""
+    """Traces of an older time or another job than the report's."""
 
     name: str
     ranks: tuple[int | None, ...]
@@ -196,10 +195,10 @@ class SideRun(Record, frozen=True, kw_only=True):
     """A run on one side of a comparison.
 
     Attributes:
-        source: the path that was given.
-        created: when it began, in ISO 8601.
-        batch_cost_ns: mean time of the clean steps; ``None`` when there are none.
-        settings: name → text of all that may make it differ from another run.
+        source: the given path.
+        created: start time, in ISO 8601.
+        batch_cost_ns: mean clean step time; ``None`` without clean steps.
+        settings: name → text of everything that may make it differ from another run.
     """
 
     source: str
@@ -210,11 +209,11 @@ class SideRun(Record, frozen=True, kw_only=True):
 
 
 class RunComparison(Comparison, frozen=True, kw_only=True):
-    """The decision about two sides of runs, and what they are.
+    """The decision about two sides of runs, with the runs.
 
     Attributes:
-        exit_code: of ``lightning-modelprof compare``.
-        differences: why a speedup would say little; empty if the sides are alike.
+        exit_code: exit code of ``lightning-modelprof compare``.
+        differences: why a speedup would mean little; empty if the sides are alike.
     """
 
     exit_code: int
@@ -224,7 +223,7 @@ class RunComparison(Comparison, frozen=True, kw_only=True):
 
 
 class PartTimes(Record, frozen=True, kw_only=True):
-    """Mean time of one part of a step in two windows; ``None`` where a trace can't tell."""
+    """Mean time of one part of a step in two windows; ``None`` if a trace lacks it."""
 
     before_ns: float | None
     after_ns: float | None
@@ -234,8 +233,8 @@ class WindowComparison(Record, frozen=True, kw_only=True):
     """Two windows, or two sets of traces, side by side.
 
     Attributes:
-        before, after: what each is called.
-        parts: of the mean step, the step itself first; ``None`` if one side has no steps.
+        before, after: name of each side.
+        parts: parts of the mean step, the step itself first; ``None`` if one side has no steps.
     """
 
     before: str
@@ -244,26 +243,26 @@ class WindowComparison(Record, frozen=True, kw_only=True):
 
 
 class Summary(Record, frozen=True, kw_only=True):
-    """The figures of a report; what the report isn't of, or wasn't measured, is ``None`` or empty.
+    """A report's figures; those that don't apply or weren't measured are ``None`` or empty.
 
     Attributes:
         run: what ran; ``None`` if the report isn't of a run.
-        settings: name → text of all that may make one run differ from another.
+        settings: name → text of everything that may make one run differ from another.
         benchmark: throughput of the clean steps.
         phases: time by phase over all finished steps.
-        validation: what the validations of a fit consist of.
+        validation: parts of a fit's validations.
         callbacks: time by callback and hook.
-        windows: torch.profiler windows: what was asked for and what became of it.
+        windows: torch.profiler windows: the request and its outcome.
         ranks: all ranks side by side.
-        own_cost: what this profiler took.
+        own_cost: profiler overhead.
         flops: FLOPs and their rate.
         memory: peaks, growth, and what ran out.
-        traces: those that were read, if the report is of traces.
-        others: the verdicts of traces of other times or jobs.
-        comparison: of runs.
-        window_comparison: of windows or traces.
-        all_ranks_command: the command that adds the windows of all ranks to TensorBoard; ``""`` if the
-            report has them, or isn't of a window.
+        traces: traces that were read, if the report is of traces.
+        others: verdicts of traces of other times or jobs.
+        comparison: comparison of runs.
+        window_comparison: comparison of windows or traces.
+        all_ranks_command: command that adds all ranks' windows to TensorBoard; ``""`` if the report has them
+            or isn't of a window.
     """
 
     run: RunSummary | None = None

@@ -1,9 +1,8 @@
-"""The verdict: what limits the speed, in one line, with the number that says so.
+"""The verdict: what limits the speed, in one line, with the number behind it.
 
-The savings of the findings is added up by what it speaks for (``Rule.bound``), as a share of the steps
-in which this profiler does nothing of its own. What is said of a device comes from profiler windows. The
-host's clock and the device's idle time see the same thing twice, so they are added up apart, and the largest
-share says the verdict.
+Findings' savings are summed by ``Rule.bound``, as shares of the steps without profiler overhead. Device
+figures come from profiler windows. The CPU clock and the device's idle time see the same time twice, so each
+side is summed separately, and the largest share gives the verdict.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.units import milliseconds, percent
 
 OUT_OF_MEMORY: Final = "out_of_memory"
-"""The verdict, and the kind of the finding, of a loop that ended because memory ran out."""
+"""Verdict, and kind of the finding, of a loop that ran out of memory."""
 
 MODEL: Final = ("forward", "backward", "optimizer")
 
@@ -46,10 +45,10 @@ LEAST_SHARE: Final[Mapping[str, float]] = {
     "straggler_bound": 0.15,
     "overhead_bound": 0.15,
 }
-"""Share of a step, by the host's clock, from which on it is bound by something.
+"""Share of a step, by the CPU clock, from which a verdict applies.
 
-Source: the upper bands of TensorFlow's profiler: 20% for input, 15% for everything beside it. 20% for the
-host's own code are TraceML's, and taken for the optimizer's as well.
+Source: the upper bands of TensorFlow's profiler: 20% for input, 15% for everything else. The 20% for slow
+Python code are TraceML's, and used for the optimizer as well.
 """
 
 VERDICTS: Final[Mapping[str, str]] = {
@@ -88,33 +87,36 @@ VERDICTS: Final[Mapping[str, str]] = {
         " verdict."
     ),
 }
-"""Kind of a verdict → its definition, in Markdown; of those in ``LEAST_SHARE`` whose time it is."""
+"""Verdict kind → definition, in Markdown; for kinds in ``LEAST_SHARE``, the findings whose time counts."""
 
 LEAST_OF_DEVICE: Final[Mapping[str, float]] = {
     "sync_bound": LEAST_SHARE["sync_bound"],
     "communication_bound": LEAST_SHARE["communication_bound"],
     "host_bound": 0.30,
 }
-"""The same of what traces say of the device. More of a late host, since a profiler makes it later."""
+"""The same for device figures from traces; higher for CPU lateness, which a profiler increases."""
 
 DEVICE_BUSY: Final = 0.85
-"""Share of the recorded steps in which the device computes or copies, from which on it limits them."""
+"""Share of recorded steps with computing or copies from which the device limits the speed."""
 DEVICE_IDLE: Final = 0.50
-"""Share in which the host is late, whatever it does, from which on the host limits them.
+"""Share of CPU lateness, in any phase, from which the CPU limits the speed.
 
-Source: torch_tb_profiler, which advises when less than half of the time is used."""
+Source: torch_tb_profiler, which advises when less than half of the time is used.
+"""
 
 LEAST_ACCOUNTED: Final = 0.90
 UNACCOUNTED_FLOOR_NS: Final = 1_000_000
-"""Lightning's own loop takes a few tenths of a millisecond per step: as long as the unaccounted time is below
-this, it is that loop, however short the step. A thread that lacked a CPU takes longer for it: see
-``StepCosts.cpu_share``."""
+"""Unattributed time per step below which it is Lightning's own loop, however short the step.
+
+That loop takes a few tenths of a millisecond, more in a thread that lacked a CPU: see
+``StepCosts.cpu_share``.
+"""
 LEAST_STEPS: Final = 5
 
 _MOSTLY_MODEL: Final = 0.5
-"""Share of the step time that the model takes at least in a balanced step."""
+"""Minimum share of the step time that the model takes in a balanced step."""
 _LEAST_BALANCED: Final = 0.95
-"""Share of the step time that is in named phases at least in a balanced step."""
+"""Minimum share of the step time in named phases in a balanced step."""
 
 _EACH_STEP: Final = "each step"
 _THE_LOOP: Final = "the loop"
@@ -142,9 +144,9 @@ class Accounting(Record, frozen=True, kw_only=True):
     """How much of the time is in named phases.
 
     Attributes:
-        ratio: share of the steady steps that is in a phase other than Loop, which holds whatever nothing else
-            explains; ``None`` without steady steps.
-        is_enough: whether anything may be judged.
+        ratio: share of the steady steps in phases other than Loop, which holds the rest; ``None`` without
+            steady steps.
+        is_enough: whether anything can be judged.
         reason: why not, as a clause.
     """
 
@@ -154,7 +156,7 @@ class Accounting(Record, frozen=True, kw_only=True):
 
 
 def account(facts: Facts) -> Accounting:
-    """What share of the steady steps is in named phases, and whether that is enough to judge."""
+    """Return the share of the steady steps in named phases, and whether it suffices to judge."""
     try:
         costs = facts.step_costs
     except NotMeasured as why:
@@ -178,11 +180,7 @@ def account(facts: Facts) -> Accounting:
 def give_verdict(
     facts: Facts, findings: Sequence[Finding], rules: Sequence[Rule], accounting: Accounting
 ) -> Verdict:
-    """What limits the speed, and whether the machine was busy.
-
-    Args:
-        rules: that gave the findings, which know what verdict their time speaks for.
-    """
+    """Return what limits the speed, and mention CPU contention; ``rules`` made the findings."""
     verdict = _what_limits(facts, findings, rules, accounting)
     is_busy = any(one.kind == "busy_cpus" and one.status is Status.FOUND for one in findings)
     slow = facts.get(Facts.slow)
@@ -206,10 +204,10 @@ def _what_limits(
     if device is not None and device.computing >= DEVICE_BUSY:
         return _device_bound(device, accounting)
     lost = facts.lost_work
-    if lost:  # what the host's clock says holds all the same
+    if lost:  # CPU figures include it anyway
         device = waits = None
     of_host = _host_shares(costs, findings, rules, waits)
-    bounds = device_bounds(_by_bound(findings, rules), device, waits)
+    bounds = device_bounds(_device_shares_by_bound(findings, rules), device, waits)
     of_device = {kind: (share, _EACH_STEP) for kind, share in bounds.items()}
     over = {
         (kind, how[kind], name): share
@@ -220,7 +218,7 @@ def _what_limits(
     if over:
         (kind, how, whole), share = max(over.items(), key=lambda one: one[1])
         more = _which_rank(facts) if kind == "straggler_bound" else ""
-        what = _around_model(findings, rules) if kind == "overhead_bound" else ""
+        what = _overhead_phases(findings, rules) if kind == "overhead_bound" else ""
         summary = f"{how.format(share=percent(share), whole=whole, what=what)}{more}."
         return _verdict(kind, summary, accounting)
     if facts.info.device_type != "cpu" and device is None:
@@ -245,8 +243,7 @@ def _which_rank(facts: Facts) -> str:
     return f" (rank {late.rank} in {next(phase.label for phase in PHASES if phase.key == late.phase)})"
 
 
-def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
-    """The phases around the model that the findings are about, those with the largest saving first."""
+def _overhead_phases(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
     kinds = {rule.kind for rule in rules if rule.bound == "overhead_bound"}
     found = [one for one in findings if one.kind in kinds and one.status is Status.FOUND]
     found.sort(key=lambda one: -max(one.saving_ns_per_step or 0.0, one.verdict_ns or 0.0))
@@ -259,10 +256,10 @@ def _around_model(findings: Sequence[Finding], rules: Sequence[Rule]) -> str:
 def _host_shares(
     costs: StepCosts, findings: Sequence[Finding], rules: Sequence[Rule], waits: WaitShares | None
 ) -> dict[str, tuple[float, str]]:
-    """Share of each bound that the host's clock speaks for, and of what: of the loop where a finding is.
+    """Return each bound's share by the CPU clock, and what it's a share of.
 
-    What the host waits for the device around the model, in a logger say, is no work of its own: it is taken
-    off, and what it costs is in the device's shares. Waiting for a copy to end is the transfer's own time.
+    Waits for the device around the model, such as in a logger, are subtracted, since the device's shares
+    include them. Waiting for a copy to end is the transfer's own time.
     """
     bounds = {rule.kind: rule.bound for rule in rules if not rule.is_of_device}
     shares: dict[str, tuple[float, str]] = {}
@@ -270,8 +267,8 @@ def _host_shares(
         some = [one for one in findings if one.status is Status.FOUND and bounds.get(one.kind) == bound]
         is_of_loop = any(one.share_of == "loop" for one in some if one.whole_ns)
         whole_ns = costs.loop.wall_ns if is_of_loop else costs.step_ns
-        saves_ns = sum(map(_speaking_ns, some))
-        if bound == "overhead_bound":  # one that says another one's time too counts at least for itself
+        saves_ns = sum(map(_verdict_ns, some))
+        if bound == "overhead_bound":  # a finding that includes another's time counts at least its own saving
             saves_ns = max(saves_ns, *(one.saving_ns_per_step or 0.0 for one in some), 0.0)
         share = saves_ns / whole_ns if whole_ns else 0.0
         if waits is not None and bound in ("overhead_bound", "host_bound"):
@@ -280,16 +277,12 @@ def _host_shares(
     return shares
 
 
-def _speaking_ns(finding: Finding) -> float:
-    """What of a finding's time speaks for the verdict."""
+def _verdict_ns(finding: Finding) -> float:
     return (finding.saving_ns_per_step or 0.0) if finding.verdict_ns is None else finding.verdict_ns
 
 
-def _by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
-    """Share of the step time of each bound that the rules about the device's side found.
-
-    Of a late host it is all that this costs, of which the finding may name a part.
-    """
+def _device_shares_by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, float]:
+    """Return each bound's share of the step by device rules; CPU lateness counts in full."""
     shares: dict[str, float] = {}
     bounds = {rule.kind: rule.bound for rule in rules if rule.is_of_device or rule.on_traces}
     for finding in findings:
@@ -301,8 +294,7 @@ def _by_bound(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, f
     return shares
 
 
-def _late_rank(findings: Sequence[Finding]) -> str:
-    """Which rank the others wait for, and in which phase it takes longer."""
+def _straggler_note(findings: Sequence[Finding]) -> str:
     late = next(one for one in findings if one.kind == "straggler_rank" and one.status is Status.FOUND)
     known = {one.label: one.value for one in late.evidence}
     phase = f" in {known[LATE_PHASE]}" if known[LATE_PHASE] else ""
@@ -310,7 +302,7 @@ def _late_rank(findings: Sequence[Finding]) -> str:
 
 
 def _late_work(findings: Sequence[Finding]) -> tuple[str, float]:
-    """What the CPU does while the device is idle, where that is no launching, and its share of a step."""
+    """Return the CPU work during idle GPU time, if it isn't launching, and its share of a step."""
     found = [one for one in findings if one.status is Status.FOUND and one.kind == "launch_bound"]
     known = {one.label: one.value for finding in found for one in finding.evidence}
     work, share = known.get(LATE_WORK), known.get(LATE_SHARE)
@@ -320,31 +312,27 @@ def _late_work(findings: Sequence[Finding]) -> tuple[str, float]:
 def device_bounds(
     found: Mapping[str, float], device: DeviceShares | None, waits: WaitShares | None
 ) -> dict[str, float]:
-    """Share of a step of each bound that traces speak for.
+    """Return each bound's share of a step by traces.
 
-    The times are disjoint: nothing of the device's idle time is in two of them, and communication is work.
-    Where the device is idle for half of the time because the host is late, it does not matter in which phase.
+    The times are disjoint: each part of the device's idle time counts once, and communication is work. If CPU
+    lateness leaves the device idle half of the time, the phase doesn't matter.
 
     Args:
-        found: by the rules about the device's side.
-        waits: what the host does to the device; without that, all idle time without a fetch is the host's.
+        found: shares by the rules about the device.
+        waits: CPU's effect on the device; without it, all idle time outside fetches is the CPU's.
     """
     shares = {kind: found.get(kind, 0.0) for kind in LEAST_OF_DEVICE}
     if device is not None:
-        if "communication_bound" not in found:  # else the share of the finding
+        if "communication_bound" not in found:  # else the finding's share
             shares["communication_bound"] = device.communication
         idle = device.host + device.other if waits is None else waits.late
         if idle >= DEVICE_IDLE and shares["host_bound"] < LEAST_OF_DEVICE["host_bound"]:
-            shares["host_bound"] = idle  # else the share of the finding
+            shares["host_bound"] = idle  # else the finding's share
     return shares
 
 
 def _of_host_traces(fetch: float) -> Verdict:
-    """Of traces without a device: whether the steps wait for their batches, and no more.
-
-    Args:
-        fetch: share of the steps in which nothing but a fetch of a batch goes on.
-    """
+    """``fetch``: share of the steps in which only a fetch runs."""
     if fetch < LEAST_SHARE["input_bound"]:
         reason = "This trace has no GPU events. Profile a run to see where CPU time goes."
         return Verdict(kind="cannot_tell", summary=reason, accounted_ratio=None)
@@ -353,7 +341,7 @@ def _of_host_traces(fetch: float) -> Verdict:
 
 
 def verdict_of_traces(facts: JobFacts, findings: Sequence[Finding], rules: Sequence[Rule]) -> Verdict:
-    """What limits the speed of the steps in traces, without anything else of the run."""
+    """Return what limits the speed of the steps in traces, without other data of the run."""
     reason = facts.why_not(JobFacts.waits)
     if reason in NO_STEPS_TO_COMPARE:
         summary = f"{reason[:1].upper()}{reason[1:]}."
@@ -371,29 +359,29 @@ def of_device_traces(
     rules: Sequence[Rule] = (),
     lost: str = "",
 ) -> Verdict:
-    """Of traces with a device.
+    """Judge traces with a device.
 
     Args:
-        findings: in times per step of the traces.
-        lost: why the traces tell nothing of the device, unless it is busy anyway.
+        findings: with times per step of the traces.
+        lost: why the traces can't judge the device, unless it is busy anyway.
     """
     if shares is None:
         return Verdict(kind="cannot_tell", summary="The traces have no steps.", accounted_ratio=None)
     if lost and shares.computing < DEVICE_BUSY:
         return Verdict(kind="cannot_tell", summary=f"{lost}.", accounted_ratio=None)
     unknown = unaccounted(shares, waits)
-    found = _by_bound(findings, rules)
+    found = _device_shares_by_bound(findings, rules)
     bounds = device_bounds(found, shares, waits)
-    if "straggler_bound" in found:  # what the others wait for a rank is no transfer
+    if "straggler_bound" in found:  # time spent waiting for a slow rank is no transfer
         bounds |= {kind: found.get(kind, 0.0) for kind in ("straggler_bound", "communication_bound")}
     work, work_share = _late_work(findings)
     least = {**LEAST_OF_DEVICE, "straggler_bound": LEAST_SHARE["straggler_bound"]}
-    if work and not work.startswith(PYTHON_CODE):  # a profiler makes launches and Python longer, no operator
+    if work and not work.startswith(PYTHON_CODE):  # a profiler slows launches and Python, but no operators
         least["host_bound"] = LEAST_SHARE["host_bound"]
     over = {kind: share for kind, share in bounds.items() if share >= least[kind]}
     if shares.fetch >= LEAST_SHARE["input_bound"]:
         over["input_bound"] = shares.fetch
-    # What is not known cannot outweigh a larger share that is.
+    # Unknown time can't outweigh a larger known share.
     is_enough = 1.0 - unknown >= LEAST_ACCOUNTED or max(over.values(), default=0.0) > unknown
     accounting = Accounting(ratio=1.0 - unknown, is_enough=is_enough)
     if not accounting.is_enough:
@@ -408,7 +396,7 @@ def of_device_traces(
         if kind == "host_bound" and work:
             share, how = work_share, _HOW_OF_LATE_WORK
         if kind == "straggler_bound":
-            how += _late_rank(findings)
+            how += _straggler_note(findings)
         how = how.replace("{work}", work.replace("{", "(").replace("}", ")"))
         return _verdict(kind, f"{how.format(share=percent(share), whole=_EACH_STEP)}.", accounting)
     late = shares.host + shares.other if waits is None else waits.late
@@ -421,7 +409,7 @@ def of_device_traces(
 def _no_bound_of_device(
     shares: DeviceShares, parts: Mapping[str, float], unexplained: float, accounting: Accounting
 ) -> Verdict:
-    """Where no bound is reached: BALANCED if the device mostly computes, else the largest other part.
+    """Decide if no bound is reached: BALANCED if the device mostly computes, else the largest other part.
 
     Args:
         parts: share of each step by bound, however small.
@@ -436,7 +424,7 @@ def _no_bound_of_device(
         )
     if shares.computing >= _MOSTLY_MODEL:
         return _verdict(
-            "balanced", f"{summary}{_nothing_else(max(parts[largest], unexplained))}.", accounting
+            "balanced", f"{summary}{_everything_else_note(max(parts[largest], unexplained))}.", accounting
         )
     if unexplained >= parts[largest]:
         told = f"{summary}; {percent(unexplained)} is idle time with unknown cause."
@@ -446,8 +434,7 @@ def _no_bound_of_device(
     return _verdict(largest, f"{summary}. {told}.", accounting)
 
 
-def _nothing_else(largest: float) -> str:
-    """What of the steps nothing but the device's work takes: the next one of the limits of this module."""
+def _everything_else_note(largest: float) -> str:
     limits = [one for one in (*LEAST_SHARE.values(), *LEAST_OF_DEVICE.values(), DEVICE_IDLE) if one > largest]
     return f"; everything else takes less than {percent(min(limits))} of them" if limits else ""
 
@@ -463,13 +450,13 @@ _NO_BOUND: Final[Mapping[str, str]] = {
     "dataloader": "input_bound",
     "other": "cannot_tell",
 }
-"""Largest part of a step in which nothing else stands out → the verdict; all other parts are overhead."""
+"""Largest part of a step where nothing stands out → verdict; all other parts are overhead."""
 
 
 def _largest_part(
     costs: StepCosts, findings: Sequence[Finding], accounting: Accounting, *, are_unlike: bool
 ) -> Verdict:
-    """Where no bound is reached: BALANCED if that is mostly the model, else the largest part of the step."""
+    """Decide if no bound is reached: BALANCED if the model takes most of it, else by the largest part."""
     step_ns, phases = costs.step_ns, costs.typical.phases_ns
     labels = {phase.key: phase.label.lower() for phase in PHASES} | {"dataloader": "data loading"}
     parts = {key: ns for key, ns in phases.items() if ns and key not in MODEL}

@@ -1,4 +1,4 @@
-"""What the categories of the step time breakdown are called, and which steps shares are of."""
+"""Labels of the step time breakdown's categories, and notes on which steps shares are of."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STEP_LABELS: Final = {
     "cpu_exec": "CPU Exec",
     "other": "Other",
 }
-"""By keys of ``STEP_CATEGORIES``; the removed TensorBoard plugin's own words."""
+"""Labels by key of ``STEP_CATEGORIES``, as in the removed TensorBoard plugin."""
 
 
 def other_shares(facts: Facts) -> tuple[str, ...]:
-    """That shares of all finished steps are not those of clean ones, where some are not clean."""
+    """Note that shares of all finished steps differ from those of clean steps, if some are excluded."""
     if not facts.exclusions:
         return ()
     return (
@@ -47,7 +47,7 @@ _SWITCHED_OFF: Final = re.compile(r'inspect=\{"\w+": False\}')
 
 
 def reason_in(facts: Facts, reason: str) -> str:
-    """Why something isn't known, and what to write for it; beside ``timer_only=True`` all else is refused."""
+    """Adapt the advice in a reason to ``timer_only=True``, which rules out all other arguments."""
     if not facts.info.config.get("timer_only"):
         return reason
     left_out = _TO_SET.sub(lambda found: f"{'L' if found[1] == 'S' else 'l'}eave out timer_only=True", reason)
@@ -55,7 +55,7 @@ def reason_in(facts: Facts, reason: str) -> str:
 
 
 def to_the_second(time: str) -> str:
-    """A time of ISO 8601 as a person wants to read it; anything else as it is."""
+    """Format an ISO 8601 time to the second; return anything else unchanged."""
     try:
         text = datetime.fromisoformat(time).isoformat(sep=" ", timespec="seconds")
     except ValueError:

@@ -1,1 +1,1 @@
-"""What to change, and whose code it is."""
+"""Advice: what to change, and whose code it is."""

@@ -1,6 +1,6 @@
-"""How batches are made and what helps against waiting for them.
+"""How batches are made, and what reduces the wait for them.
 
-Workers that were looked into say it best. Without them, fetches and CPU times tell what they can.
+Measurements inside workers come first; without them, the advice rests on fetch and CPU times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOSTLY: Final = 0.5
 
 
 def wait_advice(facts: Facts, wait_ns: float) -> LoaderAdvice:
-    """What to change about the loaders of a loop that waits for its batches."""
+    """Advise on the loaders of a loop that waits for data."""
     setup, cpu, workers = facts.get(Facts.setup), facts.get(Facts.batch_cpu), waited_for(facts)
     loaders = () if setup is None else setup.loaders
     if workers is not None:
@@ -46,17 +46,17 @@ def wait_advice(facts: Facts, wait_ns: float) -> LoaderAdvice:
 
 
 def advice_without_workers(facts: Facts, loader: LoaderSetup, wait_ns: float) -> LoaderAdvice:
-    """What to change where the training process makes its batches itself."""
+    """Advise where the training process loads data itself."""
     return fetch_advice(facts, (loader,), wait_ns, facts.get(fetch_queue))
 
 
 def lines_waited_for(facts: Facts) -> HotLines | None:
-    """The samples of whoever makes the batches that are waited for; ``None`` of the training thread."""
+    """Return the stack samples of the workers waited for; ``None`` if the training thread loads the data."""
     return None if waited_for(facts) is None else worker_lines(facts)
 
 
 def batch_ns(facts: Facts) -> float:
-    """What one worker takes for a batch; its CPU time where that wasn't seen, 0 if unknown."""
+    """Return one worker's time per batch, or its CPU time if not measured; 0 if unknown."""
     made, cpu = made_batches(facts), facts.get(Facts.batch_cpu)
     if made is not None:
         return made.making_ns
@@ -64,13 +64,13 @@ def batch_ns(facts: Facts) -> float:
 
 
 def batch_cpu_ns(facts: Facts) -> float:
-    """CPU time of a batch; 0 if only the workers' total is known, which holds their starts."""
+    """Return the CPU time per batch; 0 if only the workers' total is known, which includes startup."""
     made = made_batches(facts)
     return 0.0 if made is None else made.cpu_ns
 
 
 def cpus_of_workers(facts: Facts) -> float:
-    """How many CPUs the workers of this training use; 0 if unknown."""
+    """Return how many CPUs this training's workers use; 0 if unknown."""
     setup, use = facts.get(Facts.setup), facts.record.cpu
     if setup is None or not any(one.num_workers for one in setup.loaders):
         return 0.0
@@ -85,13 +85,13 @@ def cpus_of_workers(facts: Facts) -> float:
 
 
 def first_batch(facts: Facts, extra_ns: float) -> tuple[float, list[Evidence]]:
-    """Of the extra wait for the first batch of an epoch, what one worker takes for it; and evidence."""
+    """Return a worker's part of the extra wait for an epoch's first batch, with evidence."""
     first_ns = min(extra_ns, max(0.0, batch_ns(facts) - (facts.step_costs.usual_wait_ns() or 0.0)))
     return first_ns, [*worker_starts(facts), duration("first batch of an epoch (not counted)", first_ns)]
 
 
 def why_not_keep_samples(facts: Facts, loader: LoaderSetup, wait_ns: float) -> str:
-    """Why making the samples once would save nothing, as a sentence; ``""`` where it would."""
+    """Return a sentence on why caching the samples would save nothing; ``""`` if it would."""
     cpu, made, dataset = facts.get(Facts.batch_cpu), made_batches(facts), loader.dataset
     sample_ns = None if made is None else made.sample_ns
     is_tensors = dataset is not None and dataset.is_library and dataset.function.startswith(_TENSORS)
@@ -108,7 +108,7 @@ def why_not_keep_samples(facts: Facts, loader: LoaderSetup, wait_ns: float) -> s
 
 
 def slow_fetches_advice(facts: Facts) -> str:
-    """What to do about a few fetches that take long."""
+    """Advise on a few slow fetches."""
     setup, look = facts.get(Facts.setup), "Check what slow batches read."
     if any(one.queue is not None for one in facts.get(measured_workers) or ()):
         return f"{look} The table Number of workers shows whether prefetch_factor helps."

@@ -1,6 +1,6 @@
-"""What to write in place of a call that is known to be slow, where it takes the time.
+"""Replacements for calls known to be slow, at lines where they take most of the time.
 
-The line is read from its file. A file that has changed since the run started is not read.
+Lines are read from their files, except files that changed since the run started.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lightning_modelprof.report.model import Finding, Status
 
 
 class Idiom(NamedTuple):
-    """A pattern in a line of source, what to do there, and what must run below the line.
+    """A pattern in a source line, the advice for it, and what must run below the line.
 
-    ``below`` is a package that most of the line's time must be in, ``""`` for nothing at all, as of functions
-    that are written in C, or ``None`` where it doesn't matter.
+    ``below`` is a package that most of the line's time must be in, ``""`` for none at all, as for C
+    functions, or ``None`` if it doesn't matter.
     """
 
     pattern: re.Pattern[str]
@@ -110,13 +110,13 @@ IDIOMS: Final = (
         "Sort once and keep the order.",
     ),
 )
-"""In the order in which they are tried: the first that fits is said."""
+"""In order of precedence: the first match wins."""
 
 
 class _LineTime(NamedTuple):
-    """How long a line took by samples, and for how much of that it was the innermost line of the user's.
+    """A line's sampled time, and the part of it as the innermost user line.
 
-    ``below`` is by package what ran below it then, ``""`` standing for nothing.
+    ``below`` maps packages to the time they ran below it then; ``""`` is the line itself.
     """
 
     whole_ns: int
@@ -126,11 +126,11 @@ class _LineTime(NamedTuple):
 
 
 def idiom_advice(line: str, below: Collection[str] | None = None) -> str:
-    """What to do at a line of source; ``""`` where the call isn't known.
+    """Return the advice for a source line; ``""`` if it has no known call.
 
     Args:
-        below: packages that most of its time is in, ``""`` for nothing but the line itself; ``None`` if it
-            doesn't matter.
+        below: packages that most of its time is in, ``""`` for the line itself; ``None`` if it doesn't
+            matter.
     """
     code = line.partition("#")[0]
     fits = (one for one in IDIOMS if below is None or one.below is None or one.below in below)
@@ -138,11 +138,7 @@ def idiom_advice(line: str, below: Collection[str] | None = None) -> str:
 
 
 def with_idiom(finding: Finding, created: str, *sampled: HotLines | None) -> Finding:
-    """The same finding, what is known of a call at the line that takes its time first in its action.
-
-    Args:
-        created: when the run started, ISO 8601.
-    """
+    """Put the advice for a known call at the slowest line first in the finding's action."""
     if finding.status is not Status.FOUND:
         return finding
     lines = [hot for hot in sampled if hot is not None]

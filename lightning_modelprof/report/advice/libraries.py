@@ -1,4 +1,4 @@
-"""How the user of a library reaches what the library makes for them."""
+"""How a library's user sets the arguments of loaders and optimizers that the library makes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from lightning_modelprof.record import Record
 
 
 class Way(Record, frozen=True, kw_only=True):
-    """One argument, or setting, of a library.
+    """One argument or setting of a library.
 
     Attributes:
-        words: what its user does, as an imperative in lower case. ``{arguments}`` becomes
-            ``num_workers=2, persistent_workers=True``, ``{items}`` the same as items of a dict, ``{value}``
-            the value of the first, ``{kind}`` the class.
-        target: what has it, as ``module:name.of.attribute``.
-        parameter: of the target's signature; ``""`` if the target is an attribute to be set.
-        reaches: the arguments of a DataLoader or an optimizer that it sets; all of them if empty.
+        words: what the user does, as an imperative in lower case. ``{arguments}`` becomes
+            ``num_workers=2, persistent_workers=True``, ``{items}`` the same as dict items, ``{value}``
+            the first value, ``{kind}`` the class.
+        target: its owner, as ``module:name.of.attribute``.
+        parameter: parameter of the target's signature; ``""`` if the target is an attribute to set.
+        reaches: the DataLoader or optimizer arguments it sets; all if empty.
     """
 
     words: str
@@ -35,12 +35,7 @@ class Way(Record, frozen=True, kw_only=True):
 
 
 class LibraryWays(Record, frozen=True, kw_only=True):
-    """The ways that one library has.
-
-    Attributes:
-        package: the name that it is imported by.
-        batches: ways to cheaper batches, such as a cache.
-    """
+    """The ways of one library; ``package`` is its import name."""
 
     package: str
     loader: Sequence[Way] = ()
@@ -49,12 +44,7 @@ class LibraryWays(Record, frozen=True, kw_only=True):
 
 
 def reached(ways: Sequence[Way], arguments: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
-    """What the user writes for some arguments, and those that no way reaches.
-
-    Args:
-        ways: of a library, the best first.
-        kind: the class whose arguments they are.
-    """
+    """Return what the user writes for some arguments, and those that none of the ways reaches."""
     left, said = dict(arguments), []
     for way in ways:
         taken = {name: value for name, value in left.items() if not way.reaches or name in way.reaches}
@@ -72,7 +62,7 @@ _MODEL: Final = "neuralforecast.models.nhits:NHITS.__init__"
 _TRAIN: Final = "scvi.model.base:UnsupervisedTrainingMixin.train"
 
 _ALL: Final = (
-    # anomalib: DataModules of images, whose models make their own optimizers.
+    # anomalib: image DataModules; the models make their own optimizers.
     LibraryWays(
         package="anomalib",
         loader=(
@@ -84,7 +74,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # chemprop: data sets that make graphs of molecules for each batch.
+    # chemprop: datasets that build molecule graphs per batch.
     LibraryWays(
         package="chemprop",
         loader=(
@@ -101,7 +91,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # darts: forecasting models that build DataLoader, optimizer and Trainer in ``fit``.
+    # darts: forecasting models whose ``fit`` builds the DataLoader, optimizer and Trainer.
     LibraryWays(
         package="darts",
         loader=(
@@ -119,7 +109,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # deepforest: a model that makes its loaders by its config.
+    # deepforest: a model that makes its loaders from its config.
     LibraryWays(
         package="deepforest",
         loader=(
@@ -152,7 +142,7 @@ _ALL: Final = (
             ),
         ),
         optimizer=(
-            # Without an optimizer its optimizer_kwargs are ignored.
+            # Ignores optimizer_kwargs without an optimizer.
             Way(
                 words="pass optimizer=torch.optim.{kind}, optimizer_kwargs={{items}} to the model",
                 target=_MODEL,
@@ -160,7 +150,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # pytorch-forecasting: data sets that make their DataLoaders, models that make their optimizer.
+    # pytorch-forecasting: datasets that make their DataLoaders, models that make their optimizer.
     LibraryWays(
         package="pytorch_forecasting",
         loader=(
@@ -178,7 +168,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # pytorch-tabular: models that are told of data and optimizer by config objects.
+    # pytorch-tabular: models that take data and optimizer settings from config objects.
     LibraryWays(
         package="pytorch_tabular",
         loader=(
@@ -202,7 +192,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # rl4co: LightningModules that make loader and optimizer of an environment.
+    # rl4co: LightningModules that make an environment's loader and optimizer.
     LibraryWays(
         package="rl4co",
         loader=(
@@ -260,7 +250,7 @@ _ALL: Final = (
             ),
         ),
     ),
-    # torch-uncertainty: DataModules of known data sets.
+    # torch-uncertainty: DataModules of public datasets.
     LibraryWays(
         package="torch_uncertainty",
         loader=(
@@ -272,11 +262,11 @@ _ALL: Final = (
             ),
         ),
     ),
-    # torchgeo: DataModules that keep their workers, and tasks that make an AdamW of their own.
+    # torchgeo: DataModules with persistent workers, and tasks that make their own AdamW.
     LibraryWays(
         package="torchgeo",
         loader=(
-            # With workers it sets persistent_workers itself.
+            # Sets persistent_workers itself if there are workers.
             Way(
                 words="set num_workers={value} in the DataModule",
                 target="torchgeo.datamodules:NonGeoDataModule.__init__",

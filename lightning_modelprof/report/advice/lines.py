@@ -1,4 +1,4 @@
-"""What to change at the line that takes the time, by what it runs."""
+"""What to change at a slow line, depending on what it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 MANY_OPERATORS: Final = 64
-"""From so many operators in one step on one line it is a loop, most likely over rows or samples."""
+"""From this many operators per step, a line is taken for a loop, most likely over rows or samples."""
 
 
 IN_GENERAL: Final = (
@@ -37,16 +37,16 @@ IN_GENERAL: Final = (
 def advice_for(
     facts: Facts, file: str | None, line: int | None, where: str, *, outside_modules: bool = False
 ) -> str:
-    """What to do about a function that takes long.
+    """Advise on a slow function.
 
     Args:
         line: first line of the function.
-        where: what the function is called in a sentence.
-        outside_modules: whether time in the model's modules is not what it is about.
+        where: the function's name in a sentence.
+        outside_modules: whether to ignore time in the model's modules.
     """
-    source = _line_of(facts, file, line, outside_modules)
+    source = _innermost_slow_line(facts, file, line, outside_modules)
     place = (file, line) if source is None else (source.file, source.line)
-    growing = _growing_at(facts, *place)
+    growing = _growth_advice(facts, *place)
     if source is None or source.operators is None:
         return growing or IN_GENERAL.format(where=where)
     if not source.operators and outside_modules:
@@ -80,11 +80,11 @@ def advice_for(
 
 
 LEAST_REDUCTIONS: Final = 2
-"""From so many numbers made of parameters on one line it is a loop over them."""
+"""From this many reductions of parameters, a line is taken for a loop over them."""
 
 
 def without_loop(source: SourceLine) -> str:
-    """What to do about a line that makes a number of each parameter."""
+    """Advise on a line that reduces each parameter to a number."""
     told = f"Line {source.line} (in {source.function}) reduces {source.reductions} parameters one by one."
     if source.backward_operators:
         return (
@@ -96,7 +96,7 @@ def without_loop(source: SourceLine) -> str:
 
 
 def _loop_below(facts: Facts, source: SourceLine | HotLine) -> SourceLine | None:
-    """The line that runs most operators in the step's own code, if a line calls it, and they are a loop's."""
+    """Return the step's own line with most operators if it's a loop and the source line calls it."""
     lines, hot = facts.get(Facts.source_lines), facts.get(Facts.hot_lines)
     if lines is None or hot is None:
         return None
@@ -115,8 +115,7 @@ def _small(place: str) -> str:
     return place[:1].lower() + place[1:]
 
 
-def _growing_at(facts: Facts, file: str | None, line: int | None) -> str:
-    """What to do where the function at a line reads something that grows; ``""`` where it doesn't."""
+def _growth_advice(facts: Facts, file: str | None, line: int | None) -> str:
     memory = facts.get(Facts.memory)
     growing = () if memory is None else memory.record.growing
     for one in growing:
@@ -132,8 +131,9 @@ def _growing_at(facts: Facts, file: str | None, line: int | None) -> str:
     return ""
 
 
-def _line_of(facts: Facts, file: str | None, line: int | None, outside_modules: bool) -> SourceLine | None:
-    """The innermost line of the user's that takes the time of a function."""
+def _innermost_slow_line(
+    facts: Facts, file: str | None, line: int | None, outside_modules: bool
+) -> SourceLine | None:
     hot, lines = facts.get(Facts.hot_lines), facts.get(Facts.source_lines)
     if lines is None or file is None or line is None:
         return None
@@ -144,23 +144,23 @@ def _line_of(facts: Facts, file: str | None, line: int | None, outside_modules: 
         return source or (_loop_below(facts, innermost) if outside_modules else None)
     if not outside_modules:
         return None
-    # No line has most of the samples: the one that runs by far the most operators is as good a guess.
+    # No line has most of the samples: guess the one that runs by far the most operators.
     return _most_operators(lines)
 
 
 class PointsAt(Enum):
-    """What the places of a rule's findings are."""
+    """What a rule's findings point at."""
 
     TIME = auto()
-    """Functions that take the time; the line that takes most of it is looked for in them."""
+    """Slow functions, refined to their slowest lines."""
     TIME_OUTSIDE_MODULES = auto()
-    """The same, without what the model's modules take."""
+    """As ``TIME``, without the time of the model's modules."""
     TIME_IN_LIBRARIES = auto()
-    """The same, also in what a library runs for them, such as the transform that costs."""
+    """As ``TIME``, including library code called there, such as a slow transform."""
     CHANGE = auto()
-    """Where something has to be changed, whatever takes the time."""
+    """Code to change, wherever the time is spent."""
     NO_TIME = auto()
-    """The same, and how much it matters doesn't depend on the time of the steps."""
+    """As ``CHANGE``, for findings that matter regardless of step time."""
 
 
 def at_exact_lines(
@@ -171,13 +171,13 @@ def at_exact_lines(
     phases: Collection[str] = (),
     libraries: Collection[str] = (),
 ) -> Finding:
-    """The same finding, its locations at the lines that take the time, functions without such a line last.
+    """Refine a finding's locations to the slowest lines; functions without such a line come last.
 
     Args:
-        finding: whose locations are functions that take the time.
-        phases: whose time it is about, if that is all of theirs: where lines of the user's hold most of it,
-            they are the places, in whatever function they are.
-        libraries: packages whose lines are the places where the user's do not hold most of it.
+        finding: finding whose locations are slow functions.
+        phases: phases whose whole time it is about, if any: user lines with most of that time become the
+            locations, whatever function they are in.
+        libraries: packages whose lines count if user lines don't have most of the time.
     """
     if hot is None or finding.status is not Status.FOUND:
         return finding
@@ -193,7 +193,7 @@ def exact_places(
     phases: Collection[str] = (),
     libraries: Collection[str] = (),
 ) -> tuple[Place, ...]:
-    """The same of places; see :func:`at_exact_lines`."""
+    """Refine places as :func:`at_exact_lines` does."""
     into_libraries = points_at is PointsAt.TIME_IN_LIBRARIES
     names = {(one.file, one.line): one.function for one in places}
     lines = hot.statements_in(phases, libraries) if phases else ()
@@ -226,7 +226,7 @@ def _called(location: Place, hot: HotLines, phases: Collection[str]) -> HotLine 
 def _lines_of(location: Place, hot: HotLines, points_at: PointsAt) -> tuple[HotLine, ...]:
     if location.is_exact:
         return ()
-    if location.file is None or location.line is None:  # torch's or Lightning's, as far as there is anything
+    if location.file is None or location.line is None:  # at most a function of torch or Lightning
         return hot.statements_below(location.function) if location.function else ()
     if location.package and (lines := hot.statements_below(location.function or "")):
         return lines
@@ -235,13 +235,13 @@ def _lines_of(location: Place, hot: HotLines, points_at: PointsAt) -> tuple[HotL
 
 
 def _location(line: HotLine, names: Mapping[tuple[str | None, int | None], str | None]) -> Place:
-    """With the function's name as the finding says it: samples of Python 3.10 do not have its class."""
+    """Take the function's name from the finding: Python 3.10 samples lack its class."""
     location = location_at(line)
     return replace(location, function=names.get((line.file, line.function_line)) or location.function)
 
 
 def location_at(line: HotLine) -> Place:
-    """A line that takes time, and the one further down at which most of that is spent."""
+    """Return the place of a slow line, with the inner line that takes most of its time."""
     return line.exact(package=line.package, inner=None if line.inner is None else location_at(line.inner))
 
 
@@ -249,13 +249,13 @@ _FORWARD = PHASE_INDEX["forward"]
 
 
 def module_pace(facts: Facts) -> float:
-    """What a module's time in the timed steps is to be multiplied by to be one of a typical step.
+    """Return the factor from a module's time in the timed steps to its time in a clean step.
 
-    Definition: median of Forward in the clean steps over its median in the timed steps, on the clock of the
-    modules; 1 where either is not known.
+    Definition: median Forward of the clean steps over its median in the timed steps, on the modules' clock; 1
+    if either is unknown.
 
     Caveats:
-        Timing modules takes some time, which is in Forward too: the product is too small by that share.
+        Module timing has overhead, part of it in Forward, so the product is too small by that share.
     """
     cost, costs = facts.get(Facts.cost), facts.get(Facts.step_costs)
     if cost is None or cost.times is None or costs is None:

@@ -1,4 +1,4 @@
-"""What to change about a DataLoader that is waited for, and where its batches are made."""
+"""What to change about a DataLoader that training waits for, and where its batches are made."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.units import digits, milliseconds, percent
 
 FEWER_ITEMS: Final = "Build each batch from fewer, larger tensors instead of long lists."
-"""For a slow transfer in which nothing of the user's runs and no memory is to be pinned."""
+"""For a slow transfer without user code and without memory to pin."""
 
 _SLICED: Final = 0.3
-"""What of such a wait slices of whole batches take. Source: the measurement of ``CHEAP_SAMPLE_NS``."""
+"""Share of a row-by-row wait that slicing batches takes. Source: the measurement of ``CHEAP_SAMPLE_NS``."""
 
 _WORTH_IT: Final = 0.25
 MOST_OF_IT: Final = 0.9
@@ -36,7 +36,7 @@ _CHEAPER: Final = "Pre-decode or pre-transform the data, or do less work per sam
 
 
 def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[Place]:
-    """Where batches are made: in the user's own code, else in a package's, else in torch's."""
+    """Return where batches are made: in user code, else in a package, else in torch."""
     if not loaders:
         return []
     loader = loaders[0]
@@ -49,7 +49,7 @@ def places_of_batches(loaders: Sequence[LoaderSetup]) -> list[Place]:
 
 
 class Fix(NamedTuple):
-    """One change against the wait, the most that it saves in a step, and the loader's arguments it sets."""
+    """One change to reduce the wait, its maximum saving per step, and the loader arguments it sets."""
 
     action: str
     saving_ns: float
@@ -57,7 +57,7 @@ class Fix(NamedTuple):
 
 
 def best_first(fixes: Sequence[Fix]) -> list[Fix]:
-    """The one that saves most first; of those that save about as much the first one."""
+    """Sort by saving; of the fixes that save about the most, the first given comes first."""
     most_ns = max(one.saving_ns for one in fixes)
     first = next(one for one in fixes if one.saving_ns >= MOST_OF_IT * most_ns)
     return sorted(fixes, key=lambda one: (one is not first, -one.saving_ns))
@@ -82,15 +82,15 @@ def _after_comma(action: str) -> str:
 
 
 class LoaderAdvice(NamedTuple):
-    """What to change about a loader that is waited for.
+    """What to change about a loader that training waits for.
 
     Attributes:
-        saving_ns: what the fault costs in a step: how much of the wait would go with the best known fix.
-        num_workers: that are advised; ``None`` where no other number is.
-        is_minor: whether it is what any DataLoader takes: indexing and joining, or handing a batch over.
+        saving_ns: cost per step: the part of the wait that the best known fix removes.
+        num_workers: recommended number; ``None`` if no other is.
+        is_minor: whether it's any DataLoader's own overhead: indexing and collating, or the handover.
         told: the reason, for the full report; sentences that start with a space, or ``""``.
-        arguments: of the DataLoader in the action; empty where there is none.
-        loaders: whose code makes the batches that are waited for, the first one's.
+        arguments: DataLoader arguments in the action; empty without any.
+        loaders: loaders whose code makes the batches, the one waited for first.
     """
 
     action: str
@@ -113,7 +113,7 @@ def loader_advice(
     *,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
-    """What to change about a loader that is waited for; arguments as of :func:`workers_advice`."""
+    """Advise on a loader that training waits for; arguments as in :func:`workers_advice`."""
     if not loaders or not is_row_by_row(loaders[0], wait_ns):
         return workers_advice(loaders, cpus, wait_ns, wall_ns, cpu, owner=owner)
     loader = loaders[0]
@@ -150,7 +150,7 @@ def _row_evidence(sample_ns: float, size: int) -> list[Evidence]:
 
 
 def sampler_advice(hot: HotLines | None, wait_ns: float) -> LoaderAdvice | None:
-    """What to change where the training thread is mostly choosing indices; ``None`` where it is not."""
+    """Advise if the training thread mostly samples indices, else ``None``."""
     if not is_of_sampler(hot):
         return None
     share, code = sampler_share(hot), sampler_code(hot)
@@ -174,21 +174,21 @@ def workers_advice(
     *,
     owner: Owner | None = None,
 ) -> LoaderAdvice:
-    """What to change about a loader that is waited for, and the numbers behind it.
+    """Advise on the number of workers and on cheaper batches.
 
-    What is waited for is what the fault costs, whatever workers would gain of it. Both fixes are said with
-    what each saves, the bigger one first; cheaper batches go unsaid where workers save nearly all.
+    The saving is the whole wait, however much workers gain. Both fixes come with their savings, the larger
+    first; cheaper batches are omitted if workers save nearly all.
 
-    Workers are advised where they gain at least a quarter of the wait, by the time that one worker takes for
-    a batch, by the CPUs that are free where batches compute, and by what a batch costs to be handed over.
+    Workers are recommended if they gain at least a quarter of the wait, given one worker's batch time, the
+    free CPUs if batches compute, and the handover cost.
 
     Args:
-        loaders: of the loop; the first one is spoken of.
-        cpus: that this process may use; ``None`` if unknown.
-        wait_ns: for one batch.
-        wall_ns: from one batch to the next, with the wait.
-        cpu: what batches and steps take of the CPUs; ``None`` if unknown.
-        owner: the library that makes the loader; ``None`` if the user does.
+        loaders: the loop's loaders; the advice is on the first.
+        cpus: CPUs that this process may use; ``None`` if unknown.
+        wait_ns: wait per batch.
+        wall_ns: time from one batch to the next, wait included.
+        cpu: CPU use of batches and steps; ``None`` if unknown.
+        owner: library that makes the loader; ``None`` if the user does.
     """
     loader = loaders[0] if loaders else None
     if loader is None or loader.num_workers is None:
@@ -219,13 +219,12 @@ def workers_advice(
         evidence,
         wait_ns,
         advised,
-        told=_whose_cpu(cpu),
+        told=_cpu_note(cpu),
         arguments=arguments_of(fixes),
     )
 
 
 def _other_loader_advice(loader: LoaderSetup | None, wait_ns: float, owner: Owner | None) -> LoaderAdvice:
-    """What to change about a loader that isn't torch's."""
     kind = "the data loader" if loader is None else loader.kind
     return LoaderAdvice(
         f"Make {kind} faster, or load batches in the"
@@ -246,14 +245,14 @@ def cheaper_fix(wait_ns: float, owner: Owner | None) -> Fix:
 def _enough_workers(
     workers: int, cpus: int | None, wait_ns: float, wall_ns: float, cpu: BatchCpu | None
 ) -> tuple[int, float]:
-    """Workers that hide the making of batches if the CPUs allow, and the step with so many."""
+    """Return the workers that hide loading if the CPUs allow, and the step time with them."""
     rest_ns = max(wall_ns - wait_ns, 1.0)
     batch_ns = wait_ns if workers == 0 else workers * wall_ns
     least_ns = None if cpu is None else cpu.least_step_ns(rest_ns)
     floor_ns = rest_ns if least_ns is None else min(max(least_ns, rest_ns), wall_ns)
     advised = max(1, math.ceil(batch_ns / floor_ns))
     if least_ns is None and cpus is not None:
-        # One CPU stays for the training process.
+        # Reserve one CPU for the training process.
         advised = min(advised, max(cpus - 1, 1))
     return advised, max(floor_ns, batch_ns / advised) + (HANDOVER_NS if workers == 0 else 0.0)
 
@@ -261,7 +260,7 @@ def _enough_workers(
 def loader_evidence(
     loader: LoaderSetup, cpus: int | None, wait_ns: float, wall_ns: float, cpu: BatchCpu | None
 ) -> list[Evidence]:
-    """What is known of a loader and its CPUs, the number of workers first."""
+    """List the loader's and its CPUs' figures, number of workers first."""
     workers = loader.num_workers or 0
     evidence = [
         count("num_workers", workers),
@@ -277,7 +276,7 @@ def loader_evidence(
 
 
 def is_handed_over_no_faster(workers: int, wait_ns: float) -> bool:
-    """Whether a batch that the training process makes takes hardly longer than a worker's to hand over."""
+    """Return whether a worker's handover would take about as long as the batch itself."""
     return workers == 0 and wait_ns * (1 - _WORTH_IT) <= HANDOVER_NS
 
 
@@ -291,18 +290,18 @@ def cheaper_advice(
     is_short: bool,
     owner: Owner | None,
 ) -> LoaderAdvice:
-    """Cheaper batches, where no other number of workers gains enough."""
-    why = _why_no_worker(workers, cpu, wall_ns, is_short=is_short)
+    """Advise cheaper batches, if no other number of workers gains enough."""
+    why = _why_no_more_workers(workers, cpu, wall_ns, is_short=is_short)
     return LoaderAdvice(_cheaper(owner), evidence, wait_ns, is_minor=is_short, told=why)
 
 
 def handover_advice(
     loader: LoaderSetup, wait_ns: float, cpu: BatchCpu, *, may_try_none: bool = True
 ) -> LoaderAdvice:
-    """Batches are there before they are fetched: what is waited for is the way from the worker.
+    """Advise if batches are ready when fetched, so the wait is the handover.
 
     Args:
-        may_try_none: whether it's unknown what a step takes without workers.
+        may_try_none: whether the step time without workers is unknown.
     """
     unseen = f" Alternatively, try num_workers=0 if loading a batch takes less than {milliseconds(wait_ns)}."
     return LoaderAdvice(
@@ -336,8 +335,7 @@ def _cpu_evidence(cpu: BatchCpu | None) -> list[Evidence]:
     ]
 
 
-def _whose_cpu(cpu: BatchCpu | None) -> str:
-    """Whether the workers that are advised need CPUs, as a sentence that starts with a space."""
+def _cpu_note(cpu: BatchCpu | None) -> str:
     if cpu is None or cpu.is_computing is None or (cpu.is_computing and cpu.free_cpus is None):
         return " Workers only help if CPUs are free."
     if not cpu.is_computing:
@@ -345,8 +343,7 @@ def _whose_cpu(cpu: BatchCpu | None) -> str:
     return f" A batch takes {milliseconds(cpu.batch_ns or 0.0)} of CPU time, and CPUs are free for it."
 
 
-def _why_no_worker(workers: int, cpu: BatchCpu | None, wall_ns: float, *, is_short: bool) -> str:
-    """Why no worker, or not more of them, are advised; a batch is short that is handed over no faster."""
+def _why_no_more_workers(workers: int, cpu: BatchCpu | None, wall_ns: float, *, is_short: bool) -> str:
     if is_short:
         return " Handing a batch over from a worker would take about as long."
     if cpu is not None and cpu.is_computing:

@@ -1,4 +1,4 @@
-"""Whose code it is, and what its user writes where a library makes a DataLoader or an optimizer."""
+"""Whose code it is, and what to write if a library makes the DataLoader or optimizer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Owner(Record, frozen=True, kw_only=True):
     """A library that makes what the user would otherwise make.
 
     Attributes:
-        place: its function that does.
-        is_own_way: how the user gets around it where the library has no argument, as the end of a sentence.
+        place: the function that does.
+        is_own_way: workaround if the library has no argument, as the end of a sentence.
     """
 
     package: str
@@ -31,16 +31,16 @@ class Owner(Record, frozen=True, kw_only=True):
         return LIBRARIES.get(self.package, LibraryWays(package=self.package))
 
     def loader(self, kind: str, **arguments: Any) -> str:
-        """What to write for these arguments of a DataLoader."""
+        """Return what to write for these DataLoader arguments."""
         return self._call(kind, arguments, *reached(self._ways.loader, arguments, kind))
 
     def optimizer(self, kind: str, **arguments: Any) -> str:
-        """What to write for these arguments of an optimizer."""
+        """Return what to write for these optimizer arguments."""
         return self._call(kind, arguments, *reached(self._ways.optimizer, arguments, kind))
 
     @property
     def cheaper_batches(self) -> str:
-        """The library's way to cheaper batches, as a sentence that starts with a space, or ``""``."""
+        """The library's way to cheaper batches, as a sentence with a leading space, or ``""``."""
         said, _ = reached(self._ways.batches, {"": None}, "")
         return f" Alternatively, {said} ({self.package})." if said else ""
 
@@ -61,10 +61,10 @@ class Owner(Record, frozen=True, kw_only=True):
 
 
 def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> Owner | None:
-    """The library that makes a loader; ``None`` where the user does.
+    """Return the library that makes a loader; ``None`` if the user does.
 
-    It is the library of the hook that gives the loader, or of the call of the Trainer that is given it. Where
-    the user's own code hands it over, it is the user's, but for libraries with a known function for it.
+    It owns the hook that returns the loader, or the call of the Trainer that takes it. A loader that user
+    code hands over is the user's, except for libraries with a known function for it.
     """
     if setup is None or loader is None:
         return None
@@ -78,7 +78,7 @@ def owner_of_loader(setup: TrainingSetup | None, loader: LoaderSetup | None) -> 
 
 
 def owner_of_optimizer(setup: TrainingSetup | None) -> Owner | None:
-    """The library whose ``configure_optimizers`` it is; ``None`` where it is the user's."""
+    """Return the library whose ``configure_optimizers`` runs; ``None`` if it's the user's."""
     place = None if setup is None else setup.module_hooks.get("configure_optimizers")
     if place is None or not place.package:
         return None
@@ -87,12 +87,12 @@ def owner_of_optimizer(setup: TrainingSetup | None) -> Owner | None:
 
 
 def loader_call(setup: TrainingSetup | None, loader: LoaderSetup, **arguments: Any) -> str:
-    """What the user writes to give a loader these arguments."""
+    """Return what the user writes to give a loader these arguments."""
     return written_call(loader.kind, arguments, owner_of_loader(setup, loader))
 
 
 def written_call(kind: str, arguments: Mapping[str, Any], owner: Owner | None) -> str:
-    """The arguments of a loader to set, or how the library that makes it sets them."""
+    """Return the loader arguments to set, or how its library sets them."""
     if owner is not None:
         return owner.loader(kind, **arguments)
     return f"Set {as_arguments(arguments)}{'' if kind == 'DataLoader' else f' on {kind}'}"
@@ -103,15 +103,14 @@ def _is_library_of(setup: TrainingSetup, package: str) -> bool:
 
 
 def with_owners(finding: Finding, setup: TrainingSetup | None) -> Finding:
-    """The same finding, with each place that is a library's marked so, and the user's call beside it."""
+    """Mark the finding's library locations, and add the user's call to them."""
     if setup is None or not setup.libraries:
         return finding
     locations = tuple(_with_owner(one, setup) for one in finding.locations)
-    return replace(finding, locations=locations, action=_with_way(finding.action, locations))
+    return replace(finding, locations=locations, action=_with_override_hint(finding.action, locations))
 
 
-def _with_way(action: str, locations: Sequence[Place]) -> str:
-    """What to do, and how to get at it where the first place is a library's."""
+def _with_override_hint(action: str, locations: Sequence[Place]) -> str:
     if not action or not locations or not locations[0].package or locations[0].package in action:
         return action
     first = locations[0]

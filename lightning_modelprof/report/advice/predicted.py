@@ -1,4 +1,4 @@
-"""What to change about a DataLoader by what the model of its queue predicts for other numbers of workers."""
+"""What to change about a DataLoader, predicted by its queue model for other numbers of workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lightning_modelprof.run.setup import LoaderSetup
 from lightning_modelprof.units import digits, milliseconds
 
 _MOSTLY_COMPUTES: Final = 0.5
-"""Of the time of a batch."""
+"""Share of the batch time."""
 
 _UNSEEN: Final = " num_workers is 0, so the predicted step time is extrapolated from fetch times."
 _DEFAULT_PREFETCH: Final = 2
@@ -41,11 +41,7 @@ _DEFAULT_PREFETCH: Final = 2
 def fetch_advice(
     facts: Facts, loaders: Sequence[LoaderSetup], wait_ns: float, queue: LoaderQueue | None
 ) -> LoaderAdvice:
-    """What to change about the first loader: what the prediction says, or else :func:`loader_advice`.
-
-    Args:
-        queue: what steps would take with another number of workers; ``None`` without a prediction.
-    """
+    """Advise on the first loader by its queue's prediction, else by :func:`loader_advice`."""
     setup, cpu, loader = facts.get(Facts.setup), facts.get(Facts.batch_cpu), next(iter(loaders), None)
     cpus, wall_ns = None if setup is None else setup.usable_cpus, facts.step_ns
     owner = owner_of_loader(setup, loader)
@@ -86,7 +82,6 @@ def fetch_advice(
 def _handover_advice(
     loader: LoaderSetup, wait_ns: float, cpu: BatchCpu, queue: LoaderQueue, owner: Owner | None
 ) -> LoaderAdvice:
-    """Batches are there before they are fetched: without workers nothing is handed over."""
     if queue.advised.workers or not queue.helps:
         return handover_advice(loader, wait_ns, cpu, may_try_none=False)
     return LoaderAdvice(
@@ -101,13 +96,13 @@ def _handover_advice(
 
 
 def bound_of(fixes: Sequence[Fix], queue: LoaderQueue | None) -> SavingIs:
-    """What the saving of the best fix is. Idle workers that go give their CPU time back on top of it."""
+    """Return what bound the best fix's saving is: removing idle workers also returns their CPU time."""
     is_fewer = queue is not None and queue.advised.workers < queue.present.workers
     return "at least" if is_fewer and best_first(fixes)[0].arguments else "up to"
 
 
 def saved_by_workers(queue: LoaderQueue, wait_ns: float) -> float:
-    """What a step gains by the advised number of workers; 0 where no other number helps."""
+    """Return the step time saved by the recommended number of workers; 0 if no other number helps."""
     return min(wait_ns, queue.present.step_ns - queue.advised.step_ns) if queue.helps else 0.0
 
 
@@ -116,9 +111,9 @@ def predicted_arguments(queue: LoaderQueue, is_persistent: bool) -> dict[str, An
     arguments: dict[str, Any] = {"num_workers": advised.workers}
     if advised.workers and advised.prefetch_factor != present.prefetch_factor:
         arguments["prefetch_factor"] = advised.prefetch_factor
-    if bool(advised.workers) != is_persistent:  # without workers a DataLoader refuses to keep them
+    if bool(advised.workers) != is_persistent:  # DataLoader refuses persistent_workers without workers
         arguments["persistent_workers"] = bool(advised.workers)
-    if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # and to fetch ahead
+    if not advised.workers and present.prefetch_factor != _DEFAULT_PREFETCH:  # as well as prefetch_factor
         arguments["prefetch_factor"] = None
     return arguments
 
@@ -126,7 +121,7 @@ def predicted_arguments(queue: LoaderQueue, is_persistent: bool) -> dict[str, An
 def predicted_call(
     queue: LoaderQueue, kind: str, is_persistent: bool, owner: Owner | None, wait_ns: float
 ) -> str:
-    """What to write for the number of workers that is advised, what it is now, and what to expect."""
+    """Name the recommended number of workers, the current one and the expected gain."""
     present, advised = queue.present, queue.advised
     arguments = predicted_arguments(queue, is_persistent)
     now = f"{'num_workers=' * (len(arguments) > 1)}{present.workers}"
@@ -136,9 +131,9 @@ def predicted_call(
     after_ns = before_ns - saved_by_workers(queue, wait_ns)
     most = max(one.workers for one in queue.predictions)
     is_last = advised.workers == most and queue.computing < _MOSTLY_COMPUTES
-    # The CPU time that idle workers take from the training comes on top.
+    # Idle workers' CPU time comes on top.
     is_least = advised.workers < present.workers
-    # How workers that compute slow each other and the training down isn't modelled.
+    # The model ignores that computing workers slow down each other and training.
     is_bound = queue.computing >= _MOSTLY_COMPUTES and not is_least
     limit = "; the gain is smaller if workers compete with training for CPU" if is_bound else ""
     expect = "At best," if is_bound else "Expect about"

@@ -1,4 +1,4 @@
-"""What the user's code says at a line; a file that has changed since the run began is not read."""
+"""Questions about the user's source code; files that changed since the run started aren't read."""
 
 from __future__ import annotations
 
@@ -10,49 +10,44 @@ from pathlib import Path
 from typing import Final
 
 _ADDS: Final = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault", "clear", "pop")
-"""Methods that do not go through what they change."""
+"""Methods that change their object without reading all of it."""
 
 
 def source_line(file: str, line: int, created: str) -> str:
-    """A line of a file; ``""`` if the file has changed since the run, or is not there.
-
-    Args:
-        file: absolute.
-        created: when the run began, ISO 8601.
-    """
+    """Return a line of a file; ``""`` if the file is missing or changed since the run."""
     return linecache.getline(file, line) if _is_as_it_was(file, created) else ""
 
 
 def reads_attribute(file: str, line: int, name: str, classes: Collection[str], created: str) -> bool:
-    """Whether the function at a line goes through an attribute: it reads it, and doesn't only add to it.
+    """Return whether the function at a line reads an attribute, and doesn't only add to it.
 
     ``self.<name>`` counts in methods of these classes, ``<other>.<name>`` anywhere.
 
     Args:
-        file: absolute.
+        file: absolute path.
         line: any line of the function.
-        classes: whose objects have it.
-        created: when the run began, ISO 8601.
+        classes: classes with the attribute.
+        created: the run's start time, ISO 8601.
     """
     tree = _tree(file, created)
-    function, owner = (None, None) if tree is None else _function_at(tree, line)
+    function, owner = (None, None) if tree is None else _function_and_class_at(tree, line)
     return function is not None and any(
         not _is_self(one) or owner is None or owner in classes for one in _reads(function, name)
     )
 
 
 def ignores_weights(file: str, line: int, created: str) -> bool:
-    """Whether a call of an ``nn.MultiheadAttention`` at a line makes weights that nobody uses.
+    """Return whether a call of an ``nn.MultiheadAttention`` at a line returns unused weights.
 
-    That is ``out, _ = self.attention(q, k, v)`` where the second name is not read, or
+    That is ``out, _ = self.attention(q, k, v)`` if the second name isn't read, or
     ``self.attention(q, k, v)[0]``; not with ``need_weights``.
 
     Args:
-        file: absolute.
-        created: when the run began, ISO 8601.
+        file: absolute path.
+        created: the run's start time, ISO 8601.
     """
     tree = _tree(file, created)
-    function = None if tree is None else _function_at(tree, line)[0]
+    function = None if tree is None else _function_and_class_at(tree, line)[0]
     if function is None:
         return False
     read = {
@@ -75,18 +70,18 @@ def ignores_weights(file: str, line: int, created: str) -> bool:
 
 
 def padding_lines(file: str, line: int, created: str) -> list[int]:
-    """Lines of a function that give samples a size which they don't have themselves.
+    """Return a function's lines that pad samples to a fixed size.
 
     That is ``torch.full((len(texts), 256), 0)``, ``F.pad(text, (0, self.longest - len(text)))`` or a
-    tokenizer's ``padding="max_length"``; not a size that the function has computed, as by ``max``.
+    tokenizer's ``padding="max_length"``; not a size that the function computes, such as by ``max``.
 
     Args:
-        file: absolute.
+        file: absolute path.
         line: any line of the function.
-        created: when the run began, ISO 8601.
+        created: the run's start time, ISO 8601.
     """
     tree = _tree(file, created)
-    function = None if tree is None else _function_at(tree, line)[0]
+    function = None if tree is None else _function_and_class_at(tree, line)[0]
     if function is None:
         return []
     own = {
@@ -108,7 +103,7 @@ def padding_lines(file: str, line: int, created: str) -> list[int]:
 _SIZED: Final = {"full": 0, "new_full": 0, "pad": 1} | dict.fromkeys(
     (f"{new}{name}" for new in ("", "new_") for name in ("zeros", "ones", "empty")), None
 )
-"""Functions of torch and NumPy → the argument with the size that they are asked for; ``None`` is all."""
+"""Functions of torch and NumPy → position of the size argument; ``None`` for all arguments."""
 
 
 def _is_to_maximum(call: ast.Call) -> bool:
@@ -119,7 +114,7 @@ def _is_to_maximum(call: ast.Call) -> bool:
 
 
 def _is_of_fixed_size(call: ast.Call, own: Mapping[str, bool]) -> bool:
-    """``own`` are the function's names, and whether each is the length of something."""
+    """``own`` maps the function's names to whether each is a length."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name not in _SIZED:
         return False
@@ -145,7 +140,7 @@ def _is_length(node: ast.AST | None) -> bool:
 
 
 _NEED_WEIGHTS: Final = 4
-"""Position of that argument in ``nn.MultiheadAttention.forward``."""
+"""Position of ``need_weights`` in ``nn.MultiheadAttention.forward``."""
 
 
 def _tree(file: str, created: str) -> ast.Module | None:
@@ -165,8 +160,7 @@ def _is_as_it_was(file: str, created: str) -> bool:
         return False
 
 
-def _function_at(tree: ast.Module, line: int) -> tuple[ast.AST | None, str | None]:
-    """The innermost function around a line, with the class that it is a method of."""
+def _function_and_class_at(tree: ast.Module, line: int) -> tuple[ast.AST | None, str | None]:
     found: tuple[ast.AST | None, str | None] = (None, None)
     within: list[tuple[ast.AST, str | None]] = [(tree, None)]
     while within:
@@ -181,7 +175,7 @@ def _function_at(tree: ast.Module, line: int) -> tuple[ast.AST | None, str | Non
 
 
 def _reads(function: ast.AST, name: str) -> Iterator[ast.Attribute]:
-    """Where a function reads an attribute of this name, other than to add to it, or for its length."""
+    """Yield reads of an attribute, except to add to it or for its length."""
     passed = {
         id(part)
         for call in ast.walk(function)

@@ -1,4 +1,4 @@
-"""Which part of the validations inside a fit to look at, where, and what to change about it."""
+"""Which part of a fit's validations is slow, where, and what to change."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _END_HOOK: Final = "on_validation_epoch_end"
 
 
 class PartAdvice(Record, frozen=True, kw_only=True):
-    """What is said of the validations of a fit.
+    """Advice on the validations of a fit.
 
     Attributes:
-        summary: how much of validation it is, what that is, and the reason for the action.
-        locations: where: the line that takes its time, else the functions that it consists of.
+        summary: the part's share of validation, what it does, and the reason for the action.
+        locations: its slowest line, else its functions.
     """
 
     label: str
@@ -48,8 +48,6 @@ class PartAdvice(Record, frozen=True, kw_only=True):
 
 
 class _Part(Record, frozen=True, kw_only=True):
-    """What the advice on a part rests on."""
-
     line: HotLine | None
     split: ValidationSplit
     setup: TrainingSetup
@@ -61,14 +59,7 @@ class _Part(Record, frozen=True, kw_only=True):
 
 
 def part_advice(facts: Facts, least_share: float) -> PartAdvice | None:
-    """On the part of the validations that takes most of them.
-
-    Args:
-        least_share: of the time of the validations, which the part has to take.
-
-    Returns:
-        ``None`` where no part takes so much, or what they consist of is not known.
-    """
+    """Advise on the slowest part of validation; ``None`` without a known part above ``least_share``."""
     split, setup = facts.get(Facts.validation), facts.get(Facts.setup)
     hot = facts.get(Facts.hot_lines)
     if split is None or setup is None:
@@ -81,7 +72,7 @@ def part_advice(facts: Facts, least_share: float) -> PartAdvice | None:
         return None
     line = None if hot is None else hot.in_part(key)
     if key == "dataloader_init" and _is_mostly_waiting(split, costs[key]):
-        line = None  # what the training thread does there is not what it waits for
+        line = None  # the training thread's line isn't what it waits for
     part = _Part(
         line=line,
         split=split,
@@ -116,7 +107,6 @@ def _is_mostly_waiting(split: ValidationSplit, start_ns: float) -> bool:
 
 
 def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSetup | None:
-    """The validation dataloader whose data set a line is in, else the first one."""
     begins = None if line is None else (line.file, line.function_line)
     datasets = [None if one.dataset is None else (one.dataset.file, one.dataset.line) for one in loaders]
     if begins in datasets and begins is not None:
@@ -124,7 +114,7 @@ def _loader_at(line: HotLine | None, loaders: Sequence[LoaderSetup]) -> LoaderSe
     return loaders[0] if loaders else None
 
 
-# What to change, part by part
+# What to change, by part
 
 
 def _loader_advice(part: _Part) -> LoaderAdvice:
@@ -195,7 +185,7 @@ def _of_logging(_: _Part) -> tuple[str, list[Evidence]]:
 
 def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
     loader = part.loader
-    if part.line is not None:  # the training thread's own work, and no worker's
+    if part.line is not None:  # the training thread's own work, not a worker's
         return (
             f"Do less in {part.line.function}, or run it once and keep its result.",
             [],
@@ -218,14 +208,13 @@ def _of_start(part: _Part) -> tuple[str, list[Evidence]]:
 
 
 def _arguments(part: _Part, **arguments: Any) -> str:
-    """Arguments of the validation dataloader, as its user writes them."""
     owner = owner_of_loader(part.setup, part.loader)
     if owner is None or part.loader is None:
         return f"Set {as_arguments(arguments)}"
     return owner.loader(part.loader.kind, **arguments)
 
 
-# Where to look, if samples do not tell the line
+# Where to look if samples don't show the line
 
 
 def _hooks(setup: TrainingSetup, *names: str) -> list[Place]:
@@ -274,4 +263,4 @@ _ADVICE: Final[dict[str, tuple[str, _Advise, _Places]]] = {
     ),
     "dataloader_init": ("starting the dataloader", _of_start, _places_of_start),
 }
-"""Part → what its time is, what to change, and where it is if no line stands out."""
+"""Part → what its time is, what to change, and where if no line stands out."""

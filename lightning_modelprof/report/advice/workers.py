@@ -1,4 +1,4 @@
-"""What to change about a DataLoader by what was seen in its workers: the cause, and what helps against it."""
+"""What to change about a DataLoader, by the cause seen in its workers."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ _WHY: Final = {
     Cause.COMPUTES: "samples are CPU-bound",
 }
 _OF_ALL_BATCHES: Final = (Cause.TOO_FEW_WORKERS, Cause.WAITS, Cause.COMPUTES)
-"""Causes that are the fault of no single part of a batch: cheaper batches end the wait."""
+"""Causes in batches as a whole: cheaper batches end the wait."""
 _NEARLY_ALWAYS: Final = 0.9
 _WORTH_SAYING: Final = 0.05
-"""Of a step, that another number of workers gains beside another cause; of a batch, that it has no CPU."""
+"""Minimum share: of a step, that other workers save in addition to another fix; of a batch, without a CPU."""
 _MOST_TIMES: Final = 20
-"""Times cheaper; more is no goal."""
+"""Largest speedup of batches worth suggesting."""
 
 
 def busiest_workers(workers: tuple[WorkersFacts, ...] | None) -> WorkersFacts | None:
-    """Of the loader whose workers have most to do; ``None`` where none was seen to make a batch."""
+    """Return the busiest loader's workers; ``None`` if none made a batch."""
     seen = [one for one in workers or () if one.making_ns]
     found = busiest([one.record for one in seen])
     return next((one for one in seen if one.record is found), None)
 
 
 def waited_for(facts: Facts) -> WorkersFacts | None:
-    """The workers that the loop waits for; ``None`` if unknown, or where it waits for something else.
+    """Return the workers that training waits for; ``None`` if unknown, or if it waits for something else.
 
-    That is the sampler in the training process, or the way of a batch that is ready: both as the training
-    thread has seen it and by the model of the queue, as a few long waits are for slow batches.
+    That is the sampler in the main process, or the handover of ready batches: by both the training thread's
+    view and the queue model, since a few long waits come from slow batches.
     """
     found = busiest_workers(facts.get(measured_workers))
     if found is None or is_of_sampler(facts.get(Facts.hot_lines)):
@@ -84,20 +84,20 @@ def waited_for(facts: Facts) -> WorkersFacts | None:
 
 
 def worker_lines(facts: Facts) -> HotLines | None:
-    """Where samples found the workers of the busiest loader."""
+    """Return the stack samples of the busiest loader's workers."""
     stacks = facts.get(worker_stacks)
     return None if stacks is None else stacks.hot_lines
 
 
 def loaders_from(loaders: Sequence[LoaderSetup], workers: WorkersFacts) -> Sequence[LoaderSetup]:
-    """The loaders from that of these workers on; all where it isn't known."""
+    """Return the loaders from these workers' own on; all if unknown."""
     return loaders[workers.record.loader :] or loaders
 
 
 def busy_advice(
     facts: Facts, workers: WorkersFacts, loaders: Sequence[LoaderSetup], wait_ns: float
 ) -> LoaderAdvice:
-    """What to change about workers that the loop waits for."""
+    """Advise on workers that training waits for."""
     seen, setup, cpu = facts.get(measured_workers) or (), facts.get(Facts.setup), facts.get(Facts.batch_cpu)
     loader = next(iter(loaders), None)
     advice = cause_advice(
@@ -117,12 +117,12 @@ def busy_advice(
 
 
 class MadeBatches(NamedTuple):
-    """What the busiest workers took for their batches.
+    """The busiest workers' batch times.
 
     Attributes:
-        making_ns, cpu_ns: of one batch in one worker.
-        sample_ns: wall time of the fetch, by sample; ``None`` without samples.
-        collate: share of the time that batches took in the collate function.
+        making_ns, cpu_ns: per batch in one worker.
+        sample_ns: wall time of the fetch, per sample; ``None`` without samples.
+        collate: share of the batch time in the collate function.
     """
 
     making_ns: float
@@ -132,7 +132,7 @@ class MadeBatches(NamedTuple):
 
 
 def made_batches(facts: Facts) -> MadeBatches | None:
-    """What batches took in the workers; ``None`` where none was seen to be made."""
+    """Return the workers' batch times; ``None`` if no batch was seen."""
     workers = busiest_workers(facts.get(measured_workers))
     if workers is None:
         return None
@@ -146,7 +146,7 @@ def made_batches(facts: Facts) -> MadeBatches | None:
 
 
 def worker_starts(facts: Facts) -> list[Evidence]:
-    """How long a worker takes from its start until its first sample, on average, where that was measured."""
+    """Return the mean worker startup time until its first sample, where measured."""
     loaders = facts.get(measured_workers) or ()
     known = [one.times for loader in loaders for one in loader.workers if one.times.start_ns is not None]
     number = sum(one.starts for one in known)
@@ -155,19 +155,19 @@ def worker_starts(facts: Facts) -> list[Evidence]:
 
 
 def longest_of_others(seen: Sequence[WorkersFacts], facts: WorkersFacts) -> float:
-    """The step that the slowest of the loop's other loaders makes by itself; 0 without a prediction."""
+    """Return the step time that the slowest other loader allows; 0 without a prediction."""
     others = [one.queue for one in seen if one.record.loader != facts.record.loader]
     return max((one.present.step_ns for one in others if one is not None), default=0.0)
 
 
 def costliest(facts: WorkersFacts) -> CallFacts | None:
-    """The call in the workers with most time of its own; ``None`` where none was timed."""
+    """Return the worker call with the largest self time; ``None`` if none was timed."""
     own = [one for one in facts.calls if one.call.kind != "compose" and one.share]
     return max(own, key=lambda one: one.call.own_ns, default=None)
 
 
 def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
-    """The time of the slowest call, as a sentence that starts with a space; ``""`` without one."""
+    """Name the slowest call in a sentence with a leading space; ``""`` without one."""
     one = costliest(facts)
     if one is None:
         return ""
@@ -180,12 +180,12 @@ def told_of(facts: WorkersFacts, num_loaders: int = 1) -> str:
 
 
 def named(call: CallTimes) -> str:
-    """A call as a sentence has it: the data set's own code apart from the transforms that it calls."""
+    """Name a call in a sentence; tells the dataset's own code apart from the transforms it calls."""
     return f"{call.name} itself" if call.kind == "sample" and call.inner_ns else call.name
 
 
 def own_ns(facts: WorkersFacts, one: CallFacts) -> float:
-    """Its own time, by sample of the loader; that of the collate function by batch."""
+    """Return a call's self time per sample, or per batch for the collate function."""
     if one.call.kind == "collate":
         return one.call.own_ns / max(sum(worker.times.batches for worker in facts.workers), 1)
     return one.call.own_ns / max(sum(worker.times.samples for worker in facts.workers), 1)
@@ -199,26 +199,24 @@ def cause_advice(
     *,
     others_ns: float = 0.0,
 ) -> LoaderAdvice | None:
-    """What to change about a loader that is waited for; ``None`` where its workers do not tell why.
+    """Advise on a loader that training waits for; ``None`` if its workers don't show the cause.
 
     Args:
-        loader: how it is set up; ``None`` if unknown.
-        cpus: that this process may use; ``None`` if unknown.
-        owner: the library that makes the loader; ``None`` if the user does.
-        others_ns: the step that the slowest of the other loaders allows.
+        owner: library that makes the loader; ``None`` if the user does.
+        others_ns: step time that the slowest other loader allows.
     """
     cause, wait_ns = facts.cause, facts.wait_ns
     left_ns = max(0.0, facts.step_ns - others_ns)
     is_held = wait_ns is not None and left_ns < wait_ns
-    wait_ns = left_ns if is_held else wait_ns  # the rest is the others' wait
+    wait_ns = left_ns if is_held else wait_ns  # the rest waits for the other loaders
     if cause is not None and cause.why is Cause.START_UP:
-        # No clean step waits for it: what these wait for is another cause, if there is one.
+        # Clean steps never wait for startup: take the next cause if there is one.
         cause = next((one for one in facts.causes if one.why is not Cause.START_UP), cause)
     if cause is None or not wait_ns:
         return None
     queue = facts.queue
     gain_ns = 0.0 if queue is None else saved_by_workers(queue, wait_ns)
-    fixes, advised, told = [], None, _held_back(facts) if cause.why is Cause.SLOW_SAMPLES else ""
+    fixes, advised, told = [], None, _ordered_loader_note(facts) if cause.why is Cause.SLOW_SAMPLES else ""
     is_worth_it = cause.why is Cause.TOO_FEW_WORKERS or gain_ns >= _WORTH_SAYING * facts.step_ns
     if queue is None or cause.why is Cause.START_UP:
         pass
@@ -227,9 +225,9 @@ def cause_advice(
         fixes = [Fix(_more_workers(facts, queue, loader, owner, wait_ns), gain_ns, arguments)]
         advised = queue.advised
     else:
-        told += f" {_no_number(queue)}"
+        told += f" {_no_number_helps(queue)}"
     if cause.why in _OF_ALL_BATCHES:
-        # However cheap, a batch that a worker has made is handed over.
+        # However cheap, a worker's batch still needs the handover.
         handover_ns = queue.handover_ns if queue is not None and facts.record.num_workers else 0.0
         cheaper_ns = max(0.0, wait_ns - handover_ns)
         if not fixes or gain_ns < MOST_OF_IT * cheaper_ns:
@@ -253,7 +251,7 @@ def cause_advice(
         _evidence(facts, cause, queue, cpus),
         saving_ns,
         None if advised is None else advised.workers,
-        told=f"{told}{_reason(facts, cause)}",
+        told=f"{told}{_cause_reason(facts, cause)}",
         arguments=arguments_of(fixes),
         saving_is=bound_of(fixes, queue),
     )
@@ -270,7 +268,7 @@ def _more_workers(
 
 
 def _kind(facts: WorkersFacts, loader: LoaderSetup | None) -> str:
-    """What takes ``num_workers``: a CombinedLoader does not, but the loaders in it."""
+    """Return what takes ``num_workers``: the loaders in a CombinedLoader, not the loader itself."""
     return facts.record.kind if loader is None or loader.num_workers is None else loader.kind
 
 
@@ -281,13 +279,11 @@ def _cheaper(facts: WorkersFacts) -> str:
 
 
 def _most(facts: WorkersFacts) -> str:
-    """The most expensive call, in a clause."""
     one = costliest(facts)
     return "batches" if one is None else named(one.call)
 
 
-def _no_number(queue: LoaderQueue) -> str:
-    """That no number of workers helps, and by how much batches would have to be cheaper."""
+def _no_number_helps(queue: LoaderQueue) -> str:
     most = max(one.workers for one in queue.predictions)
     said = f"No value of num_workers from 0 to {most} helps"
     factor = queue.needed_factor
@@ -304,7 +300,6 @@ def _action(
     loader: LoaderSetup | None,
     owner: Owner | None,
 ) -> str:
-    """What helps against a cause other than too few workers."""
     if cause.why is Cause.START_UP:
         call = written_call(_kind(facts, loader), {"persistent_workers": True}, owner)
         return (
@@ -323,8 +318,7 @@ def _action(
     return "Make slow samples cheaper, or drop them."
 
 
-def _reason(facts: WorkersFacts, cause: WaitCause) -> str:
-    """What was measured about a cause, as a sentence that starts with a space."""
+def _cause_reason(facts: WorkersFacts, cause: WaitCause) -> str:
     share = percent(cause.share)
     if cause.why is Cause.START_UP:
         return " The queue is empty at the start of an epoch."
@@ -344,12 +338,11 @@ def _reason(facts: WorkersFacts, cause: WaitCause) -> str:
 
 def _cpu_time(facts: WorkersFacts) -> str:
     said = f"{percent(facts.computing)} of its time is CPU time"
-    wait = min(facts.cpu_wait or 0.0, 1 - facts.computing)  # it may wait for one between batches, too
+    wait = min(facts.cpu_wait or 0.0, 1 - facts.computing)  # it may also wait for one between batches
     return f"{said}, {percent(wait)} is waiting for a CPU" if wait >= _WORTH_SAYING else said
 
 
-def _held_back(facts: WorkersFacts) -> str:
-    """What slow samples do to the other ones, where batches come in order."""
+def _ordered_loader_note(facts: WorkersFacts) -> str:
     if not facts.record.is_ordered or facts.record.num_workers < 2:
         return ""
     return (

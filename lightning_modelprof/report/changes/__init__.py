@@ -1,1 +1,1 @@
-"""Changes to paste: a finding's fix as a diff of the user's statement, or as the line to write."""
+"""Pasteable changes: a finding's fix as a diff of the user's statement, or as the line to write."""

@@ -1,4 +1,4 @@
-"""Which finding has which change."""
+"""The change for each finding."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ CHANGES: Final[Mapping[str, _Make]] = {
     "conv_bias_before_batchnorm": without_bias,
     "unused_gradients": frozen,
 }
-"""By the finding's code."""
+"""By finding kind."""
 
 
 def with_change(finding: Finding, facts: Facts) -> Finding:
-    """The same finding with what to write, if that is known; a change that fails costs nothing else."""
+    """Add the code to write to a finding, if known; a change that fails leaves the finding unchanged."""
     make = CHANGES.get(finding.kind)
     if make is None or finding.status is not Status.FOUND:
         return finding
     try:
         return replace(finding, change=make(finding, facts))
-    except Exception:  # anybody's source, or what it needs wasn't measured
+    except Exception:  # arbitrary source, or a measurement is missing
         return finding

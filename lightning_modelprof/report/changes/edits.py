@@ -1,7 +1,7 @@
-"""Edits of a source file that leave every other character as it is.
+"""Edits of a source file that keep every other character.
 
-An edit replaces a few characters and says how the syntax tree changes. :meth:`SourceEdit.result` parses the
-new text and compares the trees, so an edit that does anything else is never offered.
+An edit replaces a few characters and describes the change of the syntax tree. :meth:`SourceEdit.result`
+parses the new text and compares the trees, so an edit that does anything else is never offered.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _INVISIBLE_TOO: Final = (tokenize.INDENT, tokenize.DEDENT)
 _MOST_ADDED_LINES: Final = 3
 
 Range = tuple[int, int, int, int]
-"""Of a node: first line, column, last line, end column, as ast has them."""
+"""A node's first line, column, last line and end column, as in ast."""
 
 
-class Refused(Exception):  # noqa: N818  # nothing failed
+class Refused(Exception):  # noqa: N818  # not a failure
     """The source doesn't allow the edit."""
 
 
 class Code(str):
-    """A value that is written as it is, such as ``workers > 0``."""
+    """A value written verbatim, such as ``workers > 0``."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -40,10 +40,10 @@ class _Piece(NamedTuple):
 
 
 class SourceEdit:
-    """A file that is being edited.
+    """A file to edit.
 
     Raises:
-        Refused: when it isn't Python in UTF-8 with lines that git knows.
+        Refused: If it isn't UTF-8 Python with line ends that git knows.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -66,10 +66,10 @@ class SourceEdit:
         raise Refused("the call isn't there")
 
     def result(self) -> bytes:
-        """The new text.
+        """Return the new text.
 
         Raises:
-            Refused: when nothing changes, or something else than was asked for.
+            Refused: If nothing changes, or something other than requested.
         """
         data = self._data
         for piece in sorted(self._pieces, reverse=True):
@@ -91,15 +91,15 @@ class SourceEdit:
         defaults: Mapping[str, Any] | None = None,
         replaced: Sequence[str] = (),
     ) -> None:
-        """Give a call these keyword arguments.
+        """Set keyword arguments of a call.
 
         Args:
             positions: names of its positional parameters.
-            defaults: values that need not be written.
-            replaced: arguments whose value may be a call, which goes.
+            defaults: values that can be omitted.
+            replaced: arguments whose value may be a call, which is replaced.
 
         Raises:
-            Refused: when an argument is computed, or it isn't known which ones are given.
+            Refused: If an argument is computed, or the given arguments are unknown.
         """
         if any(isinstance(one, ast.Starred) for one in call.args) or any(
             one.arg is None for one in call.keywords
@@ -130,7 +130,7 @@ class SourceEdit:
             self._add(call, added)
 
     def drop_method(self, call: ast.Call, name: str) -> None:
-        """Leave ``x`` of ``x.name()``."""
+        """Replace ``x.name()`` by ``x``."""
         if not isinstance(call.func, ast.Attribute) or call.func.attr != name or call.args or call.keywords:
             raise Refused(f"no call of {name}")
         begin, end = self._offsets(call)
@@ -152,7 +152,7 @@ class SourceEdit:
                     child[:] = [value if one is call else one for one in child]
 
     def add_after(self, line: int, end_line: int, new: str) -> None:
-        """Write a statement below the one in these lines, with its indentation."""
+        """Insert a statement below the assignment in these lines, with its indentation."""
         bodies = [
             body
             for node in ast.walk(self.tree)
@@ -170,11 +170,11 @@ class SourceEdit:
         ((body, at),) = found
         begin, end = self._offsets(body[at])
         before = self._data[self._starts[line - 1] : begin].decode()
-        after = self._data[end : self._line_end(end_line)].decode().strip()
+        after = self._data[end : self._offset_before_newline(end_line)].decode().strip()
         if before.strip("\ufeff \t") or (after and not after.startswith("#")):
             raise Refused("another statement is on its line")
         body.insert(at + 1, ast.parse(new).body[0])
-        where = self._line_end(end_line)
+        where = self._offset_before_newline(end_line)
         self._pieces.append(_Piece(where, where, f"{self._newline}{before}{new}"))
 
     def _add(self, call: ast.Call, added: Mapping[str, str]) -> None:
@@ -194,8 +194,8 @@ class SourceEdit:
             call.keywords.append(ast.keyword(arg=name, value=ast.parse(value, mode="eval").body))
 
     def _add_lines(self, call: ast.Call, texts: Sequence[str], last: tokenize.TokenInfo, after: int) -> None:
-        """Below the last argument, where the bracket stands on a line of its own."""
-        line_end = self._line_end(call.lineno + last.end[0] - 1)
+        """Add arguments below the last one if the bracket is on its own line."""
+        line_end = self._offset_before_newline(call.lineno + last.end[0] - 1)
         lines = list(texts) if len(texts) <= _MOST_ADDED_LINES else [", ".join(texts)]
         indent = self._indent(call)
         has_comma = last.string == ","
@@ -207,14 +207,14 @@ class SourceEdit:
         self._pieces.append(_Piece(line_end, line_end, comma + text))
 
     def _indent(self, call: ast.Call) -> str:
-        """Of the last argument that starts its line; else one level more than the call's line."""
+        """Copy the indentation of the last argument that starts a line, else indent one level."""
         given: list[ast.AST] = [*call.args, *call.keywords]
         for node in sorted(given, key=_range, reverse=True):
             begin, _ = self._offsets(node)
             before = self._data[self._starts[_range(node)[0] - 1] : begin].decode()
             if not before.strip():
                 return before
-        line = self._data[self._starts[call.lineno - 1] : self._line_end(call.lineno)].decode()
+        line = self._data[self._starts[call.lineno - 1] : self._offset_before_newline(call.lineno)].decode()
         own = line[: len(line) - len(line.lstrip())].lstrip("\ufeff")
         return own + ("\t" if own.endswith("\t") else _SPACES)
 
@@ -229,8 +229,7 @@ class SourceEdit:
         bom = len(_BOM) if line == 1 and self._data.startswith(_BOM) else 0
         return self._starts[line - 1] + column + bom
 
-    def _line_end(self, line: int) -> int:
-        """Before the end of a line, whatever that is."""
+    def _offset_before_newline(self, line: int) -> int:
         end = self._starts[line] - 1 if line < len(self._starts) else len(self._data)
         return end - 1 if self._data[:end].endswith(b"\r") and line < len(self._starts) else end
 
@@ -242,7 +241,7 @@ class SourceEdit:
             raise Refused(str(error)) from error
 
     def _place(self, begin: int, end: int, position: tuple[int, int]) -> int:
-        """Bytes from ``begin`` to a token's position, whose columns count characters."""
+        """Return a token's byte offset from ``begin``; token columns count characters."""
         lines = self._data[begin:end].decode().split("\n")
         row, column = position
         before = "\n".join([*lines[: row - 1], lines[row - 1][:column]])

@@ -1,4 +1,4 @@
-"""Changes of the statement that makes the DataLoader, and of copies of its batches."""
+"""Changes to the DataLoader's statement, and to copies of its batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_kept_workers(finding: Finding, facts: Facts) -> CodeChange | None:  # n
 
 
 def with_pinned_memory(finding: Finding, facts: Facts) -> CodeChange | None:
-    """Pinned memory, or copies out of it that don't block: whichever of the two is missing."""
+    """Pin memory, or make copies from it non-blocking: whichever is missing."""
     setup = facts.setup
     if setup.cuda is None or len(setup.loaders) != 1:
         return None
@@ -68,7 +68,7 @@ def with_pinned_memory(finding: Finding, facts: Facts) -> CodeChange | None:
 
 
 def _to_device(source: SourceEdit, statement: Statement | None) -> None:
-    """Refuse copies to the host, which must not be read before they are done, and flags without names."""
+    """Refuse copies to the CPU, which can't be read before they finish, and unnamed flags."""
     for where in () if statement is None else statement.calls:
         for node in ast.walk(source.call_at(where)):
             if isinstance(node, ast.Constant) and (
@@ -85,10 +85,10 @@ def _loader_change(wanted: Mapping[str, Any], facts: Facts) -> CodeChange | None
     dataset = "" if loader.dataset is None else loader.dataset.function
     has_more_workers = wanted.get("num_workers", 0) > 0
     if owner_of_loader(setup, loader) is not None or (has_more_workers and dataset.endswith(".__iter__")):
-        return None  # each worker of an IterableDataset would give all samples
+        return None  # each worker of an IterableDataset would yield all samples
     label = _label(wanted, facts, dataset)
     statement = only_statement(setup, "DataLoader") if len(setup.loaders) == 1 else None
-    key = _key_of(statement, wanted, setup, loader)
+    key = _yaml_key_of(statement, wanted, setup, loader)
     if key:
         name, value = next(iter(wanted.items()))
         return yaml_key(key, value, label) if len(wanted) == 1 or name == "num_workers" else None
@@ -99,15 +99,15 @@ def _loader_change(wanted: Mapping[str, Any], facts: Facts) -> CodeChange | None
 
 
 def _written(wanted: Mapping[str, Any], statement: Statement | None) -> Mapping[str, Any]:
-    """Workers are kept only if there are any: a DataLoader without them refuses it."""
-    number = _given(statement, "num_workers")
+    """Keep workers only if there are any: a DataLoader without them refuses ``persistent_workers``."""
+    number = _keyword_value(statement, "num_workers")
     if not wanted.get("persistent_workers") or "num_workers" in wanted or not isinstance(number, _NAMES):
         return wanted
     return {**wanted, "persistent_workers": Code(f"{ast.unparse(number)} > 0")}
 
 
 def _label(wanted: Mapping[str, Any], facts: Facts, dataset: str) -> str:
-    """Workers draw random numbers of their own, and kept ones leave the next epoch other ones."""
+    """Workers draw their own random numbers; persistent ones also change the next epoch's."""
     if wanted.keys() <= {"pin_memory", "prefetch_factor"}:
         return SAME_RESULTS
     seen = facts.get(Facts.repeated)
@@ -117,21 +117,19 @@ def _label(wanted: Mapping[str, Any], facts: Facts, dataset: str) -> str:
     return SAME_RESULTS if is_fixed and "persistent_workers" not in wanted else CHANGES_NUMERICS
 
 
-def _key_of(
+def _yaml_key_of(
     statement: Statement | None, wanted: Mapping[str, Any], setup: TrainingSetup, loader: LoaderSetup
 ) -> str:
-    """The key of the first argument, where the statement takes it from an argument of the DataModule's."""
     if not setup.configured_by or statement is None:
         return ""
-    given = _given(statement, next(iter(wanted)))
+    given = _keyword_value(statement, next(iter(wanted)))
     if not isinstance(given, ast.Attribute) or not ast.unparse(given).startswith("self."):
         return ""
     is_data = loader.made_by is not None and loader.made_by in setup.data_hooks.values()
     return f"{'data' if is_data else 'model'}.{given.attr}"
 
 
-def _given(statement: Statement | None, name: str) -> ast.expr | None:
-    """A keyword argument in a statement, as its text says it."""
+def _keyword_value(statement: Statement | None, name: str) -> ast.expr | None:
     if statement is None:
         return None
     try:

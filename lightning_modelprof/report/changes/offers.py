@@ -1,4 +1,4 @@
-"""What every change is made of: the statement at fault, its edit as a diff, and the line to write instead."""
+"""Building blocks of changes: the statement to fix, its edit as a diff, and the line to write instead."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lightning_modelprof.run.setup import Statement, TrainingSetup
 
 _MOST_BYTES: Final = 500_000
 _MOST_CHANGED: Final = 6
-"""Lines that are added or removed."""
+"""Most lines removed or added."""
 
 
 def diff_of(statement: Statement, edit: Callable[[SourceEdit], None]) -> str:
-    """The unified diff of an edit; ``""`` where the file has changed, or doesn't allow it.
+    """Return an edit as a unified diff; ``""`` if the file changed or doesn't allow it.
 
-    Paths are relative to the root of the file's git repository, else to the working directory.
+    Paths are relative to the file's git root, else to the working directory.
     """
     path = _path_in_diff(statement.file)
-    data = _same_bytes(statement)
+    data = _unchanged_bytes(statement)
     if data is None or path is None:
         return ""
     try:
@@ -39,8 +39,7 @@ def diff_of(statement: Statement, edit: Callable[[SourceEdit], None]) -> str:
     return "".join(lines) if number <= _MOST_CHANGED else ""
 
 
-def _same_bytes(statement: Statement) -> bytes | None:
-    """The file's bytes if they are those of the run."""
+def _unchanged_bytes(statement: Statement) -> bytes | None:
     try:
         path = Path(statement.file)
         info = path.stat()
@@ -59,12 +58,12 @@ def _path_in_diff(file: str) -> str | None:
     try:
         root = next((folder for folder in path.parents if (folder / ".git").exists()), Path.cwd())
         return path.relative_to(root).as_posix()
-    except (OSError, ValueError):  # no working directory, or a file elsewhere
+    except (OSError, ValueError):  # no working directory, or the file is elsewhere
         return None
 
 
 def _unified(before: str, after: str, path: str) -> Iterator[str]:
-    """As ``difflib.unified_diff``, with git's words where a file has no newline at its end."""
+    """Diff like ``difflib.unified_diff``, with git's words for a missing final newline."""
     end = "\t\n" if " " in path else "\n"
     diff = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}", lineterm="\n")
     for number, line in enumerate(diff):
@@ -75,7 +74,7 @@ def _unified(before: str, after: str, path: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines that end in a newline alone, as for git: ``splitlines`` knows other ends."""
+    """Split at newlines only, as git does; ``splitlines`` knows other line ends."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
@@ -85,7 +84,7 @@ def statements_about(setup: TrainingSetup, about: str) -> list[Statement]:
 
 
 def only_statement(setup: TrainingSetup, about: str, line: int | None = None) -> Statement | None:
-    """The one statement of a kind, at a line if one is given; ``None`` without any, or with several."""
+    """Return the only statement of a kind, at a line if given; ``None`` if there are none or more."""
     found = [
         one for one in statements_about(setup, about) if line is None or one.line <= line <= one.end_line
     ]
@@ -98,7 +97,7 @@ def offer(
     text: str,
     label: str,
 ) -> CodeChange:
-    """A change of a statement, without a diff where there is no such statement or it can't be edited."""
+    """Offer a change of a statement; without a diff if it's missing or can't be edited."""
     diff = "" if statement is None else diff_of(statement, edit)
     if statement is None or not diff:
         return CodeChange(text=text, label=label)
@@ -116,12 +115,12 @@ def offer_arguments(
     replaced: Sequence[str] = (),
     check: Callable[[SourceEdit], None] = lambda _: None,
 ) -> CodeChange:
-    """A change of arguments in all calls of a statement; arguments as of :meth:`SourceEdit.set_arguments`.
+    """Offer a change of arguments in a statement's calls; arguments as in :meth:`SourceEdit.set_arguments`.
 
     Args:
-        statement: that is at fault; ``None`` where it isn't known.
-        callee: what is called, for the line to write.
-        check: raises Refused where the source speaks against it.
+        statement: statement to fix; ``None`` if unknown.
+        callee: what it calls, for the line to write.
+        check: raises Refused if the source rules it out.
     """
 
     def edit(source: SourceEdit) -> None:
@@ -135,11 +134,11 @@ def offer_arguments(
 
 
 def line_to_write(callee: str, wanted: Mapping[str, Any]) -> str:
-    """Such as ``DataLoader(..., num_workers=2)``."""
+    """Return a line such as ``DataLoader(..., num_workers=2)``."""
     return f"{callee}(..., {', '.join(f'{name}={value!r}' for name, value in wanted.items())})"
 
 
 def yaml_key(path: str, value: Any, label: str) -> CodeChange:
-    """A key in the YAML file of LightningCLI or Hydra, such as ``trainer.precision: bf16-mixed``."""
+    """Offer a key for the YAML file of LightningCLI or Hydra, such as ``trainer.precision: bf16-mixed``."""
     written = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
     return CodeChange(text=f"{path}: {written}", label=label, is_yaml=True)

@@ -1,4 +1,4 @@
-"""Changes of the statements that make the Trainer, the optimizer and layers, and of calls of ``self.log``."""
+"""Changes to statements that make the Trainer, the optimizer and layers, and to ``self.log`` calls."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _DEFAULTS: Final = {"detect_anomaly": False, "profiler": None, "foreach": None}
 
 
 def with_mixed_precision(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
-    """16-bit numbers where the tensor cores take them."""
+    """Use 16-bit numbers if the tensor cores take them."""
     setup = facts.setup
     if setup.cuda is None:
         return None
     wanted = "bf16-mixed" if setup.cuda.capability >= AMPERE else "16-mixed"
     if wanted == "16-mixed" and setup.gradient_clip_val and any(one.fused for one in setup.optimizers):
-        return None  # Lightning refuses that
+        return None  # Lightning refuses this
     return _trainer_change(setup, {"precision": wanted}, CHANGES_NUMERICS)
 
 
 def with_rarer_logging(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
-    """A larger ``log_every_n_steps``, as the finding advises it."""
+    """Use the larger ``log_every_n_steps`` that the finding recommends."""
     setup = facts.setup
     if not setup.loggers:
         return None
@@ -51,7 +51,7 @@ def without_profiler(finding: Finding, facts: Facts) -> CodeChange | None:  # no
 
 
 def without_anomaly_detection(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
-    """Anomaly detection off, where the one place is that turns it on."""
+    """Turn off anomaly detection if only one place turns it on."""
     setup = facts.setup
     of_trainer = _trainer_change(setup, {"detect_anomaly": False}, SAME_RESULTS)
     switches = statements_about(setup, _ANOMALY)
@@ -103,7 +103,7 @@ def with_fused_step(finding: Finding, facts: Facts) -> CodeChange | None:  # noq
 
 
 def _can_be_fused(source: SourceEdit) -> None:
-    """Refuse sparse gradients and differentiable steps, which fused optimizers don't take."""
+    """Refuse sparse gradients and differentiable steps, which fused optimizers don't support."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.keyword) and node.arg in ("sparse", "differentiable"):
             raise Refused(f"{node.arg} gradients")
@@ -118,7 +118,7 @@ _POSITIONS: Final = (
 
 
 def without_bias(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
-    """A convolution without the bias that BatchNorm takes away."""
+    """Drop a convolution's bias that BatchNorm cancels."""
     statement = only_statement(facts.setup, _CONVOLUTION)
     return offer_arguments(
         statement, "Conv", {"bias": False}, CHANGES_NUMERICS, positions=_POSITIONS, defaults={}
@@ -126,7 +126,7 @@ def without_bias(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: 
 
 
 def frozen(finding: Finding, facts: Facts) -> CodeChange | None:
-    """Without gradients where no optimizer trains it, at the start, in the counted step or at the end."""
+    """Freeze a module that no optimizer trains: at the start, in the counted step or at the end."""
     setup = facts.setup
     if len(finding.wants) != 1:
         return None
@@ -143,11 +143,11 @@ def frozen(finding: Finding, facts: Facts) -> CodeChange | None:
 
 
 _MUCH: Final = 0.1
-"""Share of the time in logging from which on a line counts."""
+"""Share of logging time from which a line counts."""
 
 
 def with_logging_by_epoch(finding: Finding, facts: Facts) -> CodeChange | None:  # noqa: ARG001
-    """Values that all ranks agree on once per epoch, where one ``self.log`` takes most of the time."""
+    """Reduce values across ranks once per epoch if one ``self.log`` takes most of the time."""
     setup, calls = facts.setup, facts.logging_calls
     most = [one for one in calls.lines if one.share >= _MUCH * calls.share]
     if len(most) != 1 or most[0].logs is None or "sync_dist" not in most[0].logs.options:
@@ -168,7 +168,7 @@ def with_logging_by_epoch(finding: Finding, facts: Facts) -> CodeChange | None: 
 
 
 def _keeps_keys(source: SourceEdit, statement: Statement | None) -> None:
-    """Refuse where the keys would change, or something in the file may watch the value."""
+    """Refuse if the keys would change, or something in the file may watch the value."""
     for where in () if statement is None else statement.calls:
         call = source.call_at(where)
         given = {one.arg: one.value for one in call.keywords}
@@ -190,7 +190,7 @@ def _texts(tree: ast.AST) -> list[str]:
 
 
 def without_item(finding: Finding, facts: Facts) -> CodeChange | None:
-    """A logged tensor, where one ``self.log`` reads its value."""
+    """Log a tensor if one ``self.log`` reads its value."""
     setup = facts.setup
     if len(finding.locations) != 1:
         return None

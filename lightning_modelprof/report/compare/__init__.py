@@ -1,1 +1,1 @@
-"""Comparisons as reports."""
+"""Comparison reports."""

@@ -1,4 +1,4 @@
-"""Two sides of runs become one report: the decision first, then figures, phases and what else differs."""
+"""Build a report from two sides of runs: the decision, then figures, phases and other differences."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from lightning_modelprof.run.loops import loop_of
 from lightning_modelprof.units import duration_unit, percent, three_digits
 
 EXIT_CODES: Final = {Outcome.FASTER: 0, Outcome.SAME: 0, Outcome.SLOWER: 3, Outcome.CANNOT_TELL: 4}
-"""What the command ends with; 1 is an error, as of every command."""
+"""Exit codes of the command; 1 is an error, as for every command."""
 
 _LEAST_APART: Final = timedelta(minutes=1)
-"""Runs that started closer together are ranks of one job, or ran side by side."""
+"""Runs that started closer together are ranks of one job, or ran in parallel."""
 
 _Runs = Sequence[ComparedRun]
 
@@ -48,15 +48,15 @@ _Runs = Sequence[ComparedRun]
 def build_comparison(
     before: _Runs, after: _Runs, tolerance: float = DEFAULT_TOLERANCE
 ) -> tuple[Report, Comparison]:
-    """The report of a comparison, and the comparison itself.
+    """Compare two sides of runs; return the report and the comparison.
 
     Args:
         before: one or more runs of one loop.
-        after: the same.
-        tolerance: change of the time, as a fraction, that does not matter.
+        after: one or more runs of the same loop.
+        tolerance: relative change of the time that doesn't matter.
 
     Raises:
-        ArchiveError: when the runs are of different loops.
+        ArchiveError: If the runs are of different loops.
     """
     _check_loops((*before, *after))
     result = compare(
@@ -65,7 +65,7 @@ def build_comparison(
         tolerance=tolerance,
         ranks=(before[0].world_size, after[0].world_size),
         per_sample=has_other_batches(before, after),
-        paired=_takes_turns(before, after),
+        paired=_are_interleaved(before, after),
     )
     busy = [run for run in (*before, *after) if _busy_summary(run)]
     if busy and min(len(before), len(after)) == 1 and result.outcome is not Outcome.CANNOT_TELL:
@@ -102,7 +102,6 @@ def build_comparison(
 
 
 def _busy_summary(run: ComparedRun) -> str:
-    """What is said of a busy machine; ``""`` where it was not."""
     found = (one for one in run.report.findings if one.kind == "busy_cpus" and one.status is Status.FOUND)
     return next((one.summary.replace(INFLATED, "All of its timings are inflated.") for one in found), "")
 
@@ -117,8 +116,7 @@ def _check_loops(runs: _Runs) -> None:
             )
 
 
-def _takes_turns(before: _Runs, after: _Runs) -> bool:
-    """Whether the runs, in the order they were given and by when they started, make pairs of neighbours."""
+def _are_interleaved(before: _Runs, after: _Runs) -> bool:
     if len(before) != len(after) or len(before) < 2:
         return False
     times = [(old.started, new.started) for old, new in zip(before, after, strict=True)]
@@ -126,8 +124,7 @@ def _takes_turns(before: _Runs, after: _Runs) -> bool:
     return len(pairs) == len(times) and all(first[1] < second[0] for first, second in pairwise(pairs))
 
 
-def _order(before: _Runs, after: _Runs) -> str:
-    """That all runs before are newer; ``""`` if they aren't, or if their times don't say."""
+def _order_note(before: _Runs, after: _Runs) -> str:
     sides = [[run.started for run in runs] for runs in (before, after)]
     known = [[time for time in times if time is not None] for times in sides]
     if known != sides:
@@ -151,15 +148,15 @@ def _first_line(result: Comparison, before: _Runs, after: _Runs, differences: Se
         return f"{name}: {result.reason}"
     if differences:
         return f"{name}: {_cost(result, before, after)} ({why_no_speedup(differences)})"
-    line = f"{name}: {_times(result, result.times_as_fast)}× as fast, {_cost(result, before, after)}"
+    line = f"{name}: {_speed_text(result, result.times_as_fast)}× as fast, {_cost(result, before, after)}"
     if result.low is None or result.high is None:
         return f"{line} (too few steps for an interval)"
-    low, high = (_times(result, bound) for bound in (result.low, result.high))
+    low, high = (_speed_text(result, bound) for bound in (result.low, result.high))
     return f"{line} (95% confidence interval {low}× to {high}×)"
 
 
 def _cost(result: Comparison, before: _Runs, after: _Runs) -> str:
-    """What the decision is about, before and after: ``28.4 → 21.6 ms per step``."""
+    """Such as ``28.4 → 21.6 ms per step``."""
     loop = loop_of(before[0].loop)
     if result.per_sample:
         rate = next(figure for figure in result.figures if figure.key == "samples_per_s")
@@ -181,7 +178,7 @@ def _facts(
 ) -> tuple[tuple[str, str], ...]:
     facts = warnings(differences)
     facts += [(WARNING, sentence) for sentence in side_warnings(before, after)]
-    if order := _order(before, after):
+    if order := _order_note(before, after):
         facts.append(("Order", order))
     if result.reason:
         facts.append(("Why", f"{result.reason[0].upper()}{result.reason[1:]}."))
@@ -259,7 +256,6 @@ def _side_run(run: ComparedRun) -> SideRun:
     )
 
 
-def _times(result: Comparison, value: float) -> str:
-    """Two decimals, three where the interval is so narrow that two would hide it."""
+def _speed_text(result: Comparison, value: float) -> str:
     is_narrow = result.low is not None and result.high is not None and result.high - result.low < 0.02
     return f"{value:.{3 if is_narrow else 2}f}"

@@ -1,4 +1,4 @@
-"""What of two tables is compared row by row, and over how many steps it is a sum."""
+"""Which figure of two tables to compare row by row, and how many steps it sums over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_modelprof.report.specs import CompareKey
 from lightning_modelprof.report.tables.run.all_tables import kind_of
 
 _CALLS: Final = ("calls", "count", "gaps", "allocations", "num_steps")
-"""Keys of columns that count what the figure is of."""
+"""Keys of columns that count what the figure is about."""
 
 _NUMBER: Final = re.compile(r"_\d+$")
 
@@ -29,9 +29,9 @@ def figure_of(table: Table) -> CompareKey:
 
 
 def first_figure(table: Table) -> int | None:
-    """Position of the first average, else the first time, else the first number.
+    """Return the position of the first average, else the first time, else the first number.
 
-    Totals depend on how long a run was, so they come last.
+    Totals depend on the run's length, so they come last.
     """
     numbers = [
         position
@@ -52,10 +52,10 @@ def is_number(cell: Cell) -> bool:
 
 
 def num_steps(report: Report, table: Table) -> int | None:
-    """Over how many steps, of all ranks, the compared figure of a table is a sum.
+    """Return how many steps of all ranks a table's compared figure sums over.
 
     Returns:
-        ``None`` if the figure is no sum, or if the report does not tell.
+        ``None`` if the figure isn't a sum, or the number is unknown.
     """
     over = figure_of(table).sum_over
     if over == "run":
@@ -63,7 +63,7 @@ def num_steps(report: Report, table: Table) -> int | None:
         return steps or None
     if over is None:
         return None
-    if table.id.startswith("model_summary"):  # a run has one for each of its windows
+    if table.id.startswith("model_summary"):  # a run has one per window
         return _calls_of_step(table)
     number = _NUMBER.search(table.id)
     suffix = number.group() if number else ""
@@ -76,7 +76,6 @@ def num_steps(report: Report, table: Table) -> int | None:
 
 
 def _calls_of_step(table: Table) -> int | None:
-    """Calls of ProfileStep, the first row."""
     position = column_position(table, "calls")
     calls = None if position is None or not table.rows else table.rows[0][position]
     return calls if isinstance(calls, int) and calls > 0 else None
@@ -87,7 +86,7 @@ def column_position(table: Table, key: str) -> int | None:
 
 
 def heading_of(column: Column) -> str:
-    """What a column is called outside of its table, with its group."""
+    """Return a column's heading outside its table, with its group."""
     if not column.group:
         return column.label
     if column.group.startswith("By "):
@@ -96,15 +95,12 @@ def heading_of(column: Column) -> str:
 
 
 def comparable(table: Table) -> Table:
-    """The same table with one figure in a row, where a row has several that are worth a comparison.
-
-    Those are the Device Summary and the step time breakdown, of which the mean step is left.
-    """
+    """Reduce the Device Summary to one figure per row, and the step time breakdown to the mean step."""
     base = _NUMBER.sub("", table.id)
     if not table.rows or base not in ("device_usage", "step_breakdown"):
         return table
     if base == "device_usage":
-        return _one_figure_a_row(table)
+        return _one_figure_per_row(table)
     total, *parts = zip(table.columns[1:], table.rows[0][1:], strict=True)  # the first row is the mean
     return replace(
         table,
@@ -115,7 +111,7 @@ def comparable(table: Table) -> Table:
     )
 
 
-def _one_figure_a_row(table: Table) -> Table:
+def _one_figure_per_row(table: Table) -> Table:
     figures: Sequence[int] = [
         position for position, column in enumerate(table.columns) if column.unit is not Unit.TEXT
     ]

@@ -1,4 +1,4 @@
-"""One run of a comparison: the plain facts of it, from what was measured or from its report."""
+"""One run of a comparison, with its plain facts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class ComparedRun(Record, frozen=True, kw_only=True):
     """One run of a side.
 
     Attributes:
-        source: what the reader calls it: the path that was given.
-        loop: the Trainer's method.
-        created: when it began, in ISO 8601.
-        status: how it ended, ``finished`` if it did.
-        batch_cost_ns: mean time of the clean steps; ``None`` when there are none.
-        settings: name → value of all that may make it differ from another run.
-        steps: of the first rank.
+        source: the given path.
+        loop: Trainer method.
+        created: start time, in ISO 8601.
+        status: ``finished``, or how else it ended.
+        batch_cost_ns: mean clean step time; ``None`` without clean steps.
+        settings: name → value of everything that may make it differ from another run.
+        steps: steps of the first rank.
     """
 
     source: str
@@ -39,13 +39,13 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
     @property
     def global_batch_size(self) -> float | None:
-        """Samples of a usual step of all ranks, taken as equal; ``None`` if not counted."""
+        """Samples of a median step over all ranks, assumed equal; ``None`` if not counted."""
         samples = batch_size(self.steps)
         return None if samples is None else samples * self.world_size
 
     @property
     def started(self) -> datetime | None:
-        """``created`` as a time; ``None`` if it can't be read or has no time zone."""
+        """``created`` as a time; ``None`` if it is invalid or lacks a time zone."""
         try:
             time = datetime.fromisoformat(self.created)
         except ValueError:
@@ -54,14 +54,14 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
 
 def compared_run(source: str, report: Report, steps: StepTimings) -> ComparedRun:
-    """A run to compare: a saved one, or one of which a logger's event file has the report and the steps.
+    """Make a run to compare, from a saved run or a logger's event file.
 
     Args:
-        report: of the run; as it was built, or read back.
-        steps: of its first rank.
+        report: report of the run, built or read.
+        steps: steps of its first rank.
 
     Raises:
-        ArchiveError: when the report isn't a run's.
+        ArchiveError: If the report isn't a run's.
     """
     info, figures = report.summary.run, report.summary.benchmark
     if info is None:

@@ -1,4 +1,4 @@
-"""What makes the sides of a comparison different things, so that a speedup between them says little."""
+"""What makes two sides different things, so that a speedup between them means little."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lightning_modelprof.run.setup import WRAPPERS
 from lightning_modelprof.units import format_cell
 
 _NOT_KNOWN: Final = frozenset((UNKNOWN, *WRAPPERS))
-"""Older versions stored the class of a wrapper as the model."""
+"""Older versions stored a wrapper's class as the model."""
 
 
 def find_differences(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> tuple[Difference, ...]:
-    """The differences in model, device, batch size and precision; what one side doesn't know isn't one."""
+    """Find differences in model, device, batch size and precision; values unknown on one side don't count."""
     sides = (before, after)
     values = {
         name: [[run.settings.get(key, UNKNOWN) for run in side] for side in sides]
@@ -38,7 +38,7 @@ def find_differences(before: Sequence[ComparedRun], after: Sequence[ComparedRun]
 
 
 def has_other_batches(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> bool:
-    """Whether the sides' steps hold different numbers of samples, by more than a few odd batches explain."""
+    """Return whether the sides' batch sizes differ by more than a few odd batches explain."""
     sizes = [run.global_batch_size for run in (*before, *after)]
     units = {run.sample_unit for run in (*before, *after)}
     known = [size for size in sizes if size]
@@ -46,19 +46,18 @@ def has_other_batches(before: Sequence[ComparedRun], after: Sequence[ComparedRun
 
 
 def why_no_speedup(differences: Sequence[Difference]) -> str:
-    """Such as ``no speedup shown because device and batch size differ``."""
+    """Return text such as ``no speedup shown because device and batch size differ``."""
     names = [one.name.lower() for one in differences]
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return f"no speedup shown because {listed} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def warnings(differences: Iterable[Difference]) -> list[tuple[str, str]]:
-    """The facts of a report that say what differs."""
     return [(WARNING, one.sentence) for one in differences]
 
 
 def side_warnings(before: Sequence[ComparedRun], after: Sequence[ComparedRun]) -> list[str]:
-    """What a reader should know of the sides although a speedup is shown."""
+    """List caveats on the sides that don't rule out a speedup."""
     return [
         *world_size_warnings(before, after),
         *_repeat_warnings(before, after),
@@ -91,7 +90,7 @@ def _repeat_warnings(before: Sequence[ComparedRun], after: Sequence[ComparedRun]
 
 
 def _unfinished_warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
-    """One for each status, as a terminal has few lines."""
+    """Warn once per status, since a terminal has few lines."""
     sources: dict[str, list[str]] = {}
     for run in runs:
         if run.status != "finished":

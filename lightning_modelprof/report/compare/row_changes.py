@@ -1,4 +1,4 @@
-"""Two tables of the same kind, row by row: what each row was before and is after."""
+"""Two tables of the same kind, compared row by row."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ _STEPS_IN_TITLE: Final = re.compile(r" \(steps? .*| of (?:window|trace) .*")
 
 
 def changed_rows(before: Report, after: Report) -> tuple[Table, ...]:
-    """The row changes of every table that has rows in both reports, if any of them changed.
-
-    Args:
-        before: of a run, of a window or of traces.
-        after: the same.
-    """
+    """Return the row changes of each table that has rows in both reports and changed."""
     others = {table.id: table for table in after.tables}
     found = []
     for table in before.tables:
@@ -46,20 +41,20 @@ def changed_rows(before: Report, after: Report) -> tuple[Table, ...]:
 
 
 def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None] = (None, None)) -> Table:
-    """What each row was before and is after, the largest difference first, below the same row as before.
+    """Compare rows, largest difference first; rows stay below the same row as before.
 
-    Definition: rows are the same when their names are, and those of the rows that they are in. Which figure
-    is compared is in ``TableSpec.compared``; a sum is divided by the number of steps. ``ratio`` is the
-    difference as a share of before. A row of one side alone has ``None`` on the other and no difference; it
-    stands where a difference of its size would. Rows without the figure on either side are left out. Where
-    units change by row, rows of one unit stand together.
+    Definition: rows match if their names and those of the rows above them do. ``TableSpec.compared`` selects
+    the figure; a sum is divided by the number of steps. ``ratio`` is the difference relative to before. A row
+    on one side only has ``None`` on the other and no difference; it is sorted as if its value were the
+    difference. Rows without the figure on either side are left out. If units vary by row, rows of one unit
+    stay together.
 
     Args:
-        after: the table with the same id of the other side.
-        steps: over how many steps the figures are sums on each side; only looked at where they are sums.
+        after: the other side's table with the same ID.
+        steps: number of steps that each side's figures sum over; ignored unless they are sums.
 
     Returns:
-        A table without rows where nothing can be compared, with the reason.
+        A table without rows, with the reason, if nothing is comparable.
     """
     figure = figure_of(before)
     key = next((key for key in figure.keys if all(_has_numbers(side, key) for side in (before, after))), None)
@@ -73,15 +68,12 @@ def row_changes(before: Table, after: Table, steps: tuple[int | None, int | None
 
 
 def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[RowPair]:
-    """The rows with their depths: those in the same row by unit and weight, each followed by those in it.
-
-    A row without a figure on either side is left out, unless one in it has one.
-    """
+    """Yield rows, siblings by unit and weight; a row without figures stays if a row below it has one."""
     parents = {
         path: next((path[:end] for end in range(len(path) - 1, 0, -1) if path[:end] in rows), ())
         for path in rows
     }
-    kept = _with_those_above((path for path, row in rows.items() if row.weight >= 0), parents)
+    kept = _with_ancestors((path for path, row in rows.items() if row.weight >= 0), parents)
     children: defaultdict[RowPath, list[RowPath]] = defaultdict(list)
     for path in rows:
         if path in kept:
@@ -89,7 +81,7 @@ def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[RowPair]:
     units = list(dict.fromkeys(row.unit for row in rows.values()))
 
     def ordered(paths: Sequence[RowPath]) -> list[RowPath]:
-        """Times and bytes cannot be told apart by size, so units come first."""
+        """Times and bytes can't be compared in size, so units come first."""
         return sorted(paths, key=lambda path: (units.index(rows[path].unit), -rows[path].weight))
 
     waiting: list[tuple[int, RowPath]] = [(0, path) for path in reversed(ordered(children[()]))]
@@ -99,8 +91,7 @@ def _in_order(rows: Mapping[RowPath, RowPair]) -> Iterator[RowPair]:
         waiting += [(depth + 1, child) for child in reversed(ordered(children[path]))]
 
 
-def _with_those_above(paths: Iterable[RowPath], parents: Mapping[RowPath, RowPath]) -> set[RowPath]:
-    """Some rows and the rows that they are in, up to the top, whose path is empty."""
+def _with_ancestors(paths: Iterable[RowPath], parents: Mapping[RowPath, RowPath]) -> set[RowPath]:
     found: set[RowPath] = set()
     for path in paths:
         above = path
@@ -226,7 +217,6 @@ def _has_numbers(table: Table, key: str) -> bool:
 
 
 def _has_changed(changes: Table) -> bool:
-    """Whether a row is new or removed, or has a difference."""
     at, state = position_of(changes, "difference"), position_of(changes, "state")
     return any(row[at] or row[state] for row in changes.rows)
 
@@ -238,15 +228,15 @@ _BETTER: Final[Mapping[Unit, Better]] = {
     Unit.FLOPS_PER_S: "more",
     Unit.BYTES_PER_S: "more",
 }
-"""Of figures by their unit, where their table says nothing else."""
+"""By the figure's unit, unless the table decides."""
 
 
 class TableSide:
-    """The rows of one table by their paths.
+    """A table's rows by path.
 
     Args:
-        key: of the column that is compared.
-        divisor: number of steps that the figures are sums of; ``None`` if they are no sums.
+        key: key of the compared column.
+        divisor: number of steps that the figures sum over; ``None`` if they aren't sums.
     """
 
     def __init__(self, table: Table, key: str, figure: CompareKey, divisor: int | None) -> None:
@@ -261,11 +251,11 @@ class TableSide:
         self.better = figure.better
 
     def value(self, path: RowPath) -> float | None:
-        """The figure of a row, per step where it is a sum; ``None`` without it or without the row."""
+        """Return a row's figure, per step if it's a sum; ``None`` if missing."""
         return self._number(path, self.position)
 
     def num_calls(self, path: RowPath) -> float | None:
-        """Its number of calls, per step where the figure is; ``None`` if the table does not count them."""
+        """Return a row's calls, per step if the figure is; ``None`` if the table doesn't count them."""
         return None if self.calls is None else self._number(path, position_of(self.table, self.calls))
 
     def row_unit(self, path: RowPath) -> Unit | None:
@@ -274,7 +264,7 @@ class TableSide:
         return self.table.row_units[self.at[path]] if self.unit is Unit.BY_ROW else self.unit
 
     def name_cells(self, path: RowPath) -> tuple[Cell, ...]:
-        """What the row is called; it must be there."""
+        """Return an existing row's name cells."""
         row = self.table.rows[self.at[path]]
         return tuple(row[position] for position in self.names)
 
@@ -294,15 +284,15 @@ class TableSide:
 
 
 class RowPair(Record, frozen=True, kw_only=True):
-    """A row of both sides, or of one of them.
+    """A row of both sides, or of one.
 
     Attributes:
-        names: cells that say which row it is.
-        before, after: the figure, ``None`` where the side does not have it.
-        difference: after less before; ``None`` unless both sides have it in the same unit.
+        names: cells that identify the row.
+        before, after: the figure; ``None`` if missing on that side.
+        difference: after minus before; ``None`` unless both sides have it in the same unit.
         state: ``new``, ``removed``, or ``""`` for a row of both sides.
         better: whether less or more of the figure is better.
-        depth: how many rows it is in.
+        depth: number of rows above it.
     """
 
     names: tuple[Cell, ...]
@@ -317,14 +307,14 @@ class RowPair(Record, frozen=True, kw_only=True):
 
     @property
     def weight(self) -> float:
-        """How far up the row belongs; below 0 without a figure on either side."""
+        """Sort weight, largest first; below 0 without a figure on either side."""
         if self.difference is not None:
             return abs(self.difference)
         return max((abs(value) for value in (self.before, self.after) if value is not None), default=-1.0)
 
 
 def pair_rows(before: TableSide, after: TableSide) -> dict[RowPath, RowPair]:
-    """The rows of both sides; rows are the same when their names are, and those of the rows they are in."""
+    """Pair both sides' rows; rows match if their names and those of the rows above them do."""
     return {path: _pair(path, before, after) for path in (before.at | after.at)}
 
 
@@ -347,7 +337,7 @@ def _pair(path: RowPath, before: TableSide, after: TableSide) -> RowPair:
 
 
 def name_positions(table: Table, figure: CompareKey) -> list[int]:
-    """Where the columns are that say which row is which."""
+    """Return the positions of the columns that identify a row."""
     if figure.names is None:
         return [0]
     return [position for key in figure.names if (position := column_position(table, key)) is not None]
@@ -360,14 +350,13 @@ def position_of(table: Table, key: str) -> int:
 
 
 RowPath = tuple[str, ...]
-"""The texts of a row after those of the rows that it is in."""
+"""A row's text, after those of the rows above it."""
 
 
 def row_paths(table: Table, names: Sequence[int] | None = None) -> Mapping[RowPath, int]:
-    """The path of each row → its position; a second such row gets a number.
+    """Map each row's path to its position; repeated paths get a number.
 
-    Args:
-        names: positions of the columns that name a row; ``None`` for all texts.
+    Without ``names``, all text columns name a row.
     """
     rows: dict[RowPath, int] = {}
     path: list[str] = []

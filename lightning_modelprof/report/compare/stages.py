@@ -1,4 +1,4 @@
-"""Several runs become one table: how far each came, against the first."""
+"""Build a report from multiple runs: one table with each run's speed relative to the first."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _INTERVAL: Final = "95% CI"
 
 
 def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERANCE) -> Report:
-    """The report of several runs, each compared with the first.
+    """Compare each run with the first.
 
     Args:
-        runs: of one loop, in the order in which they are shown; at least two.
-        tolerance: change of the time, as a fraction, that does not matter.
+        runs: at least two runs of one loop, in display order.
+        tolerance: relative change of the time that doesn't matter.
 
     Raises:
-        ArchiveError: when the runs are of different loops.
+        ArchiveError: If the runs are of different loops.
     """
     results = [build_comparison(runs[:1], [run], tolerance)[1] for run in runs[1:]]
     table = _stages_table(runs, results)
@@ -56,8 +56,6 @@ def build_stages(runs: Sequence[ComparedRun], tolerance: float = DEFAULT_TOLERAN
 
 
 class _Stage(NamedTuple):
-    """A run and its comparison with the first, which has none."""
-
     run: ComparedRun
     result: Comparison | None
 

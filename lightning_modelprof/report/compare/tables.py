@@ -1,4 +1,4 @@
-"""The tables of a comparison of runs."""
+"""Tables of run comparisons."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ PHASE_CHANGES: Final = TableSpec(
 
 
 def phases_table(comparison: Comparison) -> Table:
-    """Where the difference lies: time per clean step in each phase, the largest difference first."""
+    """Show time per clean step in each phase, largest difference first."""
     step = next(figure for figure in comparison.figures if figure.key == "batch_cost")
     phases = sorted(comparison.phases, key=lambda phase: -abs(phase.change or 0.0))
     depths: tuple[int, ...] = ()
@@ -159,7 +159,7 @@ SETTINGS: Final = TableSpec(
 
 
 def settings_table(differences: Sequence[tuple[str, str, str]]) -> Table:
-    """What else differs: configuration, environment, model."""
+    """Show other differences: configuration, environment, model."""
     return SETTINGS.table(
         ({"setting": name, "before": old, "after": new} for name, old, new in differences),
         absent_reason=None if differences else "no recorded setting differs",
@@ -184,7 +184,7 @@ FINDING_CHANGES: Final = TableSpec(
 
 
 def findings_table(before: Report, after: Report) -> Table:
-    """Which findings are removed, new and unchanged."""
+    """Show which findings are removed, new and unchanged."""
     counts = [Counter(finding.kind for finding in _all_found(report)) for report in (before, after)]
     several = frozenset(kind for one in counts for kind, number in one.items() if number > 1)
     found = [_found(report, several) for report in (before, after)]
@@ -214,7 +214,7 @@ def findings_table(before: Report, after: Report) -> Table:
 
 
 def _found(report: Report, several: frozenset[str]) -> dict[tuple[str, ...], Finding]:
-    """The findings that were found; places move with the code, so they only tell several of a kind apart."""
+    """Return the findings by key; places move with the code, so they only tell apart findings of one kind."""
     found: dict[tuple[str, ...], Finding] = {}
     for finding in _all_found(report):
         place = finding.locations[0] if finding.locations else None

@@ -1,4 +1,4 @@
-"""Two profiler windows or imported traces become one report: what changed most, and each table row by row."""
+"""Build a report from two profiler windows or imported traces: the largest change, then tables row by row."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from lightning_modelprof.units import digits, duration_unit, percent, signed
 def compare_windows(
     before: Report, after: Report, names: tuple[str, str], differences: Sequence[Difference] = ()
 ) -> Report:
-    """The report of two windows or traces side by side.
+    """Compare two windows or traces side by side.
 
     Args:
-        before: the report of a profiler window or of traces of one job.
-        after: the same.
-        differences: between their runs, as far as these are known.
+        before: report of a profiler window, or of one job's traces.
+        after: report of the same kind.
+        differences: known differences between their runs.
 
     Caveats:
-        It has no interval and says of no difference that it is more than chance: a window has few steps.
+        There are no intervals, so any difference may be chance: a window has few steps.
     """
     sides = (window_steps(before), window_steps(after))
     known = _both(sides)
@@ -36,7 +36,7 @@ def compare_windows(
     others = [Difference("Device", *models)] if all(models) and models[0] != models[1] else []
     if any(one.name == "Device" for one in differences):
         others = []
-    # The step time breakdown is the first table, with the spread of the steps.
+    # The step time breakdown comes first, with the spread of the steps.
     rest = [table for table in changed_rows(before, after) if table.id != "step_breakdown_changes"]
     return Report(
         title=_first_line(sides, [*differences, *others]),
@@ -67,7 +67,6 @@ def _both(
 def _first_line(
     sides: tuple[ComparedSteps | str, ComparedSteps | str], differences: Sequence[Difference]
 ) -> str:
-    """How long a step takes, and which of its parts changed most."""
     known = _both(sides)
     if known is None:
         reasons = [
@@ -96,11 +95,10 @@ def _described(name: str, side: ComparedSteps | str) -> str:
     number = len(side.durations_ns)
     if number == 0:
         return f"{name} (rank means)"
-    return f"{name} (1 step)" if number == 1 else f"{name} ({number:,} steps of {_spread(side)})"
+    return f"{name} (1 step)" if number == 1 else f"{name} ({number:,} steps of {_step_time_range(side)})"
 
 
-def _spread(side: ComparedSteps) -> str:
-    """Such as ``166 to 187.9 ms``."""
+def _step_time_range(side: ComparedSteps) -> str:
     low, high = side.low_ns[STEP], side.high_ns[STEP]
     scale, unit = duration_unit(high)
     return f"{digits(low / scale, 4)} to {digits(high / scale, 4)} {unit}"
@@ -115,7 +113,9 @@ def _notes(
             "No confidence interval, because a window has too few steps. A difference may be chance."
         )
         if all(len(side.durations_ns) > 1 for side in known):
-            spreads = f" Steps took {_spread(known[0])} before and {_spread(known[1])} after."
+            spreads = (
+                f" Steps took {_step_time_range(known[0])} before and {_step_time_range(known[1])} after."
+            )
         else:
             spreads = " The spread of steps isn't known for both sides."
         notes.append(f"{no_interval}{spreads} Compare runs to get an interval.")
@@ -126,7 +126,6 @@ def _notes(
 
 
 def _device_models(report: Report) -> tuple[str, ...]:
-    """The distinct models of the devices, as far as the trace says them."""
     table = next((one for one in report.tables if one.id == "device_usage"), None)
     keys = [] if table is None else [column.key for column in table.columns]
     if table is None or "model" not in keys:
@@ -149,17 +148,19 @@ _STEP: Final = re.compile(r"step \d+")
 
 
 STEP: Final = "Step"
-"""Name of the row of the whole step."""
+"""Name of the row with the whole step."""
 
 
 class ComparedSteps(Record, frozen=True, kw_only=True):
     """The steps of one window.
 
     Attributes:
-        mean_ns: part → mean per step, :data:`STEP` first; ``None`` for a part that the trace cannot tell. The
-            parts sum to the step.
-        low_ns, high_ns: part → its shortest and longest time in a step; empty without two single steps.
-        durations_ns: of single steps, in order; empty for several ranks, of which the report has means alone.
+        mean_ns: part → mean per step, :data:`STEP` first; ``None`` for a part that the trace lacks. Parts sum
+            to the step.
+        low_ns, high_ns: part → its shortest and longest time in a step; empty with fewer than two single
+            steps.
+        durations_ns: durations of single steps, in order; empty for multiple ranks, whose report only has
+            means.
     """
 
     mean_ns: dict[str, float | None]
@@ -170,7 +171,7 @@ class ComparedSteps(Record, frozen=True, kw_only=True):
 
 
 def window_steps(report: Report) -> ComparedSteps | str:
-    """The steps of a report on traces, or why it has none."""
+    """Return the steps of a traces' report, or why it has none."""
     table = next((one for one in report.tables if one.id == "step_breakdown"), None)
     if table is None:
         return "no step time breakdown was requested"
@@ -194,8 +195,6 @@ def window_steps(report: Report) -> ComparedSteps | str:
 
 
 class _Part(NamedTuple):
-    """A part of the steps of both sides."""
-
     name: str
     before: ComparedSteps
     after: ComparedSteps
@@ -207,7 +206,7 @@ class _Part(NamedTuple):
 
 
 def differences_ns(before: ComparedSteps, after: ComparedSteps) -> dict[str, float]:
-    """Part → after less before, of what both sides know; :data:`STEP` is among them."""
+    """Map parts that both sides know, :data:`STEP` included, to after minus before."""
     parts = [_Part(part, before, after) for part in before.mean_ns]
     return {part.name: part.difference for part in parts if part.difference is not None}
 
@@ -285,11 +284,11 @@ STEP_CHANGES: Final = TableSpec(
 
 
 def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
-    """The mean step and its parts side by side, the largest difference first."""
+    """Show the mean step and its parts side by side, largest difference first."""
     whole, *parts = (_Part(name, before, after) for name in before.mean_ns)
     parts.sort(key=lambda part: -abs(part.difference or 0.0))
     unknown = [part.name for part in parts if part.difference is None]
-    notes = _common_notes(before.notes, after.notes)
+    notes = _notes_by_side(before.notes, after.notes)
     if unknown:
         notes.append(
             f"One side doesn't record {', '.join(unknown)}, so the other differences don't add up to the"
@@ -298,8 +297,7 @@ def steps_table(before: ComparedSteps, after: ComparedSteps) -> Table:
     return STEP_CHANGES.table([whole, *parts], notes=tuple(notes))
 
 
-def _common_notes(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
-    """The notes of both breakdowns; those of one side say so."""
+def _notes_by_side(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
     notes = [note if note in after else f"Before: {note}" for note in before]
     return notes + [f"After: {note}" for note in after if note not in before]
 

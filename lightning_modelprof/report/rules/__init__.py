@@ -1,1 +1,1 @@
-"""The rules, by their topics; ``all_rules`` finds them."""
+"""The rules, by topic; ``all_rules`` collects them."""

@@ -1,4 +1,4 @@
-"""All rules: those of every file in this folder."""
+"""All rules of this package."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _ORDER: Final = (
     *("tensor_cores_unused", "amp_off", "tensor_cores_eligible", "matmul_tile"),
     *("memory_near_capacity", "memory_creep", "memory_fragmentation"),
 )
-"""Findings without a saving come in this order, and those of new rules after them."""
+"""Order of findings without a saving; those of rules not listed come last."""
 
 
 RULES: Final = found_beside(
     __name__,
     MADE,
     lambda one: (place_in(_ORDER, one.kind), one.ask.__module__),
-    without=("engine",),  # which imports this file
+    without=("engine",),  # imports this file
 )
 """All rules with their default thresholds."""
 
 
 def configure_rules(given: Mapping[str, Any] | None, where: str = "rules") -> tuple[Rule, ...]:
-    """The rules that are on, with thresholds replaced.
+    """Return the enabled rules, with configured thresholds.
 
     Args:
-        given: kind of a rule → its thresholds by name, or whether it is on; ``None`` changes nothing.
-        where: what a message begins with.
+        given: rule kind → thresholds by name, or whether it is on; ``None`` keeps the defaults.
+        where: start of error messages.
 
     Raises:
-        ConfigError: for a rule or a threshold that does not exist, and for a threshold that is no number of
-            at least 0 or, being a warning, above its critical one.
+        ConfigError: If a rule or threshold is unknown, a threshold isn't a number of at least 0, or a warning
+            threshold exceeds the critical one.
     """
     given = given or {}
     known = {rule.kind: rule for rule in RULES}

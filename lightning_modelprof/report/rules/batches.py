@@ -46,8 +46,8 @@ def small_batches(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     GB/s, at most 30 µs per operator, without a promise. A hint, since larger batches change the training:
     learning rate, its schedule and max_steps need retuning.
     """
-    # There is no saving per step, as steps of twice the batch are other steps. Beyond the sizes that were
-    # seen a step may grow faster, and where sizes weren't recorded, samples may differ in length, too.
+    # No saving per step: steps with twice the batch aren't the same steps. Beyond the observed sizes a step
+    # may grow faster, and without recorded sizes, samples may differ in length too.
     every, samples = facts.info.accumulate_grad_batches, facts.steps.clean().samples
     usual = int(np.median(samples)) if len(samples) else 0
     is_tiny = every > 1 and 0 < usual <= limits.tiny
@@ -63,11 +63,7 @@ def small_batches(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _tiny_batches(facts: Facts, usual: int, *, is_costly: bool) -> Found:
-    """Gradients are accumulated over batches of so few samples that no processor is used well.
-
-    Args:
-        is_costly: whether a large part of the step is known to be the same for any batch.
-    """
+    """``is_costly``: whether a large part of the step doesn't depend on the batch."""
     every, unit = facts.info.accumulate_grad_batches, facts.info.sample_unit
     return _found(
         facts,
@@ -101,7 +97,7 @@ def _fixed_part(facts: Facts, limits: Limits) -> Found | Passed:
     if facts.info.world_size > 1:
         raise NotMeasured("only checked with one rank")
     every = facts.info.accumulate_grad_batches
-    # Where gradients are accumulated, batches of twice the size can be the same training.
+    # With gradient accumulation, twice the batch size can mean the same training.
     least_share = limits.least_accumulated if every > 1 else limits.least_share
     by_size = facts.get(Facts.batch_scaling)
     if by_size is not None:
@@ -151,7 +147,7 @@ def _action(facts: Facts, seen: BatchScaling) -> str:
 
 
 def _scaling_by_work(facts: Facts) -> BatchScaling:
-    """Of calling operators, which doesn't depend on the size, by the FLOPs and bytes of the counted step."""
+    """Estimate fixed operator call time, from the counted step's FLOPs and bytes."""
     with suppress(NotMeasured):
         counted, sites = facts.cost.count, facts.sites
         lines = [one for one in sites.lines if one.phase != "optimizer"]
@@ -164,7 +160,7 @@ def _scaling_by_work(facts: Facts) -> BatchScaling:
             flops=sum(one.flops or 0 for one in counted.operators if one.phase != "optimizer"),
             num_bytes=sum(one.num_bytes for one in lines),
         )
-    return facts.batch_scaling  # says why it isn't known
+    return facts.batch_scaling  # raises with the reason
 
 
 def _by_work(facts: Facts, seen: BatchScaling, least_share: float, floor_ns: float) -> Found | Passed:

@@ -1,4 +1,4 @@
-"""Which callbacks, hooks and logging calls take a noticeable part of the training?"""
+"""Which callbacks, hooks and logging calls take a noticeable part of training?"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.units import milliseconds, percent, time_per_step
 
 _ONCE: Final = {"setup", "teardown", "on_train_start", "on_train_end", "on_fit_start", "on_fit_end"}
-"""Hooks that run once, however long the training."""
+"""Hooks that run once, however long training is."""
 
 
 @rule(
@@ -106,12 +106,12 @@ def _slow_callback(
     )
 
 
-# Calls that samples find. What they take less two standard errors must be worth a finding. Their thresholds
-# are half of what TraceML takes for what is in a step and in none of its parts, 10% and 20%.
+# Calls found by stack samples. Their time minus two standard errors must be worth a finding. Thresholds are
+# half of TraceML's for time in a step but in none of its parts, 10% and 20%.
 
 
 def sampled(facts: Facts) -> HotLines:
-    """The samples, if it's known what a step takes."""
+    """Return the stack samples, if the step time is known."""
     _ = facts.step_costs
     hot = facts.get(Facts.hot_lines)
     if hot is None:
@@ -122,13 +122,9 @@ def sampled(facts: Facts) -> HotLines:
 def of_calls(
     facts: Facts, limits: Limits, calls: FoundCalls, *, what: str, do: str, passed: str
 ) -> Iterator[Found | Passed]:
-    """The time of sampled calls.
-
-    Args:
-        passed: the calls as the subject of a sentence, with its verb.
-    """
+    """Report the time of sampled calls; ``passed`` is their subject and verb in a sentence."""
     took_ns, least_ns = _time_of(facts, calls)
-    _check_samples(limits, facts, calls)
+    _require_enough_samples(limits, facts, calls)
     yield Passed(what=f"{passed} {time_per_step(took_ns)}.")
     yield Found(
         what=what,
@@ -141,7 +137,7 @@ def of_calls(
 
 
 def _time_of(facts: Facts, calls: FoundCalls | LoggingCalls) -> tuple[float, float]:
-    """What calls take per step, and at least."""
+    """Return the calls' time per step, and its lower bound."""
     wall_ns = facts.step_costs.loop.wall_ns
     return calls.share * wall_ns, facts.hot_lines.least_of(calls.share) * wall_ns
 
@@ -150,8 +146,7 @@ def _is_sure(limits: Limits, facts: Facts, calls: FoundCalls | LoggingCalls) -> 
     return calls.samples >= limits.least_samples and limits.is_found(calls.share, *_time_of(facts, calls))
 
 
-def _check_samples(limits: Limits, facts: Facts, calls: FoundCalls | LoggingCalls) -> None:
-    """Let a rule stop where calls may take too long, and too few samples tell."""
+def _require_enough_samples(limits: Limits, facts: Facts, calls: FoundCalls | LoggingCalls) -> None:
     took_ns, _ = _time_of(facts, calls)
     if limits.is_found(calls.share, took_ns) and not _is_sure(limits, facts, calls):
         raise NotMeasured(few_samples(calls.samples, took_ns))
@@ -185,8 +180,7 @@ def slow_layer_hooks(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Samples in hooks on modules and tensors (not in a GPU's backward), at least 10; the share minus two
     standard errors counts.
     """
-    # Such as are registered to look for NaN, and forgotten. One that changes what its layer computes is no
-    # surplus.
+    # Such as forgotten hooks that look for NaN. A hook that changes its layer's output isn't overhead.
     _ = sampled(facts)
     calls = facts.layer_hooks
     names = ", ".join(calls.functions[:_MOST_NAMES])
@@ -215,8 +209,8 @@ def anomaly_detection(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Autograd's anomaly detection is on, by samples in its stack recording. A lower bound, because NaN
     checks aren't included; a hint if there are few samples.
     """
-    # Code that keeps the interpreter is sampled too seldom, too: in a model of 110 operators a step of 56 ms
-    # took 10 ms without anomaly detection, and 27 ms were said.
+    # Samples also miss code that holds the interpreter: in a model of 110 operators, a 56 ms step took 10 ms
+    # without anomaly detection, but the estimate was 27 ms.
     hot, setup = sampled(facts), facts.get(Facts.setup)
     if setup is None or setup.detects_anomaly is None:
         raise NotMeasured("the anomaly detection setting is unknown")
@@ -268,7 +262,7 @@ def profiler_left_on(facts: Facts) -> Iterator[Found | Passed]:
 _MOST_LINES: Final = 5
 _MOST_LOGGED_NAMES: Final = 4
 _WORTH: Final = 0.1
-"""Lines of a kind with less than this share of the time get no advice of their own."""
+"""Minimum share of the time for a kind of line to get its own advice."""
 
 _HELP: Final = {
     FORWARD: "Call metric.update(...) in the step and metric.compute() once per epoch.",
@@ -297,20 +291,20 @@ def slow_logging_calls(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
     at least 10; the share minus two standard errors counts. `self.log` takes as long when no logger writes
     the value, and direct logger calls write every time, whatever `log_every_n_steps` is.
     """
-    # All lines are one finding: thirty calls on thirty lines are one cause. 10% and 20% are TraceML's bands
-    # for what is in a step and in none of its parts.
+    # All lines make one finding: thirty calls on thirty lines are one cause. 10% and 20% are TraceML's bands
+    # for time in a step but in none of its parts.
     costs, calls, setup = facts.step_costs, facts.logging_calls, facts.get(Facts.setup)
     took_ns, least_ns = _time_of(facts, calls)
-    _check_samples(limits, facts, calls)
+    _require_enough_samples(limits, facts, calls)
     in_step_ns = calls.share_in_step * costs.loop.wall_ns
     every = (setup.log_every_n_steps if setup is not None else None) or 1
     is_in_fit = bool(calls.share_in_step) and loop_of(facts.info.loop).is_fit
     yield Found(
         what=f"self.log, logger and metric calls take {COST}. {_where(calls.lines)}",
-        do=_action(calls, every if is_in_fit else 0, _step_number(calls.lines, setup)),
+        do=_action(calls, every if is_in_fit else 0, _step_expression(calls.lines, setup)),
         saves_ns=took_ns,
         least_ns=least_ns,
-        verdict_ns=in_step_ns,  # other rules speak of the other phases, such as Validation
+        verdict_ns=in_step_ns,  # other rules cover other phases, such as Validation
         at=[line.exact() for line in calls.lines[:_MOST_LINES]],
         evidence=[
             duration("time per step", took_ns),
@@ -323,7 +317,6 @@ def slow_logging_calls(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
 
 
 def _where(lines: Sequence[LoggingLine]) -> str:
-    """The lines with most of the time, each with its keys."""
     several_files = len({line.file for line in lines}) > 1
     shown = [
         f"line {line.line}{f' of {os.path.basename(line.file)}' * several_files}"  # noqa: PTH119 - no path here
@@ -345,8 +338,7 @@ def _names(line: LoggingLine) -> str:
     return f" with {names} in a loop" if call.is_repeated else f" with {names}"
 
 
-def _step_number(lines: Sequence[LoggingLine], setup: TrainingSetup | None) -> str:
-    """How the code of the slowest line gets the number of the step, which a callback doesn't have itself."""
+def _step_expression(lines: Sequence[LoggingLine], setup: TrainingSetup | None) -> str:
     callbacks = () if setup is None else setup.callbacks
     classes = {place.function.partition(".")[0] for one in callbacks for place in one.hooks.values()}
     of_callback = bool(lines) and lines[0].function.partition(".")[0] in classes
@@ -354,7 +346,6 @@ def _step_number(lines: Sequence[LoggingLine], setup: TrainingSetup | None) -> s
 
 
 def _action(calls: LoggingCalls, every: int, step: str) -> str:
-    """What helps against what takes at least a tenth of it, most first."""
     shares: dict[str, float] = {}
     for line in calls.lines:
         shares[line.kind] = shares.get(line.kind, 0.0) + line.share
@@ -375,7 +366,7 @@ def _help(kind: str, every: int, step: str) -> str:
     if kind != LOG:
         return _HELP[kind]
     per_epoch = "Log per-epoch values once per epoch, with on_step=False, on_epoch=True."
-    if every <= 1:  # 0 outside of a fit's steps
+    if every <= 1:  # 0 outside a fit's steps
         return per_epoch
     return (
         f"Make a single self.log_dict call every {every} steps (if ({step} + 1) % {every} == 0). {per_epoch}"

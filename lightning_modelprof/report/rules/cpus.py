@@ -1,4 +1,4 @@
-"""Does the model run on one of several CPUs?"""
+"""Does training have enough CPUs, and does it use them?"""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def single_cpu_thread(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         waited = percent(costs.cpu_wait_share)
         raise NotMeasured(f"no CPU was free; training waited for a CPU {waited} of the time")
     present = sum(one.num_workers or 0 for one in setup.loaders)
-    workers, cpu = max(present, _advised_workers(facts)), facts.get(Facts.batch_cpu)
+    workers, cpu = max(present, _advised_computing_workers(facts)), facts.get(Facts.batch_cpu)
     free = usable - setup.local_world_size * (1 + workers)
     idle = None if cpu is None else cpu.idle_cpus(costs.usual_wall_ns(costs.typical))
     if idle is not None:
@@ -77,9 +77,9 @@ def single_cpu_thread(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
             what=f"The training thread only computes {percent(computing)} of the step.", evidence=evidence
         )
         return
-    large = _large_operators(facts)
+    large = _large_operator_share(facts)
     evidence.append(ratio("forward and backward in operators of 100 µs and more", large))
-    # Forward and backward compute at most what the training thread does, and more threads divide that.
+    # Forward and backward compute at most as much as the training thread; more threads divide that.
     is_worth_it = large >= limits.least_share and not workers
     saves_ns = large * free / (1 + free) * costs.in_step_ns(_MODEL) if is_worth_it else None
     gain = (
@@ -108,19 +108,17 @@ def _threads_and_cpus(facts: Facts) -> tuple[int, int]:
 
 
 _LARGE_NS: Final = 100_000
-"""What an operator takes at least that threads make faster: to hand work to a thread takes some 10 us."""
+"""Minimum time of an operator that threads speed up: handing work to a thread takes about 10 µs."""
 
 
-def _large_operators(facts: Facts) -> float:
-    """Share of large operators in the time of all in Forward and Backward of the inspected step."""
+def _large_operator_share(facts: Facts) -> float:
     sites = facts.get(Facts.sites)
     lines = [one for one in (() if sites is None else sites.lines) if one.phase in _MODEL]
     large_ns = sum(one.took_ns for one in lines if one.took_ns >= _LARGE_NS * max(1, one.own_calls))
     return large_ns / max(1, sum(one.took_ns for one in lines))
 
 
-def _advised_workers(facts: Facts) -> int:
-    """Workers that another rule may advise and that compute."""
+def _advised_computing_workers(facts: Facts) -> int:
     costs, setup, cpu = facts.step_costs, facts.setup, facts.get(Facts.batch_cpu)
     wait_ns, wall_ns = costs.usual_wait_ns(), costs.usual_wall_ns(costs.typical)
     if cpu is None or cpu.is_computing is False or not wait_ns or not wall_ns:
@@ -138,7 +136,7 @@ def _advised_workers(facts: Facts) -> int:
 )
 def cpu_threads_oversubscribed(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """CPU training where the PyTorch threads of all processes on this machine outnumber the usable CPUs."""
-    # Workers of a loader don't count, as nobody knows whether they compute or wait.
+    # DataLoader workers don't count, since it's unknown whether they compute or wait.
     setup, (threads, usable) = facts.setup, _threads_and_cpus(facts)
     threads *= setup.local_world_size
     evidence = [count("PyTorch threads", threads), count("usable CPUs", usable)]
@@ -156,8 +154,8 @@ def cpu_threads_oversubscribed(facts: Facts, limits: Limits) -> Iterator[Found |
     )
 
 
-# With a convolution network on two threads and two CPUs, the share was 0.0% on a quiet machine and 44% beside
-# one busy process, with steps 3.7 times as long.
+# With a convolutional network on two threads and two CPUs, the share was 0.0% on a quiet machine and 44% with
+# one busy process in parallel, and steps took 3.7 times as long.
 @rule(
     "busy_cpus",
     title="CPU contention",
@@ -190,7 +188,6 @@ def busy_cpus(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _own_workers_advice(facts: Facts) -> str:
-    """What to do where the workers of this training take half of the CPUs; ``""`` where they do not."""
     setup, used = facts.get(Facts.setup), cpus_of_workers(facts)
     cpus = None if setup is None else setup.usable_cpus
     if not cpus or used < cpus / 2:
@@ -242,7 +239,7 @@ def competing_thread(facts: Facts) -> Iterator[Found | Passed]:
 
 
 def _place(samples: StackSamples, thread: OtherThread) -> Place | None:
-    """The user's line that its samples are at most often; of a library the function; ``None`` of torch's."""
+    """Return the user line with most samples, else the library function; ``None`` for torch's own threads."""
     lines: Counter[int] = Counter()
     others: Counter[str] = Counter()
     for stack in thread.stacks:

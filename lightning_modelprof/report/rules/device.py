@@ -52,7 +52,7 @@ _ACTION: Final = (
     slices=(Slices(kind="idle: host"),),
     is_of_device=True,
     on_traces=True,
-    # Our own: a profiler makes each launch longer, so a few percent say nothing. torch_tb_profiler: 50%.
+    # Our own: a profiler makes each launch longer, so a few percent mean nothing. torch_tb_profiler uses 50%.
     warning=0.10,
     critical=0.30,
 )
@@ -77,7 +77,7 @@ def launch_bound(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
     work = next(iter(waits.late_work), None)
     is_found = limits.is_found(waits.launch_ns / waits.steps_ns, late_ns)
     if is_found and work is not None and work.time_ns >= MOSTLY * waits.launch_ns:
-        yield _late_work(facts, waits, work, limits, evidence)
+        yield _found_late_work(facts, waits, work, limits, evidence)
         return
     yield Found(
         what=f"The GPU is idle for {COST}, waiting for the CPU to launch work (longest gap"
@@ -90,11 +90,10 @@ def launch_bound(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
     )
 
 
-def _late_work(
+def _found_late_work(
     facts: JobFacts, waits: HostWaits, work: LateWork, limits: Limits, evidence: Sequence[Evidence]
 ) -> Found:
-    """The host does something else for long, so fewer launches wouldn't help."""
-    share, path = work.time_ns / waits.steps_ns, _path_share(facts, work)
+    share, path = work.time_ns / waits.steps_ns, _critical_path_share(facts, work)
     on_path = "" if path is None else f" This is {percent(path)} of the critical path."
     what = f"{_name(work)} in {work.caller}" if work.caller else _name(work)
     return Found(
@@ -128,7 +127,6 @@ def _is_lock(work: LateWork) -> bool:
 
 
 def _advice(work: LateWork) -> str:
-    """What to do, with the user's own function first."""
     do = _DO["lock" if _is_lock(work) else work.kind].format(what=_name(work))
     return f"In {work.caller}, {do[:1].lower()}{do[1:]}" if work.caller else do
 
@@ -139,9 +137,8 @@ def _name(work: LateWork) -> str:
     return f"{PYTHON_CODE} in {work.name}" if work.name else f"{PYTHON_CODE} outside operators"
 
 
-def _path_share(facts: JobFacts, work: LateWork) -> float | None:
-    """Share of the critical path that is this work on the host; ``None`` where it is not known."""
-    if work.kind not in ("python", "operator"):  # the path knows operators and ranges only
+def _critical_path_share(facts: JobFacts, work: LateWork) -> float | None:
+    if work.kind not in ("python", "operator"):  # the path only knows operators and ranges
         return None
     names = (work.name, RANGE_PREFIX + work.name) if work.kind == "python" else (work.name,)
     paths = [path for trace in facts.traces if (path := trace.get(TraceFacts.critical_path)) is not None]
@@ -152,7 +149,7 @@ def _path_share(facts: JobFacts, work: LateWork) -> float | None:
 
 
 def _launches(facts: JobFacts) -> KernelLaunches | None:
-    """Of the trace with most kernels: medians of several cannot be put together."""
+    """Return the launches of the trace with most kernels, since medians can't be merged."""
     known = [one for trace in facts.traces if (one := trace.get(TraceFacts.kernel_launches)) is not None]
     return max(known, key=lambda one: one.kernels.count, default=None)
 
@@ -177,7 +174,6 @@ def _kernels(num_kernels: float, launches: KernelLaunches | None) -> str:
 
 
 def _busiest_lines(sites: StepSites | None) -> list[Place]:
-    """The lines of the forward that run most operators; where no line is known, the module."""
     lines = [] if sites is None else [line for line in sites.lines if line.phase == "forward"]
     lines.sort(key=lambda line: line.views - line.calls)
     return [
@@ -211,7 +207,7 @@ def compile_recompiles(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
         yield Passed(what=f"{len(compiled.compilations)} compilations, no recompilations or graph breaks.")
         return
     known_s = [one.seconds for one in again if one.seconds is not None]
-    # Graph breaks have no time of their own.
+    # Graph breaks have no measured time.
     cost_ns = 1e9 * sum(known_s) / facts.num_steps if len(known_s) == len(again) else None
     share = None if cost_ns is None or not loop_ns else cost_ns / loop_ns
     is_slow = cost_ns is not None and limits.is_found(share, cost_ns)
@@ -233,7 +229,7 @@ def compile_recompiles(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
 
 
 def _compiled_at(one: Compilation) -> Place:
-    """The function; of what torch has put around a module the user's statement that ran it."""
+    """Return the compiled function, or the user statement that ran it if torch wraps a module."""
     if not one.function.is_library or one.caller is None:
         return location_of(one.function)
     return replace(location_of(one.caller), is_exact=True)

@@ -1,4 +1,4 @@
-"""Asks the rules: applies their thresholds, places what they found, and puts it in order."""
+"""Run the rules: apply thresholds, locate findings and sort them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ from lightning_modelprof.run.phases import RANGE_PREFIX
 
 
 def diagnose(facts: Facts, rules: Sequence[Rule] | None = None) -> tuple[Verdict, tuple[Finding, ...]]:
-    """The verdict on a run, and what each rule says, in the order of :func:`in_order`.
-
-    Args:
-        rules: to ask; by default those that the run's own configuration says.
-    """
+    """Return a run's verdict and findings, by default for the rules that its configuration selects."""
     rules = _rules_of(facts) if rules is None else rules
     costs = facts.get(Facts.step_costs)
     accounting = account(facts)
@@ -43,7 +39,7 @@ def diagnose(facts: Facts, rules: Sequence[Rule] | None = None) -> tuple[Verdict
 
 
 def diagnose_traces(facts: JobFacts) -> tuple[Verdict, tuple[Finding, ...]]:
-    """What limits the steps in traces of one job, over all ranks, and what each rule about them says."""
+    """Return the verdict and findings over all ranks of one job's traces."""
     rules = [one for one in RULES if one.on_traces]
     findings = placed([(one, judge(one, facts)) for one in rules], facts)
     verdict = verdict_of_traces(facts, findings, rules)
@@ -51,17 +47,13 @@ def diagnose_traces(facts: JobFacts) -> tuple[Verdict, tuple[Finding, ...]]:
 
 
 def judge(rule: Rule, facts: JobFacts, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
-    """What one rule says, at least one finding; a rule that fails costs its own finding, not the report.
-
-    Args:
-        limits: in the place of some of the rule's own.
-    """
+    """Run one rule and return at least one finding; a rule that fails loses only its own."""
     thresholds = Limits({**rule.limits, **(limits or {})})
     found: list[Finding] = []
     passed: Finding | None = None
     try:
         if rule.is_of_device:
-            _check_device(facts)
+            _require_device(facts)
         for one in rule.ask(facts, thresholds):
             severity = _severity(rule, one, facts, thresholds) if isinstance(one, Found) else None
             if severity is not None and isinstance(one, Found):
@@ -82,7 +74,6 @@ def judge(rule: Rule, facts: JobFacts, limits: Mapping[str, float] | None = None
 
 
 def _severity(rule: Rule, found: Found, facts: JobFacts, limits: Limits) -> Severity | None:
-    """How much it matters; ``None`` if it is too little to be found."""
     if found.severity is not None:
         return found.severity
     ns = found.saves_ns if found.judged_ns is None else found.judged_ns
@@ -93,8 +84,7 @@ def _severity(rule: Rule, found: Found, facts: JobFacts, limits: Limits) -> Seve
     return limits.severity(share) if limits.is_found(share, ns, found.least_ns) else None
 
 
-def _check_device(facts: JobFacts) -> None:
-    """Let a rule about the device's side stop where nothing says what a device did."""
+def _require_device(facts: JobFacts) -> None:
     _ = facts.step_costs if isinstance(facts, Facts) else None
     if facts.is_on_cpu:
         raise NotMeasured(ON_THE_CPU)
@@ -103,7 +93,7 @@ def _check_device(facts: JobFacts) -> None:
 
 
 def _whole_ns(rule: Rule, facts: JobFacts) -> float:
-    """The denominator: a clean step, or a step of the loop as a whole; with a device that of the traces."""
+    """Return the rule's denominator."""
     if rule.is_of_device or not isinstance(facts, Facts):
         return facts.step_ns
     costs = facts.step_costs
@@ -134,14 +124,13 @@ def _finding(rule: Rule, found: Found, severity: Severity) -> Finding:
 
 
 def _with_floor(rule: Rule, cpu_share: float) -> Rule:
-    """Its least time per step, for a thread that had a CPU only so much of the time."""
+    """Scale ``floor_ns`` for a thread that had a CPU only part of the time."""
     if "floor_ns" not in rule.limits:
         return rule
     return replace(rule, limits={**rule.limits, "floor_ns": rule.limits["floor_ns"] / cpu_share})
 
 
 def _rules_of(facts: Facts) -> tuple[Rule, ...]:
-    """With the thresholds of the run, if this version knows all of them."""
     try:
         return configure_rules(facts.info.config.get("rules"))
     except ConfigError:  # saved by another version

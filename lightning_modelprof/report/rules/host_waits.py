@@ -1,4 +1,4 @@
-"""Does the host wait for values of the device, and the device then for the host?"""
+"""Does the CPU wait for GPU values, and the GPU then for the CPU?"""
 
 from __future__ import annotations
 
@@ -141,26 +141,25 @@ def host_to_device_copy(facts: JobFacts, limits: Limits) -> Iterator[Found | Pas
             verb="copy to the GPU and block the CPU",
             verb_one="copies to the GPU and blocks the CPU",
             advice=advice,
-            saving_is="at least",  # from pinned memory a copy is faster, too, and overlaps with work
+            saving_is="at least",  # copies from pinned memory are also faster, and overlap with work
         ),
     )
 
 
 def _pinning(facts: JobFacts) -> str:
-    """What pins the memory of batches."""
     setup = facts.get(JobFacts.setup)
     owner = owner_of_loader(setup, setup.loaders[0]) if setup is not None and setup.loaders else None
     return written_call("DataLoader", {"pin_memory": True}, owner)
 
 
 class _Asked(Record, frozen=True, kw_only=True):
-    """Which waits a rule is about.
+    """The waits that a rule is about.
 
     Attributes:
-        kinds: of source lines that such waits come from.
-        verb: the calls' predicate, in the plural.
-        verb_one: the same of one call.
-        advice: what to change; either of the two may be empty.
+        kinds: kinds of source lines that cause such waits.
+        verb: predicate for multiple calls.
+        verb_one: predicate for one call.
+        advice: what to change; either argument may be empty.
     """
 
     kinds: tuple[str, ...]
@@ -174,7 +173,7 @@ class _Asked(Record, frozen=True, kw_only=True):
 
 
 def _of_waits(facts: JobFacts, limits: Limits, asked: _Asked) -> Iterator[Found | Passed]:
-    """Waits of some kinds, each place that costs enough; the lines of one step where no window shows any."""
+    """Report each costly place; without a window, the lines of the inspected step."""
     waits, sites = facts.get(JobFacts.waits), facts.get(JobFacts.sites)
     if waits is None:
         yield _of_lines(facts, sites, asked)
@@ -203,7 +202,6 @@ def _of_waits(facts: JobFacts, limits: Limits, asked: _Asked) -> Iterator[Found 
 
 
 def _of_lines(facts: JobFacts, sites: StepSites | None, asked: _Asked) -> Found | Passed:
-    """The lines of one step, without times."""
     if sites is None:
         reason = facts.why_not(JobFacts.waits)
         raise NotMeasured(reason if facts.traces else f"{NO_WINDOW}, and no step was inspected")
@@ -253,7 +251,7 @@ def _found(
         f" {f'{asked.saving_is} {COST}'.lstrip()} earlier.",
         do=asked.advice(some, sites),
         severity=severity,
-        # How much earlier the device would be done if no call waited: never more than the host waited.
+        # How much earlier the device would finish without these waits: never more than the CPU waited.
         saves_ns=saves_ns,
         saving_is=asked.saving_is,
         at=tuple(places)[:_MOST_LOCATIONS],
@@ -277,17 +275,17 @@ _PHASES_OF_SITES: Final[Mapping[str, tuple[str, ...]]] = {
     "backward": ("backward", "recompute"),
     "optimizer": ("optimizer",),
 }
-"""Phase of a trace → phases of sites; those around the model are told apart otherwise there, so all fit."""
+"""Trace phase → site phases; sites split the phases around the model differently, so all match there."""
 _MADE_ON_HOST: Final = "aten::lift_fresh"
-"""Of ``torch.tensor(..., device=...)``, which a trace shows as a copy."""
+"""Operator of ``torch.tensor(..., device=...)``, which traces show as a copy."""
 
 
 class _Spot(Record, frozen=True, kw_only=True):
-    """One place to change: waits that come from the same source lines, as far as they are known.
+    """One place to change: waits from the same source lines, if known.
 
     Attributes:
-        waits: of all recorded steps; largest saving first.
-        sites: the source lines, most calls first; empty if none is known.
+        waits: waits in all recorded steps, largest saving first.
+        sites: source lines, most calls first; empty if unknown.
     """
 
     waits: tuple[HostWait, ...]
@@ -307,7 +305,6 @@ class _Spot(Record, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """What waits, as a reader would call it."""
         place = self.waits[0].place
         name = place.operators[-1] if place.operators else place.call
         where = place.annotation or place.phase
@@ -315,7 +312,6 @@ class _Spot(Record, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Exact lines; without any the function, the range or the phase."""
         if self.sites:
             return tuple(map(_place_of_site, self.sites))
         place = self.waits[0].place
@@ -326,7 +322,6 @@ class _Spot(Record, frozen=True, kw_only=True):
 
 
 def _spots_of(waits: Iterable[HostWait], sites: StepSites | None, kinds: Collection[str]) -> Sequence[_Spot]:
-    """The places to change, largest saving first."""
     usable = [] if sites is None else [one for one in sites.sites if one.kind in kinds and one.is_blocking]
     found: dict[object, tuple[list[HostWait], tuple[SourceSite, ...]]] = {}
     for wait in waits:
@@ -339,14 +334,14 @@ def _spots_of(waits: Iterable[HostWait], sites: StepSites | None, kinds: Collect
 
 
 def _place_of_site(site: SourceSite) -> Place:
-    """The line itself; of code that no line of the user's calls, the library's function."""
+    """Return the line, or the library function if no user line calls the code."""
     if site.file is None:
         return Place(function=site.caller or site.operator, module=site.module)
     return site.exact(module=site.module)
 
 
 def _sites_of(place: WaitPlace, sites: Sequence[SourceSite]) -> tuple[SourceSite, ...]:
-    """The sites a wait may come from: of its phase, its operators and, if that is known, its function."""
+    """Return the sites that may cause a wait: same phase, operators and, if known, function."""
     phases = _PHASES_OF_SITES.get(place.phase)
     in_phase = [site for site in sites if phases is None or site.phase in phases]
     fitting = [site for site in in_phase if site.operator in place.operators]
@@ -355,7 +350,7 @@ def _sites_of(place: WaitPlace, sites: Sequence[SourceSite]) -> tuple[SourceSite
         fitting = [site for site in in_phase if site.operator in others]
     match = _FUNCTION.fullmatch(place.function)
     if match is not None:
-        # What the step of the sites ran and what the window recorded need not be the same.
+        # The inspected step and the recorded window may have run different code.
         fitting = [
             site
             for site in fitting

@@ -1,4 +1,4 @@
-"""Does the loop wait for its batches?"""
+"""Does training wait for data?"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _IDLE: Final = (Slices(kind="idle: data loading"),)
 
 
 class _Wait(NamedTuple):
-    """The wait for a batch: the mean is said, the usual one decides."""
+    """The data wait per batch: text shows the mean, the median decides."""
 
     mean_ns: float
     usual_ns: float
@@ -72,7 +72,7 @@ def _wait(costs: StepCosts) -> _Wait:
     return _Wait(mean_ns, usual_ns, costs.least_of(usual_ns, costs.typical, "dataloader"), step_ns)
 
 
-# 5% and 20% are the bands of TensorFlow's profiler for input.
+# 5% and 20% are the input bands of TensorFlow's profiler.
 @rule(
     "input_bound",
     title="Training waits for data",
@@ -112,7 +112,7 @@ def _of_run(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         do=advice.action,
         saves_ns=advice.saving_ns,
         saving_is=advice.saving_is,
-        verdict_ns=wait.mean_ns,  # the loop is bound by all of it, whatever there is to gain
+        verdict_ns=wait.mean_ns,  # the loop is bound by the whole wait, whatever the gain
         severity=severity,
         at=_places(facts.get(Facts.setup), advice.loaders),
         evidence=[*evidence, *advice.evidence],
@@ -125,14 +125,13 @@ def _waits(wait_ns: float) -> str:
 
 
 def _places(setup: TrainingSetup | None, loaders: Sequence[LoaderSetup]) -> list[Place]:
-    """What makes batches; where that is torch's own code, the user's line that makes the DataLoader first."""
+    """Return what makes the batches; if that is torch code, the user's DataLoader lines come first."""
     places = list(places_of_batches(loaders))
     is_torchs = bool(places) and all(place.is_library and not place.package for place in places)
     return [*(lines_that_call(setup, "DataLoader") if is_torchs else ()), *places]
 
 
 def _of_traces(facts: JobFacts) -> Iterator[Found | Passed]:
-    """By fetches while no device works."""
     shares = facts.get(JobFacts.device_shares)
     lost = facts.lost_work if shares is not None else ""
     shares = shares or facts.get(JobFacts.host_shares)
@@ -179,7 +178,7 @@ def synchronous_loader(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
     """`num_workers=0`, waiting for data takes less than the threshold of `input_bound`, and workers would
     save time; a hint.
     """
-    # It has no saving: its time is that of input_bound.
+    # No saving: input_bound has the same time.
     costs, setup = facts.step_costs, facts.setup
     loader = next((one for one in setup.loaders if one.num_workers is not None), None)
     if loader is None:
@@ -229,7 +228,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
     waits for that batch anyway. On the CPU, if the training thread waited for one, the extra compute time of
     each epoch's first step is added, at most as much again.
     """
-    # Where workers weren't measured, only the CPU time of the first batch is excluded.
+    # Without worker measurements, only the first batch's CPU time is excluded.
     costs, setup = facts.step_costs, facts.setup
     loader = next((one for one in setup.loaders if one.num_workers), None)
     if loader is None:
@@ -260,7 +259,7 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
         do=f"{loader_call(setup, loader, persistent_workers=True)} (currently False).",
         saves_ns=each_ns * per_step_of,
         saving_is="at least",
-        # While the first step computes longer, nothing waits for data.
+        # Nothing waits for data while the first step computes longer.
         verdict_ns=start_ns * per_step_of if slowed_ns else None,
         at=[loader.worker_init, *lines_that_call(setup, "DataLoader"), loader.dataset],
         evidence=evidence,
@@ -269,14 +268,13 @@ def worker_startup(facts: Facts) -> Iterator[Found | Passed]:
 
 
 _PREFETCHED: Final = 2
-"""Batches that each worker makes ahead by default: persistent ones make them when an epoch begins, too."""
+"""Default number of batches that each worker prefetches; persistent ones do so at each epoch start, too."""
 
 
 def _slowed_ns(facts: Facts, num_workers: int, start_ns: float) -> float:
-    """How much longer the first step of an epoch computes because workers start, beyond filling their queue.
+    """Return how much worker startup slows down an epoch's first step, apart from filling the queue.
 
-    Only on the CPU, if the training thread had to wait for one; as much as the start takes at most, as the
-    user's code may do something else in that step.
+    Capped at the startup time, since user code may do something else in that step.
     """
     costs = facts.step_costs
     if not facts.is_on_cpu or costs.cpu_wait_share is None or costs.had_its_cpu:
@@ -337,7 +335,7 @@ def repeated_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     every time (Repeated samples); a hint. Large tensors are compared by some of their values, so rare changes
     may be missed.
     """
-    # How much of the wait keeping samples would save isn't known, and input_bound speaks of the same time.
+    # The part of the wait that a cache saves is unknown, and input_bound has the same time.
     if not loop_of(facts.info.loop).is_fit:
         raise NotMeasured(NOT_A_FIT)
     costs, setup = facts.step_costs, facts.setup

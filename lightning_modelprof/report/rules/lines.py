@@ -1,4 +1,4 @@
-"""Does a line take long for small operators, tensors made on the CPU, constants or code outside the model?"""
+"""Are lines slow due to small operators, tensors made on the CPU, constants or code outside the model?"""
 
 from __future__ import annotations
 
@@ -31,35 +31,37 @@ from lightning_modelprof.run.model_cost import ModelCost
 from lightning_modelprof.run.sites import LineCount
 from lightning_modelprof.units import milliseconds, time_per_step
 
-# 10% and 20%, the thresholds of most of these rules, are TraceML's bands for what is in a step and in none of
-# its parts.
+# Most of these rules' thresholds, 10% and 20%, are TraceML's bands for time in a step but in none of its
+# parts.
 
 _MANY_TIMES: Final = 16
-"""Operators at a line, or calls of a module, in one call of the forward around it: so many are a loop.
+"""From this many operators at a line, or module calls, per call of the surrounding forward, it's a loop.
 
-A stack of layers calls each of them once."""
+A stack of layers calls each of them once.
+"""
 
 _SMALL_NS: Final = 100_000.0
-"""What an operator takes at most that is mostly overhead.
+"""Maximum time of an operator that is mostly overhead.
 
-Torch takes 5 to 10 us for one, Python around it as much; the rest is for slow and busy machines."""
+Torch takes 5 to 10 µs per operator, and Python about as much; the rest is for slow and busy machines.
+"""
 
 _LEAST_OWN: Final = 0.25
 _LEAST_SAMPLES: Final = 10
 _ENOUGH_SAMPLES: Final = 20
 _MOST_LINES: Final = 3
 _STEP: Final = "training_step"
-"""In the place of a path: ``training_step``, in which modules are called."""
+"""Stands for ``training_step``, which calls modules, in place of a path."""
 
 
 class _Loop(NamedTuple):
-    """Lines of one forward that run operators again and again.
+    """Lines of one forward that run operators in a loop.
 
     Attributes:
-        module: path of the module; ``""`` for the model.
-        lines: most time first.
-        operators: that they run in a step, with those of modules that they call again and again.
-        calls_modules: whether there are such.
+        module: module path; ``""`` for the model.
+        lines: slowest first.
+        operators: operators per step, including those of modules called in the loop.
+        calls_modules: whether the loop calls modules.
     """
 
     module: str
@@ -88,14 +90,14 @@ def slow_line_in_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed
     line's operators). At least 10 samples; the share minus two standard errors counts. A loop's share of
     Backward is added. Small operators are mostly overhead, but part of the work remains.
     """
-    # What training_step runs itself, and modules without parameters, other rules are about.
+    # Other rules cover training_step's own lines, and modules without parameters.
     costs, hot, lines, _ = facts.step_costs, facts.hot_lines, facts.source_lines, facts.sites
     yield Passed(what="No line in a module's forward() stands out.")
     for place, paths in _forwards(facts, lines).items():
         of_it = [one for one in lines if (one.file, one.function_line) == place]
-        makers = [one for one in of_it if one.own_tensors and _path_at(one, paths) is not None]
+        makers = [one for one in of_it if one.own_tensors and _first_path_at(one, paths) is not None]
         for one in makers:
-            yield from _found_at(_Loop(_path_at(one, paths) or "", [one], 0, False), costs, hot, limits)
+            yield from _found_at(_Loop(_first_path_at(one, paths) or "", [one], 0, False), costs, hot, limits)
         loop = _loop(facts.cost, [one for one in of_it if one not in makers], paths)
         if loop is not None:
             yield from _found_at(loop, costs, hot, limits, _backward_ns(loop, lines, costs))
@@ -142,9 +144,10 @@ def _found_at(
 
 
 def _backward_ns(loop: _Loop, lines: Iterable[SourceLine], costs: StepCosts) -> float:
-    """At least what backward takes for the operators of a loop, if most of its operators are for them.
+    """Return a lower bound of a loop's backward time, if most backward operators are the loop's.
 
-    Its part of all operators in Backward, but no more than the host needs for so many of the smallest.
+    It is the loop's share of all operators in Backward, capped at what the CPU needs for that many of the
+    smallest.
     """
     own = sum(one.backward_operators or 0 for one in loop.lines)
     most = sum(one.backward_operators or 0 for one in lines)
@@ -155,10 +158,7 @@ def _backward_ns(loop: _Loop, lines: Iterable[SourceLine], costs: StepCosts) -> 
 
 
 def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:
-    """A line with the functions of the user's that it calls, which make what it makes; not with modules.
-
-    ``None`` where another line of the function takes more.
-    """
+    """Return the line with the user functions it calls, unless another line of its function takes more."""
     if line.function_line is None:
         return None
     hottest = hot.inside(line.file, line.function_line, outside_modules=True)
@@ -166,9 +166,9 @@ def _with_calls(line: SourceLine, hot: HotLines) -> HotLine | None:
 
 
 def _forwards(facts: Facts, lines: Iterable[SourceLine]) -> dict[tuple[str, int], list[str]]:
-    """Where forwards of modules with a parameter are written, and ``training_step``: place → paths.
+    """Map where forwards of modules with a parameter, and ``training_step``, are written to their paths.
 
-    A function that only one of these modules runs, as a method that its forward calls, is as good as that.
+    A function that only such modules run, such as a method that their forward calls, counts as a forward.
     """
     modules, setup = facts.get(Facts.modules), facts.get(Facts.setup)
     if modules is None:
@@ -191,18 +191,16 @@ def _forwards(facts: Facts, lines: Iterable[SourceLine]) -> dict[tuple[str, int]
             )
     for function, within in called.items():
         if function not in found and function not in forwards and within and within <= with_parameters - {""}:
-            # The others are called there.
+            # The other modules are called there.
             found[function] = [path for path in within if _owner(path, [*within - {path}]) is None]
     return found
 
 
-def _path_at(line: SourceLine, paths: list[str]) -> str | None:
-    """The first of these modules that ran something at a line itself."""
+def _first_path_at(line: SourceLine, paths: list[str]) -> str | None:
     return next((path for path, _ in line.by_module if path in paths), None)
 
 
 def _loop(cost: ModelCost, lines: list[SourceLine], paths: list[str]) -> _Loop | None:
-    """The lines of one forward that run operators again and again, if these are many."""
     times = cost.times
     calls = {} if times is None else {one.path: one.calls / max(times.steps, 1) for one in times.times}
     looped, operators, calls_modules, owner = [], 0, False, ""
@@ -228,7 +226,7 @@ def _loop(cost: ModelCost, lines: list[SourceLine], paths: list[str]) -> _Loop |
 
 
 def _owner(path: str, paths: list[str]) -> str | None:
-    """The innermost of these modules that a module is or is in; all but the model itself are in the step."""
+    """Return the innermost of these modules around a path; all but the model's are in the step."""
     if paths == [_STEP]:
         return _STEP if path else None
     around = [one for one in paths if one in ("", path) or path.startswith(f"{one}.")]
@@ -253,7 +251,7 @@ def constant_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     NumPy or `.data`, or in other steps, aren't seen.
     """
     # Such as a graph of fixed positions, a mask, or a frozen tower over fixed prompts. One finding, for the
-    # function that takes most. Sizes and numbers of Python's count as the same, too.
+    # slowest function. Python sizes and numbers also count as constant.
     costs, hot, lines, _ = facts.step_costs, facts.hot_lines, facts.source_lines, facts.sites
     by_function: dict[tuple[str, int | None], list[SourceLine]] = {}
     for one in lines:
@@ -267,7 +265,7 @@ def constant_work(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     most.sort(key=lambda one: -(one.share or 0.0))
     constant = {(one.file, one.line) for some in by_function.values() for one in some}
     others = {(one.file, one.line) for one in lines if one.operators} - constant
-    # The line that calls it, as far out as all that is called there is constant.
+    # The outermost calling line below which everything is constant.
     caller = hot.caller_of_all((most[0].file, most[0].line), constant, others)
     name = most[0].function if caller is None or caller.inner is None else caller.inner.function
     took_ns = share * costs.loop.wall_ns
@@ -305,7 +303,7 @@ def slow_custom_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
     such as a loss, without torch operators over 100 µs each, and without sampled time in logging, in
     gradients and in modules that aren't their children. Part of the work remains.
     """
-    # The latency is the sum of medians of the timed steps, scaled by Forward in these and in the others.
+    # The time is the sum of medians over the timed steps, scaled by Forward in these and in other steps.
     costs, modules = facts.step_costs, timed_modules(facts)
     if modules.root.forward_ns is None or modules.root.forward_flops is None:
         raise NotMeasured("modules weren't timed, or their operators weren't counted")
@@ -340,7 +338,7 @@ def slow_custom_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed]
 
 
 def _share_of_others(hot: HotLines | None, place: Place, *, is_leaf: bool) -> float:
-    """Share of a forward's time in logging, in gradients, and in modules that can't be its own children."""
+    """Return a forward's share in logging, gradients, and modules that can't be its children."""
     if hot is None or place.file is None or place.line is None:
         return 0.0
     logging = hot.logging_share(place.file, place.line)[0]
@@ -351,7 +349,7 @@ def _share_of_others(hot: HotLines | None, place: Place, *, is_leaf: bool) -> fl
 
 
 def _without_layers(modules: Sequence[ModuleCost]) -> list[ModuleCost]:
-    """The outermost modules, below the model, in which nothing has a parameter or a contraction."""
+    """Return the outermost modules below the model without any parameter or contraction inside."""
     found: list[ModuleCost] = []
     for module in modules:
         is_inside = found and module.path.startswith(f"{found[-1].path}.")
@@ -389,8 +387,8 @@ def slow_forward_outside_model(facts: Facts) -> Iterator[Found | Passed]:
     forward_ns = (means.device_ns if on_device else means.medians_ns).get("forward")
     if forward_ns is None:
         raise NotMeasured("Forward and modules were timed on different clocks")
-    # The machine may have been faster in the timed steps. The time is never scaled down: timing modules takes
-    # some of Forward there, and with very many small ones the rest comes out too small.
+    # The machine may have been faster in the timed steps. Never scale down: module timing takes part of
+    # Forward there, and with very many small modules the rest would be too small.
     model_ns = round(modules.root.forward_ns * max(1.0, module_pace(facts)))
     name = loop_of(facts.info.loop).step_hook
     place = setup.module_hooks.get(name) or setup.module
@@ -416,12 +414,13 @@ def slow_forward_outside_model(facts: Facts) -> Iterator[Found | Passed]:
         *([duration("time in long torch operators", torch_ns)] if torch_ns else ()),
     ]
     yield Passed(what=f"Code outside the model takes {time_per_step(rest_ns)}.", evidence=evidence)
-    # Steps in which the machine was busy must not count: three of four steps have so much of it.
+    # Steps on a busy machine must not count, so use the lower quartile: three of four steps take at least
+    # that.
     error_ns = 2 * math.hypot(sampled.logging[1], sampled.gradients[1]) * forward_ns
     spread_ns = forward_ns - means.quartiles_ns.get("forward", forward_ns)
     least_ns = min(rest_ns - spread_ns - error_ns, sampled.most_ns(forward_ns) - torch_ns)
     spread_ns = means.medians_ns.get("backward", 0.0) - means.quartiles_ns.get("backward", 0.0)
-    # Lightning's own code around the step slows down with the machine like its loop, and is in Forward, too.
+    # Lightning's own code around the step is in Forward too, and slows down with the machine like its loop.
     if least_ns < means.medians_ns.get("other", 0.0):
         return
     of_backward = f", about {milliseconds(backward_ns)} of it in backward" if backward_ns else ""
@@ -438,7 +437,7 @@ def slow_forward_outside_model(facts: Facts) -> Iterator[Found | Passed]:
 
 
 def _penalty(facts: Facts) -> Iterator[Found]:
-    """The step's own lines that make a number of each parameter, if operators there take long."""
+    """Report the step's own lines that reduce each parameter to a number, if their operators are slow."""
     sites, lines = facts.get(Facts.sites), facts.get(Facts.source_lines)
     hot, costs = facts.get(Facts.hot_lines), facts.step_costs
     if sites is None or lines is None or hot is None:
@@ -462,7 +461,7 @@ def _penalty(facts: Facts) -> Iterator[Found]:
         saves_ns=time.whole_ns,
         least_ns=time.least_ns,
         whole_ns=costs.loop.wall_ns,
-        verdict_ns=0.0,  # the time of torch's long operators is no slow Python
+        verdict_ns=0.0,  # slow torch operators aren't slow Python
         at=[one.exact() for one in time.lines[:_MOST_LINES]],
         evidence=[
             duration("forward time per step", time.forward_ns),
@@ -474,7 +473,7 @@ def _penalty(facts: Facts) -> Iterator[Found]:
 
 
 def _lines_of(facts: Facts, module: str) -> list[LineCount]:
-    """What the lines of one module ran in the inspected step, with the modules in it; ``""`` without any."""
+    """Return the inspected lines of a module and its submodules; ``""`` for code outside modules."""
     sites = facts.get(Facts.sites)
     lines = () if sites is None else sites.lines
     inside = f"{module}." if module else ""
@@ -482,10 +481,10 @@ def _lines_of(facts: Facts, module: str) -> list[LineCount]:
 
 
 def _torch_work(facts: Facts, module: str) -> dict[LineCount, float]:
-    """Forward's lines of one module whose operators take long each, and their time; ``""`` as above.
+    """Return a module's Forward lines with slow operators, where torch works and no Python loop is to blame.
 
-    There torch works, and no loop in Python is to blame. Operators were timed in one step, where a pause may
-    have come between: of each line no more counts than samples of all steps allow for.
+    Operators were timed in one step, possibly with a pause in between, so all steps' samples cap each line's
+    time.
     """
     hot = facts.get(Facts.hot_lines)
     most = None if hot is None else hot.most_at_lines("forward")
@@ -501,10 +500,9 @@ def _torch_work(facts: Facts, module: str) -> dict[LineCount, float]:
 
 
 def _backward_of_loops_ns(facts: Facts, model_ns: int | None) -> float:
-    """Backward of the step's own lines that run many small operators.
+    """Return the backward time of the step's own lines that run many small operators.
 
-    Their part of Backward: each operator counts with its time and what the host needs for calling it. No more
-    than what the backward of the model leaves, where that was timed.
+    Operators count with their time and call overhead; what the model leaves of Backward is the cap.
     """
     backward_ns, sites = facts.step_costs.typical.medians_ns.get("backward"), facts.get(Facts.sites)
     if not backward_ns or sites is None:
@@ -528,13 +526,13 @@ def _backward_of_loops_ns(facts: Facts, model_ns: int | None) -> float:
 
 
 class _Sampled(NamedTuple):
-    """What samples say of a function's time in Forward; of manual optimization the other phases are in it.
+    """Sampled shares of a function's time in Forward; with manual optimization that includes other phases.
 
     Attributes:
-        logging: share in ``self.log`` and metrics, a cause of its own, and its standard error.
+        logging: share in ``self.log`` and metrics, a separate cause, and its standard error.
         gradients: share in gradients that it computes itself, and its standard error.
-        own: share in its own code: no modules, no gradients, no logging.
-        samples: of the function.
+        own: share in its own code: no modules, gradients or logging.
+        samples: number of the function's samples.
     """
 
     logging: tuple[float, float] = (0.0, 0.0)
@@ -543,7 +541,6 @@ class _Sampled(NamedTuple):
     samples: int = 0
 
     def most_ns(self, forward_ns: float) -> float:
-        """The most time outside of modules that samples allow for; infinite where they say nothing."""
         if self.samples < _ENOUGH_SAMPLES:
             return math.inf
         return forward_ns * (self.own + 2 * math.sqrt(self.own * (1 - self.own) / self.samples))

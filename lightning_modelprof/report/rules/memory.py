@@ -1,4 +1,4 @@
-"""Does memory grow, is it nearly full or reserved for nothing, and what if it ran out?"""
+"""Does memory grow, is it nearly full or reserved but unused, and what if it ran out?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_modelprof.run.phases import PHASES
 from lightning_modelprof.units import percent, size
 
 _PER: Final = 1_000
-"""Steps that growth is told for."""
+"""Number of steps that growth is given for."""
 
 _HOUR_NS: Final = 3_600e9
 
@@ -61,8 +61,8 @@ def memory_creep(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     that grew in at least 4 checks in a row by at least one element per step are named if they may hold a
     quarter of the growth.
     """
-    # The floors are choices: a model of a few parameters that keeps each step's graph grows by some ten KiB a
-    # step, which is some ten MiB in 1,000.
+    # The floors are our choice: a small model that keeps each step's graph grows by some ten KiB per step,
+    # which is some ten MiB in 1,000 steps.
     use, costs = facts.memory, facts.get(Facts.step_costs)
     if not use.growth:
         raise NotMeasured(
@@ -76,16 +76,16 @@ def memory_creep(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     for one in use.growth:
         seen, in_epochs = use.record.growing, one.in_epochs
         if _is_creep(one, limits):
-            able = _able_to(one.bytes_per_step, seen)
+            able = _possible_causes(one.bytes_per_step, seen)
             step_ns = 0.0 if costs is None else costs.steady.wall_ns
             yield _with_growing(_creep(one, use.record, step_ns, limits, bool(able)), able, seen)
         elif in_epochs is not None and _is_collected(in_epochs, limits):
-            able = _able_to(in_epochs.bytes_per_step, seen)
+            able = _possible_causes(in_epochs.bytes_per_step, seen)
             yield _with_growing(_collected(_NAMES[one.kind], in_epochs), able, seen)
 
 
 def _is_creep(growth: Growth, limits: Limits) -> bool:
-    """Whether it grows on and on: what levels off is no creep, and it must grow without its largest jump."""
+    """Return whether growth continues: it doesn't level off, and remains without its largest jump."""
     per = growth.bytes_per_step * _PER
     return (
         growth.low > 0
@@ -124,7 +124,7 @@ def _collected(name: str, growth: EpochGrowth) -> Found:
 
 
 def _creep(growth: Growth, record: MemoryRecord, step_ns: float, limits: Limits, has_cause: bool) -> Found:
-    full_ns, evidence = _full_in_ns(growth, record, step_ns), _growth_evidence(growth)
+    full_ns, evidence = _ns_until_full(growth, record, step_ns), _growth_evidence(growth)
     what = (
         f"{_capital(_NAMES[growth.kind])} grows by {size(growth.bytes_per_step * _PER)} per {_PER:,} steps"
         f" (95% confidence interval {size(growth.low * _PER)} to {size(growth.high * _PER)})"
@@ -133,7 +133,7 @@ def _creep(growth: Growth, record: MemoryRecord, step_ns: float, limits: Limits,
         what += f" and will be full in about {full_ns / _HOUR_NS:.2g} hours"
         evidence.insert(1, duration("time until memory is full", full_ns))
     seen_ns = step_ns * (growth.last_step - growth.first_step)
-    # An allocator of the process's memory levels off late; a device's is torch's own and counts exactly.
+    # The process's allocator levels off late; a device's is torch's own and counts exactly.
     is_sure = growth.kind == "allocated" or seen_ns >= limits.sure_s * 1e9
     if not is_sure:
         what += f". After only {seen_ns / 1e9:.2g} s it may still be warm-up"
@@ -152,11 +152,10 @@ def _creep(growth: Growth, record: MemoryRecord, step_ns: float, limits: Limits,
 
 
 _CONSIDERABLE: Final = 0.25
-"""Of the growth, what the elements of an attribute must be able to take."""
+"""Minimum share of the growth that an attribute's elements must be able to explain."""
 
 
-def _able_to(bytes_per_step: float, growing: Sequence[GrowingAttribute]) -> list[GrowingAttribute]:
-    """The attributes whose elements may take a considerable part of the growth."""
+def _possible_causes(bytes_per_step: float, growing: Sequence[GrowingAttribute]) -> list[GrowingAttribute]:
     return [
         one
         for one in growing
@@ -169,12 +168,7 @@ def _able_to(bytes_per_step: float, growing: Sequence[GrowingAttribute]) -> list
 def _with_growing(
     found: Found, growing: Sequence[GrowingAttribute], seen: Sequence[GrowingAttribute]
 ) -> Found:
-    """The same, with the attributes that grow and the lines that add to them, if any is known.
-
-    Args:
-        growing: attributes that may be the cause.
-        seen: all that grow.
-    """
+    """Add the attributes in ``growing``, the possible causes, of all that grow (``seen``)."""
     names = ", ".join(f"{one.owner}.{one.name}" for one in (growing or seen)[:3])
     if not growing:
         told = f" The cause isn't known: {names} also grew, but takes too little." if seen else ""
@@ -201,8 +195,7 @@ def _growth_evidence(growth: Growth) -> list[Evidence]:
     ]
 
 
-def _full_in_ns(growth: Growth, record: MemoryRecord, step_ns: float) -> float | None:
-    """When there is no memory left, at the pace of the steady steps; ``None`` if that is not known."""
+def _ns_until_full(growth: Growth, record: MemoryRecord, step_ns: float) -> float | None:
     total = record.total_bytes if growth.kind == "allocated" else record.host_total_bytes
     if total is None or not step_ns or growth.bytes_per_step <= 0:
         return None
@@ -231,7 +224,7 @@ def memory_fragmentation(facts: Facts, limits: Limits) -> Iterator[Found | Passe
     """Peak reserved minus peak allocated memory (a lower bound, since the peaks may differ in time), or the
     allocator had to free its cache, which waits for the GPU.
     """
-    # The thresholds are choices; TraceML warns where twice as much is reserved as allocated.
+    # The thresholds are our choice; TraceML warns if twice as much is reserved as allocated.
     record, unused, share = facts.memory.record, facts.memory.unused_bytes, facts.memory.unused_share
     if unused is None or share is None:
         raise NotMeasured("PyTorch doesn't report reserved memory on this device")
@@ -270,8 +263,8 @@ def memory_fragmentation(facts: Facts, limits: Limits) -> Iterator[Found | Passe
 )
 def memory_near_capacity(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Peak memory reserved by torch, as a share of GPU memory."""
-    # 92% and 97% are the bands of TraceML.
-    reserved, total = _reserved_of(facts)
+    # 92% and 97% are TraceML's bands.
+    reserved, total = _reserved_and_total(facts)
     share = reserved / total
     evidence = [
         ratio("reserved share of GPU memory", share),
@@ -289,8 +282,7 @@ def memory_near_capacity(facts: Facts, limits: Limits) -> Iterator[Found | Passe
     )
 
 
-def _reserved_of(facts: Facts) -> tuple[int, int]:
-    """The most that was reserved and how much there is; from the setup where memory was not looked at."""
+def _reserved_and_total(facts: Facts) -> tuple[int, int]:
     use = facts.get(Facts.memory)
     if use is not None and use.record.peak_reserved_bytes is not None and use.record.total_bytes:
         return use.record.peak_reserved_bytes, use.record.total_bytes
@@ -301,7 +293,7 @@ def _reserved_of(facts: Facts) -> tuple[int, int]:
 
 _MOST_NAMED: Final = 5
 _REST: Final = "activations and other"
-"""Memory in no known category."""
+"""Memory outside the known categories."""
 _LABELS: Final = {phase.key: phase.label for phase in PHASES}
 
 
@@ -341,10 +333,10 @@ def out_of_memory(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _attempts(event: OutOfMemory, limits: Limits, *, may_halve: bool) -> Iterator[tuple[float, str]]:
-    """What to try, with the bytes that it should give; rough, only to put them in an order."""
-    rest, held = _rest_bytes(event), event.by_category
+    """Yield what to try, with rough bytes it should free, only used to sort."""
+    rest, held = _uncategorized_bytes(event), event.by_category
     if rest is None:
-        # The size of activations is unknown; the request itself came on top of the rest.
+        # Activation size is unknown; the request itself came on top of the rest.
         rest = max(event.requested_bytes or 0, sum(held.values()), 1)
     yield rest / 2, "a smaller batch with accumulate_grad_batches"
     if event.phase in {"", "forward", "backward"}:
@@ -365,8 +357,7 @@ def _attempts(event: OutOfMemory, limits: Limits, *, may_halve: bool) -> Iterato
         yield float(reserved - allocated), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-def _rest_bytes(event: OutOfMemory) -> int | None:
-    """What was allocated and is in no known category; ``None`` if it is not known what was allocated."""
+def _uncategorized_bytes(event: OutOfMemory) -> int | None:
     if event.allocated_bytes is None:
         return None
     return max(0, event.allocated_bytes - sum(event.by_category.values()))
@@ -377,7 +368,7 @@ def _summary(event: OutOfMemory) -> str:
     asked = "" if event.requested_bytes is None else f" when allocating {size(event.requested_bytes)}"
     device = "CPU" if event.device == "cpu" else "GPU"
     summary = f"{device} memory ran out at step {event.step}{where}{asked}."
-    held = [*event.by_category.items(), (_REST, _rest_bytes(event) or 0)]
+    held = [*event.by_category.items(), (_REST, _uncategorized_bytes(event) or 0)]
     held.sort(key=lambda item: -item[1])
     parts = [f"{category} {size(num_bytes)}" for category, num_bytes in held if num_bytes]
     return f"{summary} In use: {', '.join(parts)}." if parts else summary
@@ -390,7 +381,7 @@ def _evidence_of_error(event: OutOfMemory) -> Iterator[Evidence]:
         ("reserved memory", event.reserved_bytes),
         ("total memory", event.total_bytes),
         *event.by_category.items(),
-        (_REST, _rest_bytes(event)),
+        (_REST, _uncategorized_bytes(event)),
         *((f"{one.category} of {one.name or 'the model itself'}", one.num_bytes) for one in event.holders),
     ):
         if num_bytes is not None:

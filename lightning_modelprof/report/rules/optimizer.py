@@ -18,10 +18,11 @@ from lightning_modelprof.run.setup import OptimizerSetup, TrainingSetup
 from lightning_modelprof.run.stacks import StackFrame
 
 _FUSED_ON_CPU: Final = 0.25
-"""What is left of the step of an optimizer on the CPU when it is fused.
+"""Fused share of an optimizer's step time on the CPU.
 
 On one CPU, ``fused=True`` took 13 to 43% of the time of Adam and AdamW, and 19 to 63% of that of SGD with
-momentum, for 40 to 480 tensors of 16 to 262,144 numbers."""
+momentum, for 40 to 480 tensors of 16 to 262,144 numbers.
+"""
 
 
 @rule(
@@ -77,7 +78,7 @@ def _severity_on_cpu(limits: Limits, saved: float) -> Severity:
 
 
 def _is_one_by_one(one: OptimizerSetup, on_cpu: bool) -> bool:
-    """On the CPU torch never takes foreach by itself; elsewhere it may, unless it is told not to."""
+    """On the CPU torch never chooses foreach itself; elsewhere it may, unless turned off."""
     if one.fused:
         return False
     return one.has_fused if on_cpu else one.has_foreach and one.foreach is False
@@ -108,8 +109,8 @@ def slow_optimizer(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Samples of your code in Optimization, without torch's own optimizers, at least 10; the share minus two
     standard errors counts.
     """
-    # An optimizer of the user's own, a ``step`` around torch's, or ``optimizer_step`` of the module. How much
-    # a better way leaves isn't known: the saving is all of it.
+    # The user's own optimizer, a ``step`` around torch's, or the module's ``optimizer_step``. What remains
+    # after a fix is unknown, so the saving is all of it.
     hot = sampled(facts)
     if not loop_of(facts.info.loop).is_fit:
         raise NotMeasured(NOT_A_FIT)
@@ -125,7 +126,7 @@ def slow_optimizer(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _own_code(path: Sequence[StackFrame]) -> int | None:
-    """The user's outermost call below which no optimizer of torch's runs."""
+    """Return the user's outermost call that doesn't run a torch optimizer."""
     torchs = [at for at, frame in enumerate(path) if frame.python_module.startswith("torch.optim")]
     start = max(torchs, default=-1) + 1
     return next((at for at in range(start, len(path)) if path[at].is_users), None)

@@ -1,4 +1,4 @@
-"""What happens to a finding after its rule: a list of passes, each noted on what it changes."""
+"""Passes over findings after their rules; each pass is noted on the findings it changes."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from lightning_modelprof.units import milliseconds
 _STATUS: Final = (Status.FOUND, Status.CLEAN, Status.NOT_EVALUATED)
 
 _SEVERITY: Final = (Severity.CRITICAL, Severity.WARNING, None, Severity.INFO)
-"""``None`` is not judged: too little of the time is accounted for."""
+"""``None`` wasn't judged, since too little of the time is attributed."""
 
 
 def by_time(finding: Finding) -> tuple[int, bool, float, int]:
-    """Found ones first; hints last of them; then largest saving first; of equals the critical one."""
+    """Sort key: found first, hints last among them, then by saving, then by severity."""
     severity = _SEVERITY.index(finding.severity)
     is_hint = finding.severity is Severity.INFO
     return _STATUS.index(finding.status), is_hint, -(finding.saving_ns_per_step or 0.0), severity
 
 
 def in_order(findings: Iterable[Finding], rules: Sequence[Rule], verdict: Verdict) -> tuple[Finding, ...]:
-    """Findings as a reader gets them, so that the first one says what the verdict says.
+    """Sort findings for readers, so that the first matches the verdict.
 
-    First comes the finding with the largest saving whose time speaks for the verdict (``Rule.bound``),
-    or the one whose kind the verdict has, as of a loop that ran out of memory. The others follow by severity,
-    and those of one severity by saving; one whose saving isn't known counts as the median of them.
+    The first is the finding with the largest saving that supports the verdict (``Rule.bound``), or whose kind
+    is the verdict, such as running out of memory. The rest follow by severity, then by saving; an unknown
+    saving counts as the median of its severity.
     """
     speaking = {verdict.kind, *(rule.kind for rule in rules if rule.bound == verdict.kind)}
     ranked = sorted(findings, key=by_time)
@@ -62,11 +62,11 @@ def in_order(findings: Iterable[Finding], rules: Sequence[Rule], verdict: Verdic
 
 
 Said = list[tuple[Rule, Finding]]
-"""Findings with the rules that made them."""
+"""Findings with their rules."""
 
 
 def placed(said: Iterable[tuple[Rule, Iterable[Finding]]], facts: JobFacts) -> list[Finding]:
-    """The findings of all rules after all passes."""
+    """Apply all passes to the findings of all rules."""
     pairs = [(rule, one) for rule, findings in said for one in findings]
     for change in PASSES:
         pairs = change(pairs, facts)
@@ -78,7 +78,7 @@ def _noted(old: Finding, new: Finding, name: str) -> Finding:
 
 
 def _each(said: Said, name: str, change: Callable[[Rule, Finding], Finding]) -> Said:
-    """Every finding changed by itself; one at which that fails is not evaluated, and costs no other."""
+    """Change each finding separately; one whose change fails becomes not evaluated."""
 
     def changed(rule: Rule, one: Finding) -> Finding:
         try:
@@ -90,7 +90,6 @@ def _each(said: Said, name: str, change: Callable[[Rule, Finding], Finding]) -> 
 
 
 def _at_lines(said: Said, facts: JobFacts) -> Said:
-    """Places become the lines that take the time, by samples."""
     if not isinstance(facts, Facts):
         return said
     return _each(said, "lines", lambda rule, one: _at_its_lines(rule, one, facts))
@@ -113,8 +112,7 @@ def _at_its_lines(rule: Rule, finding: Finding, facts: Facts) -> Finding:
 
 
 def _with_top_line(placed: Finding, hot: HotLines, least_samples: float) -> Finding:
-    """Of workers: where no function below the first place takes half of its time, as of a list of transforms,
-    the line of the user's that most time is spent at comes first."""
+    """Put a worker's slowest line first, unless the first place or a line in it is that line."""
     top = next(iter(hot.lines), None)
     if placed.status is not Status.FOUND or top is None or top.samples < least_samples:
         return placed
@@ -126,7 +124,6 @@ def _with_top_line(placed: Finding, hot: HotLines, least_samples: float) -> Find
 
 
 def _idioms(said: Said, facts: JobFacts) -> Said:
-    """The action names what the line does, where it is a known slow idiom."""
     if not isinstance(facts, Facts):
         return said
     others = [rule.samples(facts) for rule in MADE if rule.samples is not None]
@@ -141,7 +138,7 @@ def _idioms(said: Said, facts: JobFacts) -> Said:
 
 
 def _owners(said: Said, facts: JobFacts) -> Said:
-    """Code of a library is led back to the user's line that runs it."""
+    """Trace library code back to the user line that runs it."""
     setup = facts.get(JobFacts.setup)
     return _each(said, "owner", lambda _, one: with_owners(one, setup))
 
@@ -151,11 +148,11 @@ _LESS: Final[Mapping[Severity | None, Severity]] = {
     Severity.WARNING: Severity.INFO,
     Severity.INFO: Severity.INFO,
 }
-"""What becomes of a severity that rests on times, where the training thread waited for a CPU."""
+"""Severities that rest on times, when the training thread waited for a CPU."""
 
 
 def _busy_machine(said: Said, facts: JobFacts) -> Said:
-    """Times count for less on a busy machine, and for nothing where nobody knows where the time goes."""
+    """Lower severities on a busy machine, and drop them if too little time is attributed."""
     if not isinstance(facts, Facts):
         return said
     is_enough = account(facts).is_enough
@@ -170,7 +167,6 @@ def _busy_machine(said: Said, facts: JobFacts) -> Said:
 
 
 def _costs(said: Said, facts: JobFacts) -> Said:
-    """The sentences get the cost, as a share of the step or of the loop."""
     if not isinstance(facts, Facts):
         step_ns = facts.get(JobFacts.step_ns) or 0.0
         return _each(said, "cost", lambda _, one: of_step(one, step_ns))
@@ -185,10 +181,10 @@ def _costs(said: Said, facts: JobFacts) -> Said:
 
 
 _MOSTLY: Final = 0.8
-"""Share of a finding's samples in another one's time, from which on it says the same time again."""
+"""Minimum share of a finding's samples in another's time for it to repeat that time."""
 
 _LEAST_SAMPLES: Final = 10
-"""Of a finding, in its time; with fewer nobody knows whose time it is."""
+"""Minimum samples of a finding; with fewer it's unclear whose time it is."""
 
 _OF_HOOKS: Final = frozenset(("callbacks", "module_hooks"))
 """Phases that consist of whole hooks."""
@@ -197,12 +193,12 @@ _Claims = Callable[[SampledStack], bool]
 
 
 def _repeats(said: Said, facts: JobFacts) -> Said:
-    """Findings that say the time of one above again become hints that name it, without a saving.
+    """Turn findings that repeat an earlier one's time into hints that name it, without a saving.
 
-    What time a finding is about samples tell: those of its phases if these are all its own, else those with
-    one of its lines on the stack.
+    Samples decide which time a finding is about: all of its phases if they are entirely its own, else the
+    stacks with one of its lines.
     """
-    # A time that is part of a longer one is told from the longer one, whatever the severities.
+    # The part yields to the whole, whatever the severities.
     said = sorted(said, key=lambda pair: by_time(pair[1]))
     hot = facts.get(Facts.hot_lines) if isinstance(facts, Facts) else None
     if hot is None:
@@ -227,14 +223,14 @@ def _repeats(said: Said, facts: JobFacts) -> Said:
 
 
 def _claims(finding: Finding, rule: Rule, hot: HotLines) -> _Claims | None:
-    """Whether a stack is of a finding's time; ``None`` where samples do not tell."""
+    """Return a test whether a stack is part of a finding's time; ``None`` if samples can't decide."""
     if finding.status is not Status.FOUND or not finding.saving_ns_per_step or rule.is_of_device:
         return None
     if rule.sampled_phases:
         return lambda stack: stack.phase in rule.sampled_phases
     exact = [one for one in finding.locations if one.is_exact]
     lines = {(one.file, one.line) for one in exact}
-    # The time of a hook is all of it, not only that of its slowest line.
+    # A hook's whole time counts, not only that of its slowest line.
     is_of_hooks = bool(rule.phases) and set(rule.phases) <= _OF_HOOKS
     hooks = {(one.file, one.function) for one in exact} if is_of_hooks else set()
     frames = {
@@ -248,7 +244,7 @@ def _claims(finding: Finding, rule: Rule, hot: HotLines) -> _Claims | None:
 def _first_with(
     finding: Finding, claims: _Claims, above: Sequence[tuple[Finding, _Claims]], hot: HotLines
 ) -> Finding | None:
-    """The first finding above in whose time most of this one's is; several of one rule are several things."""
+    """Return the first earlier finding with most of this one's time; findings of one rule are distinct."""
     stacks = [stack for stack in hot.samples.stacks if claims(stack)]
     whole_ns = sum(stack.time_ns for stack in stacks)
     if sum(stack.samples for stack in stacks) < _LEAST_SAMPLES:
@@ -260,8 +256,8 @@ def _first_with(
     return None
 
 
-def _copies(said: Said, facts: JobFacts) -> Said:  # noqa: ARG001  # as the other passes
-    """Slow transfers don't count the waits for copies that a finding of their own is about."""
+def _copies(said: Said, facts: JobFacts) -> Said:  # noqa: ARG001  # same signature as the other passes
+    """Subtract copy waits that have their own finding from slow transfers."""
     copies_ns = sum(
         float(one.value or 0.0)
         for _, finding in said
@@ -301,4 +297,4 @@ PASSES: Final[tuple[Callable[[Said, JobFacts], Said], ...]] = (
     _repeats,
     _copies,
 )
-"""In the order in which they are applied; each has the name that a finding's ``passes`` gets of it."""
+"""In order of application; findings list the passes that changed them."""

@@ -42,17 +42,16 @@ def of_phase(
     evidence: Iterable[Evidence] = (),
     is_in_every_step: bool = True,
 ) -> Iterator[Found | Passed]:
-    """The time of one phase, as a share of the steps that it is in.
+    """Report the time of one phase, as a share of the steps it is in.
 
     Args:
-        what: the phase as the subject of a sentence.
-        less: what to do where samples name the user's functions, ``{names}``; ``""`` where that changes
-            nothing.
-        is_in_every_step: whether it is work of every step; a few long ones are then an accident of the
+        what: the phase as a sentence's subject.
+        less: advice where samples name the user's functions, ``{names}``; ``""`` if that makes no difference.
+        is_in_every_step: whether every step does this work, so that a few long ones are accidents of the
             machine.
     """
     costs, setup = facts.step_costs, facts.setup
-    # For what surrounds the model the whole loop.
+    # Phases around the model are a share of the whole loop.
     means = costs.typical if PHASES[PHASE_INDEX[phase]].every_step else costs.loop
     cost_ns = usual_ns = least_ns = means.phases_ns.get(phase)
     wall_ns = costs.loop.wall_ns
@@ -151,7 +150,7 @@ def clip_cost(facts: Facts) -> Iterator[Found | Passed]:
 
 
 def rarer_logging(setup: TrainingSetup) -> int:
-    """A cheaper ``log_every_n_steps``: ten times the present one, at least Lightning's own 50."""
+    """Return a cheaper ``log_every_n_steps``: ten times the current one, at least Lightning's default 50."""
     return max(50, 10 * (setup.log_every_n_steps or 1))
 
 
@@ -221,7 +220,7 @@ def slow_module_hook(facts: Facts) -> Iterator[Found | Passed]:
         for name, place in facts.setup.module_hooks.items()
         if name.startswith("on_")
         and "batch_transfer" not in name
-        and (place.package or not place.is_library)  # its own, and those that it has from a library
+        and (place.package or not place.is_library)  # its own, and those inherited from a library
     ]
     names = ", ".join(one.function for one in own) or "the DataModule's or Strategy's hooks"
     yield from of_phase(
@@ -287,7 +286,7 @@ def zero_grad_cost(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 )
 def slow_setup(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """Time before the first step (Outside the loop); a hint."""
-    # Both thresholds are this package's own choice.
+    # Both thresholds are our choice.
     around = facts.outside_loop
     share, took = around.share(around.before_ns), milliseconds(around.before_ns)
     evidence = [duration("time before the first step", around.before_ns), ratio("share of total time", share)]

@@ -1,4 +1,4 @@
-"""Would other numbers, or other sizes, be faster: TF32, 16 bits, float32 instead of float64?"""
+"""Would other number formats or sizes be faster: TF32, 16 bits, float32 instead of float64?"""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ from lightning_modelprof.run.sites import LineCount
 from lightning_modelprof.units import milliseconds, percent
 
 
-def _tensor_cores(
+def _require_tensor_cores(
     facts: Facts, least: tuple[int, int] = VOLTA, too_old: str = "the GPU has no tensor cores"
 ) -> DeviceSetup:
-    """The CUDA device, if its tensor cores can do what a rule is about."""
     cuda = facts.setup.cuda
     if cuda is None:
         raise NotMeasured(NO_CUDA)
@@ -45,8 +44,7 @@ def _tensor_cores(
     return cuda
 
 
-def _eligible(facts: Facts) -> tuple[str, list[Evidence]]:
-    """How much of the kernels' time tensor cores could do; nothing where windows don't say it."""
+def _eligible_note(facts: Facts) -> tuple[str, list[Evidence]]:
     use = facts.get(Facts.tensor_core_use)
     if use is None or not use.eligible_ns:
         return "", []
@@ -62,12 +60,12 @@ def _eligible(facts: Facts) -> tuple[str, list[Evidence]]:
 )
 def tensor_cores_unused(facts: Facts) -> Iterator[Found | Passed]:
     """Float32 matmuls at precision `highest` on a CUDA GPU with TF32; a hint. TF32 has a 10-bit mantissa."""
-    _tensor_cores(facts, AMPERE, "the GPU has no TF32")
+    _require_tensor_cores(facts, AMPERE, "the GPU has no TF32")
     precision, matmuls = facts.info.precision, facts.setup.matmul_precision
     if is_half(precision) or matmuls != "highest":
         yield Passed(what=f"Precision is {precision}, matmul precision is {matmuls}.")
         return
-    words, evidence = _eligible(facts)
+    words, evidence = _eligible_note(facts)
     yield Found(
         what=f"Precision is {precision} and matmul precision is 'highest', so matmuls don't use tensor cores."
         f"{words}",
@@ -86,12 +84,12 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Found | Passed]:
 )
 def amp_off(facts: Facts) -> Iterator[Found | Passed]:
     """32-bit training on a CUDA GPU with tensor cores; a hint."""
-    cuda, precision = _tensor_cores(facts), facts.info.precision
+    cuda, precision = _require_tensor_cores(facts), facts.info.precision
     if is_half(precision):
         yield Passed(what=f"Precision is {precision}.")
         return
     wanted = "bf16-mixed" if cuda.capability >= AMPERE else "16-mixed"
-    words, evidence = _eligible(facts)
+    words, evidence = _eligible_note(facts)
     yield Found(
         what=f"Precision is {precision}.{words}",
         do=f"Try Trainer(precision='{wanted}') (may change results).",
@@ -111,7 +109,7 @@ def amp_off(facts: Facts) -> Iterator[Found | Passed]:
 def matmul_tile(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """16-bit training on a CUDA GPU where linear layer sizes aren't multiples of 8; a hint."""
     # Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, 2023, "Tensor Core Requirements".
-    _tensor_cores(facts)
+    _require_tensor_cores(facts)
     if not is_half(facts.info.precision):
         raise NotMeasured("only checked with 16-bit precision")
     layers, multiple = facts.setup.layers, limits.multiple
@@ -132,7 +130,7 @@ def matmul_tile(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 _PHASES: Final = ("forward", "backward", "optimizer")
 _HALF: Final = 0.5
-"""float32 takes half the bytes, and twice as many fit into a CPU's vector. On most GPUs it saves far more."""
+"""float32 takes half the bytes, and twice as many fit a CPU vector. On most GPUs it saves far more."""
 _MOST_PLACES: Final = 2
 
 
@@ -184,9 +182,8 @@ def double_precision(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _double_operators(facts: Facts, limits: Limits) -> Iterator[Found]:
-    """Of a model that isn't float64: by the operators that are, and where float64 begins."""
     lines, hot, sites = facts.get(Facts.source_lines), facts.get(Facts.hot_lines), facts.get(Facts.sites)
-    # The time is that of the host, so it's only known in training on the CPU.
+    # Times are the CPU's, so they are only known in CPU training.
     if lines is None or hot is None or sites is None or sites.device != "cpu":
         return
     time = operator_time(_in_double, sites=sites, lines=lines, hot=hot, costs=facts.step_costs)
@@ -229,14 +226,14 @@ _MOST_NAMED: Final = 3
     points_at=PointsAt.NO_TIME,
     is_of_device=True,
     on_traces=True,
-    warning=0.10,  # our own; torch_tb_profiler has the share without a threshold
+    warning=0.10,  # our own; torch_tb_profiler shows the share without a threshold
 )
 def tensor_cores_eligible(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
     """Kernels of convolutions, matmuls and attention whose names show that they don't use tensor cores; a
     hint. In a run, only checked if mixed precision or TF32 is on.
     """
-    # Without a saving: a trace can't tell what a kernel would take on tensor cores.
-    if isinstance(facts, Facts) and not _may_use_them(facts):
+    # No saving: a trace can't show a kernel's time on tensor cores.
+    if isinstance(facts, Facts) and not _may_use_tensor_cores(facts):
         raise NotMeasured("the run's precision rules out tensor cores; other checks cover that")
     use = facts.tensor_core_use
     if not use.eligible_ns:
@@ -248,7 +245,7 @@ def tensor_cores_eligible(facts: JobFacts, limits: Limits) -> Iterator[Found | P
     named = ", ".join(operators[:_MOST_NAMED])
     yield Found(
         what=f"{eligible_words(use)} Slowest operators without tensor cores: {named}.",
-        do=_advice(_capability(facts), use, any("conv" in name for name in operators)),
+        do=_advice(_lowest_capability(facts), use, any("conv" in name for name in operators)),
         severity=Severity.INFO,
         evidence=[
             *eligible_evidence(use),
@@ -258,8 +255,7 @@ def tensor_cores_eligible(facts: JobFacts, limits: Limits) -> Iterator[Found | P
     )
 
 
-def _may_use_them(facts: Facts) -> bool:
-    """Whether the run's settings let operators use tensor cores, as far as they are known."""
+def _may_use_tensor_cores(facts: Facts) -> bool:
     setup = facts.get(Facts.setup)
     if setup is None or is_half(facts.info.precision):
         return True
@@ -268,12 +264,12 @@ def _may_use_them(facts: Facts) -> bool:
 
 
 def is_half(precision: str) -> bool:
-    """Whether a Trainer's precision has products of 16 bits or fewer."""
+    """Return whether a Trainer's precision has products of 16 bits or fewer."""
     return "16" in precision or "8" in precision or "transformer-engine" in precision
 
 
 def eligible_words(use: TensorCoreUse) -> str:
-    """The share of the kernels' time that is of operators that tensor cores could do, and how it is spent."""
+    """Describe the share of kernel time eligible for tensor cores, and how much uses them."""
     eligible = percent(use.eligible_ns / use.kernels_ns)
     used, unused = (percent(time_ns / use.eligible_ns) for time_ns in (use.used_ns, use.unused_ns))
     start = f"{eligible} of kernel time is eligible for tensor cores"
@@ -292,8 +288,7 @@ def eligible_evidence(use: TensorCoreUse) -> list[Evidence]:
     ]
 
 
-def _capability(facts: JobFacts) -> tuple[int, int] | None:
-    """The least of all devices; ``None`` where a file does not say it."""
+def _lowest_capability(facts: JobFacts) -> tuple[int, int] | None:
     found = []
     for device in facts.devices:
         major, _, minor = (device.compute_capability or "").partition(".")

@@ -59,7 +59,7 @@ _MAY_COST_NOTHING: Final = (
     of_words="of the mean step of all ranks",
     where="data set, if the phase is Dataloader",
     bound="straggler_bound",
-    points_at=PointsAt.CHANGE,  # only the late rank has seen its own lines
+    points_at=PointsAt.CHANGE,  # only the straggler knows its own lines
     on_traces=True,
 )
 def straggler_rank(facts: JobFacts, limits: Limits) -> Iterator[Found | Passed]:
@@ -96,7 +96,7 @@ def _in_run(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         *evidence,
     ]
     if late.is_ambiguous:
-        yield _either(skew, late, evidence)
+        yield _ambiguous_straggler(skew, late, evidence)
     else:
         yield _late(facts, skew, late, limits.severity(late.cost_ns / skew.step_ns), evidence)
 
@@ -133,8 +133,7 @@ def _late_places(facts: Facts, late: Straggler) -> Sequence[Place]:
     return places if hot is None or late.rank != facts.rank else exact_places(places, hot)
 
 
-def _either(skew: RankSkew, late: Straggler, evidence: Sequence[Evidence]) -> Found:
-    """A hint without a culprit, as it may be either way round."""
+def _ambiguous_straggler(skew: RankSkew, late: Straggler, evidence: Sequence[Evidence]) -> Found:
     phase, waiting, rank = _label(late.phase), _label(late.waiting_phase), f"rank {late.rank}"
     alike = f" The same holds for {_listed(late.others)}." if late.others else ""
     return Found(
@@ -151,7 +150,7 @@ def _either(skew: RankSkew, late: Straggler, evidence: Sequence[Evidence]) -> Fo
 
 def _takes(skew: RankSkew, late: Straggler) -> str:
     hosts = {pace.rank: pace.host for pace in skew.ranks}
-    host = hosts[late.rank] if len(set(hosts.values())) > 1 else ""  # where it tells it from others
+    host = hosts[late.rank] if len(set(hosts.values())) > 1 else ""  # if it distinguishes the rank
     return (
         f"Rank {late.rank}{f' (on {host})' if host else ''} takes {milliseconds(late.phase_ns)} per step in"
         f" {_label(late.phase)}, {milliseconds(late.usual_ns)} on the others"
@@ -169,7 +168,6 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def _in_traces(facts: JobFacts) -> Iterator[Found | Passed]:
-    """One rank comes last to the collectives of recorded steps, and the others wait for it there."""
     if facts.lost_work:
         raise NotMeasured(facts.lost_work)
     late = _late_in_traces(facts)
@@ -200,10 +198,10 @@ class _LateRank(Record, frozen=True, kw_only=True):
     """The rank that the others wait for in their collectives.
 
     Attributes:
-        phase: in which it takes longer than the others; "" where none stands out.
-        excess_ns: by how much per step.
-        cost_ns: how long the others wait for it per step, as far as no kernel hides it.
-        last, calls: calls to which it came last, of so many.
+        phase: phase in which it takes longer than the others; ``""`` if none stands out.
+        excess_ns: how much longer per step.
+        cost_ns: the others' wait per step that no kernel hides.
+        last, calls: calls it joined last, and all calls.
     """
 
     rank: int
@@ -242,7 +240,7 @@ _GPU_WORK: Final = "kernels"
 
 
 def _longer_phase(late: TraceFacts, others: Sequence[TraceFacts]) -> tuple[str, float]:
-    """In what a rank takes longer than the mean of the others, and by how much per step."""
+    """Return the phase in which a rank exceeds the others' mean most, and by how much per step."""
     own, usual = _times_per_step(late), [_times_per_step(facts) for facts in others]
     excess = {
         name: time_ns - sum(one.get(name, 0.0) for one in usual) / len(usual) for name, time_ns in own.items()
@@ -252,13 +250,13 @@ def _longer_phase(late: TraceFacts, others: Sequence[TraceFacts]) -> tuple[str, 
 
 
 def _times_per_step(facts: TraceFacts) -> dict[str, float]:
-    """Time of the GPU's computation, and of each phase on the CPU."""
+    """Return GPU compute time, and each phase's CPU time."""
     breakdown, summary = facts.get(TraceFacts.step_breakdown), facts.get(TraceFacts.model_summary)
     times: dict[str, float] = {}
     if breakdown is not None:
         times[_GPU_WORK] = dict(zip(STEP_CATEGORIES, breakdown.mean_parts_ns, strict=True))["kernel"]
     if summary is not None and summary.num_steps:
-        has_parts = any(row.depth == 2 for row in summary.rows)  # of Others
+        has_parts = any(row.depth == 2 for row in summary.rows)  # Others has parts
         for row in summary.rows[1:]:
             if not (has_parts and row.key == "others"):
                 times[row.label] = row.host_total_ns / summary.num_steps
@@ -280,7 +278,7 @@ _EQUAL_WORK: Final = "Give all ranks equal work."
     slices=(Slices(kind="communication"),),
     is_of_device=True,
     on_traces=True,
-    warning=0.10,  # of torch_tb_profiler (pytorch/kineto, tb_plugin)
+    warning=0.10,  # from torch_tb_profiler (pytorch/kineto, tb_plugin)
     critical=0.30,  # our own
 )
 def communication_exposed(facts: JobFacts) -> Iterator[Found | Passed]:
@@ -300,7 +298,7 @@ def communication_exposed(facts: JobFacts) -> Iterator[Found | Passed]:
         wait_ns = min(num_steps * sum(waited_ns) / max(len(waited_ns), 1) * per_step, cost_ns)
         late = _late_in_traces(facts)
     transfer = duration("exposed transfer per step", cost_ns - wait_ns)
-    if late is not None:  # the wait is a finding of its own
+    if late is not None:  # a separate finding covers the wait
         saves_ns, first = cost_ns - wait_ns, [transfer]
         also = f" This excludes waiting for rank {late.rank}."
         rest = f" The rest is waiting for rank {late.rank}."
@@ -313,7 +311,7 @@ def communication_exposed(facts: JobFacts) -> Iterator[Found | Passed]:
     evidence = [
         *first,
         ratio("exposed share of communication", exposed_ns / max(sum(one.all_ns for one in known), 1)),
-        *_collectives(distributed),
+        *_collective_evidence(distributed),
     ]
     if len(known) > 1:
         share = min(one.exposed_ns / one.steps_ns for one in known)
@@ -335,7 +333,6 @@ class _InSteps(Record, frozen=True):
 
 
 def _in_steps(ranks: Iterable[Distributed | None]) -> list[_InSteps]:
-    """Of each rank; none of those without steps, or where communication itself was not recorded."""
     return [
         _InSteps(
             exposed_ns=one.in_steps.exposed_ns,
@@ -349,8 +346,7 @@ def _in_steps(ranks: Iterable[Distributed | None]) -> list[_InSteps]:
     ]
 
 
-def _collectives(ranks: Sequence[Distributed]) -> list[Evidence]:
-    """How many kinds of collectives there are, and the longest one's name."""
+def _collective_evidence(ranks: Sequence[Distributed]) -> list[Evidence]:
     kinds = next((one.collectives for one in ranks if one.collectives), ())
     if not kinds:
         return []

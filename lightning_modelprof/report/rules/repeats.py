@@ -1,4 +1,4 @@
-"""Does a step compute the same again, or call a module again and again?"""
+"""Does a step repeat a computation, or call a module many times?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_modelprof.run.stacks import StackFrame
 from lightning_modelprof.units import milliseconds
 
 _PARAMETRIZATIONS: Final = ".parametrizations."
-"""In the path of a module of ``torch.nn.utils.parametrize``, which computes a weight at each access."""
+"""Path part of ``torch.nn.utils.parametrize`` modules, which compute a weight at each access."""
 
 
 @rule(
@@ -47,7 +47,7 @@ def repeated_forward(facts: Facts) -> Iterator[Found | Passed]:
         if module is None or module.forward_ns is None:
             continue
         cost_ns = call.repeated / call.calls * _both_ns(module)
-        # With one call, a BatchNorm inside updates its running statistics once.
+        # With one call, an inner BatchNorm updates its running statistics once.
         once = " BatchNorm then updates its statistics once." if call.updates_statistics else ""
         yield Found(
             title=f"Output of {call.path} is computed twice",
@@ -68,7 +68,7 @@ def repeated_forward(facts: Facts) -> Iterator[Found | Passed]:
 
 
 def _outermost(calls: tuple[RepeatedCall, ...]) -> list[RepeatedCall]:
-    """Without those inside of a module that repeats itself as often."""
+    """Drop calls inside a module that is repeated as often."""
     repeated = {one.path: one.repeated for one in calls}
     return [
         one
@@ -101,7 +101,7 @@ def frozen_forward(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     returned identical data every time. Not for modules that change during the run (EMA, BatchNorm in training
     mode), that draw or are given random numbers in the inspected step, or that get the output of trained
     modules."""
-    # Random numbers of a NumPy Generator or of another library, used in the step, aren't seen.
+    # Random numbers from a NumPy Generator or another library, drawn in the step, go unnoticed.
     if not loop_of(facts.info.loop).is_fit:
         raise NotMeasured(NOT_A_FIT)
     wall_ns, modules = facts.step_costs.typical.wall_ns, timed_modules(facts)
@@ -118,7 +118,7 @@ def frozen_forward(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     if seen.num_equal < seen.num_compared:
         yield Passed(what="Samples of the same index differ between epochs.")
         return
-    # Runs of versions that didn't record this have no such finding.
+    # Runs of older versions lack this record.
     waste = None if cost is None else cost.waste
     known = {one.path: one for one in (() if waste is None else waste.frozen)}
     if not any(one.path in known for one in frozen):
@@ -141,7 +141,7 @@ def frozen_forward(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _frozen(tree: ModuleTree) -> list[ModuleCost]:
-    """The outermost modules that ran forward, have no trainable parameter and let no gradient pass."""
+    """Return the outermost modules that ran forward, have no trainable parameter and pass no gradient."""
     found: list[ModuleCost] = []
     for module in tree.modules:
         if found and module.path.startswith(f"{found[-1].path}."):
@@ -157,7 +157,7 @@ def _forward_ns(modules: Sequence[ModuleCost]) -> int:
 
 
 def _is_constant(facts: Facts, path: str) -> bool:
-    """Whether all that a module runs is the same in each step, of which ``constant_work`` tells."""
+    """Return whether a module runs the same in each step, which ``constant_work`` reports."""
     sites = facts.get(Facts.sites)
     lines = [
         one
@@ -168,14 +168,13 @@ def _is_constant(facts: Facts, path: str) -> bool:
 
 
 def _repeats_itself(seen: FrozenModule) -> bool:
-    """Whether a frozen module computes the same for the same sample in every step."""
     return not (seen.changes or seen.has_varying_input)
 
 
 _FORWARD_AND_BACKWARD: Final = ("forward", "backward")
 _LEAST_SAMPLES: Final = 10
 _GRADIENT: Final = ("torch.autograd", "grad")
-"""Python module and function that compute gradients of what the caller names."""
+"""Python module and function that compute gradients on behalf of the caller."""
 
 
 @rule(
@@ -194,7 +193,7 @@ def many_calls(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """The outermost module with parameters (no recurrent cell) with at least 16 calls per step, by the time
     of its calls. How much one batched call saves is unknown. Also lines with at least 16 calls of
     `torch.autograd.grad` per step, by samples (at least 10, minus two standard errors)."""
-    # Calls that need the one before, as of a decoder that writes word by word, can't be batched.
+    # Calls that depend on the previous one, such as a decoder's, can't be batched.
     costs = facts.step_costs
     yield from _many_gradients(facts, limits)
     modules, cost = facts.get(Facts.modules), facts.get(Facts.cost)
@@ -228,7 +227,6 @@ def many_calls(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 
 
 def _many_gradients(facts: Facts, limits: Limits) -> Iterator[Found]:
-    """Lines that compute gradients so often, by samples."""
     hot, sites, costs = facts.get(Facts.hot_lines), facts.get(Facts.sites), facts.step_costs
     if hot is None or sites is None:
         return
@@ -264,7 +262,7 @@ def _many_gradients(facts: Facts, limits: Limits) -> Iterator[Found]:
 def _gradient_call(
     path: Sequence[StackFrame], lines: Collection[tuple[str | None, int | None]]
 ) -> int | None:
-    """Where on a stack one of these lines has gradients computed."""
+    """Return the position on a stack where one of these lines computes gradients."""
     called = [(one.python_module, one.function) for one in path]
     if _GRADIENT not in called:
         return None
@@ -276,7 +274,7 @@ def _gradient_call(
 
 
 def _calling_line(facts: Facts, path: str) -> list[Place]:
-    """The line that takes most of the forward in which a module is called."""
+    """Return the slowest line of the forward that calls a module."""
     hot, cost, setup = facts.get(Facts.hot_lines), facts.get(Facts.cost), facts.get(Facts.setup)
     if hot is None or cost is None:
         return []

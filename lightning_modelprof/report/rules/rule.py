@@ -1,4 +1,4 @@
-"""What a rule is: a function of facts that yields what it found; and the words that all of them use.
+"""Rules: functions of facts that yield what they found, and words that all rules share.
 
     @rule("slow_layers", title="Slow layers", healthy="Layers are fast", warning=0.05, critical=0.2)
     def slow_layers(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
@@ -7,8 +7,8 @@
         yield Found(saves_ns=saves_ns, what=f"Layers take {COST}.", do="Use faster ones.")
         yield Passed(what="Layers take little time.")
 
-``engine.py`` does the rest: it applies the thresholds, decides how severe a finding is, and places it. A fact
-that wasn't measured raises, and the rule is then not evaluated. The docstring is the help text.
+``engine.py`` applies the thresholds, decides the severity and locates the finding. If a fact wasn't measured,
+it raises, and the rule is not evaluated. The docstring is the help text.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from lightning_modelprof.run.setup import TrainingSetup
 from lightning_modelprof.units import milliseconds
 
 FLOOR_NS: Final = 300_000.0
-"""Less than this in a step is not worth a finding: about what Lightning's own loop takes."""
+"""Minimum time per step worth a finding: about what Lightning's own loop takes."""
 
 WARNING: Final = 0.03
 CRITICAL: Final = 0.15
-"""Source: the bands of TensorFlow's profiler for whatever is neither input nor compute
-(``input_pipeline_analysis`` in tensorflow/profiler: kernel launch and all other time)."""
+"""Source: the bands of TensorFlow's profiler for everything that is neither input nor compute
+(``input_pipeline_analysis`` in tensorflow/profiler: kernel launch and all other time).
+"""
 
 NO_CUDA: Final = "the run didn't use a CUDA device"
 NOT_A_FIT: Final = "only checked for training loops"
 ON_THE_CPU: Final = "only checked on a GPU"
 HOST_WAIT: Final = "sync wait per step"
-"""Label of how long the CPU waits for the GPU."""
+"""Label of the time the CPU waits for the GPU."""
 HOST_LATE: Final = "GPU idle per step while the CPU is late"
-"""Label of the idle time in which the CPU is late, whatever it does."""
+"""Label of the GPU idle time while the CPU is late, for any reason."""
 LATE_WORK: Final = "CPU work while the GPU is idle"
-"""Label of what an idle device waits for, where it is no launches."""
+"""Label of what an idle GPU waits for, other than launches."""
 LATE_SHARE: Final = "share of the step"
-"""Label of what that covers of the idle time."""
+"""Label of that work's share of the step."""
 PYTHON_CODE: Final = "Python code"
 LATE_RANK: Final = "late rank"
 LATE_PHASE: Final = "slower phase"
 INFLATED: Final = "All timings in this report are inflated, including the model's."
-"""Sentence of the rule about busy CPUs."""
+"""Sentence of the rule about CPU contention."""
 VOLTA: Final = (7, 0)
-"""Compute capability from which on there are tensor cores."""
+"""Minimum compute capability of GPUs with tensor cores."""
 AMPERE: Final = (8, 0)
-"""Compute capability from which on tensor cores take TF32 and bfloat16."""
+"""Minimum compute capability of tensor cores with TF32 and bfloat16."""
 FAILED: Final = "the rule failed because of a bug"
 NOTHING_SAMPLED: Final = "no samples were taken"
 
 
 class Limits:
-    """The thresholds of a rule, by name: ``limits.warning``."""
+    """A rule's thresholds by name: ``limits.warning``."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._values = values
@@ -72,12 +73,12 @@ class Limits:
             raise AttributeError(name) from None
 
     def is_found(self, share: float | None, ns: float, least_ns: float | None = None) -> bool:
-        """Whether so much is worth a finding.
+        """Return whether a time is worth a finding.
 
         Args:
-            share: of the step or the loop; ``None`` if it isn't known.
-            ns: per step, of which it is the share.
-            least_ns: the lower end of its interval, which must be worth it, too; ``None`` if there is none.
+            share: share of the step or the loop; ``None`` if unknown.
+            ns: the same time per step.
+            least_ns: its lower bound, which must also be worth a finding; ``None`` without an interval.
         """
         if share is None:
             return False
@@ -92,21 +93,21 @@ class Found(Record, frozen=True, kw_only=True):
     """One thing that costs time.
 
     Attributes:
-        what: one or two sentences on what is so, with ``COST`` where its cost goes.
+        what: one or two sentences on the problem, with ``COST`` in place of its cost.
         do: what to change.
-        saves_ns: per step, all phases taken together, a mean; ``None`` if it isn't known.
+        saves_ns: mean saving per step, summed over all phases; ``None`` if unknown.
         saving_is: whether that's a bound.
         title: a few words; ``""`` for the rule's.
-        at: places, most expensive first; ``None`` in it is left out.
-        judged_ns: what is compared with the thresholds; ``None`` for the saving.
-        least_ns: its lower end, which must be worth it, too; ``None`` without an interval.
+        at: places, most expensive first; ``None`` entries are left out.
+        judged_ns: time to compare with the thresholds; ``None`` for the saving.
+        least_ns: its lower bound, which must also be worth a finding; ``None`` without an interval.
         whole_ns: what it is a share of; ``None`` for the rule's denominator.
-        severity: ``None`` leaves it to the thresholds; otherwise it is found, whatever they say.
-        verdict_ns: what of it speaks for the verdict, where that isn't the saving.
-        slices: where it's seen in a timeline, before the rule's own.
+        severity: ``None`` lets the thresholds decide; otherwise it is found regardless of them.
+        verdict_ns: the part that counts for the verdict, if not the saving.
+        slices: where to see it in a timeline, before the rule's own.
         wants: what the action sets: argument → value.
-        phases: that the saving is in; ``None`` for the rule's.
-        passed: what's said where it is too little to be found.
+        phases: phases that the saving is in; ``None`` for the rule's.
+        passed: text if it's too small for a finding.
     """
 
     what: str
@@ -128,7 +129,7 @@ class Found(Record, frozen=True, kw_only=True):
 
 
 class Passed(Record, frozen=True, kw_only=True):
-    """What a rule says where it finds nothing; ``title`` is ``""`` for the rule's healthy name."""
+    """A rule's result when it finds nothing; ``title`` is ``""`` for the rule's healthy name."""
 
     what: str
     evidence: Iterable[Evidence] = ()
@@ -140,7 +141,7 @@ _Asks = Ask | Callable[[Any], Iterator[Found | Passed]]
 
 
 class Rule(Record, frozen=True, kw_only=True):
-    """One question about a run or about traces; what :func:`rule` makes of a function.
+    """One check of a run or of traces, made by :func:`rule` from a function.
 
     Attributes:
         kind: stable code of its findings.
@@ -148,21 +149,21 @@ class Rule(Record, frozen=True, kw_only=True):
         healthy: the state without that problem, in at most five words.
         help: its criterion, in Markdown.
         of: what its shares are of: the clean steps, or the whole loop.
-        limits: its thresholds by name.
-        levels: from where on a finding is a warning and critical, in words.
+        limits: thresholds by name.
+        levels: warning and critical levels, in words.
         where: what its findings point at, in words.
-        bound: the verdict that the time of its findings speaks for, such as ``sync_bound``.
-        sampled_phases: phases whose time is that of its findings, so that any line of the user's in them may
-            be the place.
-        phases: phases that the time of its findings is in, also where it is not all of theirs; by default the
-            sampled ones. Empty where it may be in any phase.
-        slices: where the time is seen in a timeline, besides the ranges of its phases.
-        is_between_steps: whether the time lies between or around the steps: then it is a share of the loop.
-        is_of_device: whether it is about the device's side, which sees the same time as the host's.
+        bound: verdict that its findings' time supports, such as ``sync_bound``.
+        sampled_phases: phases entirely made up of its findings' time, so any user line in them may be the
+            place.
+        phases: phases that its findings' time is in, even if only partly; by default the sampled ones. Empty
+            if it may be in any phase.
+        slices: where to see the time in a timeline, in addition to its phases' ranges.
+        is_between_steps: whether the time is between or around the steps; it is then a share of the loop.
+        is_of_device: whether it is about the device, which sees the same time as the CPU.
         on_traces: whether it also judges traces alone.
-        samples: of others that the training thread waits for, as a function of facts: the lines of a finding
-            are looked for in them, if there are any, and not in its own samples. Such a rule has a limit
-            ``least_samples``: at a line that comes before the others.
+        samples: for rules about workers that the training thread waits for: function of facts that returns
+            the workers' samples, which locate findings if there are any. Needs a limit ``least_samples``:
+            minimum samples of a line that goes first.
     """
 
     kind: str
@@ -186,7 +187,7 @@ class Rule(Record, frozen=True, kw_only=True):
 
 
 MADE: Final[list[Rule]] = []
-"""All rules of the files that are imported, as they stand there."""
+"""All rules of the imported files, in order of definition."""
 
 
 def rule(
@@ -210,13 +211,12 @@ def rule(
     has_thresholds: bool = True,
     **limits: float,
 ) -> Callable[[_Asks], Rule]:
-    """Make a rule of a function of facts, and of limits if it needs them; its docstring is its criterion.
+    """Make a rule from a function of facts, and optionally limits; its docstring is the criterion.
 
     Args:
-        of_words: what the shares are of, where it isn't "of the loop" or nothing.
-        levels: from where on it is a warning and critical, where the limits don't say it.
-        has_thresholds: whether it is judged by its share of the time; otherwise it says itself how severe
-            what it found is.
+        of_words: what the shares are of, if not "of the loop" or nothing.
+        levels: warning and critical levels, if the limits don't show them.
+        has_thresholds: whether its share of the time decides the severity; otherwise the rule sets it.
         limits: thresholds by name; ``warning``, ``critical`` and ``floor_ns`` have defaults.
     """
     if has_thresholds:
@@ -255,7 +255,7 @@ def rule(
 
 
 def _criterion(text: str) -> str:
-    """A docstring as part of a sentence or a table: one line, without its full stop."""
+    """Turn a docstring into part of a sentence or table: one line, without its full stop."""
     line = " ".join(text.split()).removesuffix(".")
     is_name = line[1:2].isupper() or not line[:1].isalpha()
     return line if is_name else line[:1].lower() + line[1:]
@@ -270,7 +270,7 @@ def _levels(limits: Mapping[str, float], of: str) -> str:
 def unfound(
     rule: Rule, status: Status, summary: str, evidence: Iterable[Evidence] = (), title: str = ""
 ) -> Finding:
-    """What a rule says that found nothing."""
+    """Make the finding of a rule that found nothing."""
     return Finding(
         kind=rule.kind,
         status=status,
@@ -281,14 +281,14 @@ def unfound(
 
 
 def location_of(place: Place) -> Place:
-    """The same place in the words of a report; of torch, Lightning and the like without a line."""
+    """Return a place for reports; code of torch, Lightning and the like has no line."""
     if place.is_library and not place.package:
         return Place(function=place.function)
     return replace(place, is_library=False) if place.is_library else place
 
 
 def lines_that_call(setup: TrainingSetup | None, *names: str) -> list[Place]:
-    """The user's lines that call one of these names, where something has to be changed."""
+    """Return the user's lines that call one of these names, as places to change."""
     calls = {} if setup is None else setup.calls
     return [replace(location_of(place), is_exact=True) for name in names for place in calls.get(name, ())]
 
@@ -310,5 +310,5 @@ def text(label: str, value: str) -> Evidence:
 
 
 def few_samples(samples: int, took_ns: float) -> str:
-    """Why nobody can say whether calls take too long, as a clause."""
+    """Explain, in a clause, that too few samples show whether calls are slow."""
     return f"about {milliseconds(took_ns)} per step, but {samples} stack samples are too few to tell"

@@ -1,4 +1,4 @@
-"""Do a few slow steps take much of the time, or do steps become slower and slower?"""
+"""Do a few slow steps take much of the time, or do steps become slower over time?"""
 
 from __future__ import annotations
 
@@ -94,8 +94,7 @@ def slow_steps(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
             evidence=evidence,
         )
         return
-    # Other rules have what other phases take, with the same saving, and a busy machine is no fault of the
-    # training.
+    # Other rules cover other phases, with the same saving, and a busy machine isn't training's fault.
     is_ours_alone = cause == COLLECTOR
     yield Found(
         what=f"{record.count} of {clean.num_steps} clean steps took over {factor} the median, which costs"
@@ -112,24 +111,18 @@ def _advice(facts: Facts, cause: str) -> str:
 
 
 def _period(steps: Sequence[int], number: int, num_steps: int) -> int | None:
-    """Every how many steps one is slow; ``None`` where there is no such rule.
-
-    Args:
-        steps: numbers of slow steps, which may not be all.
-        number: of all slow steps.
-        num_steps: of all steps.
-    """
+    """Return the period of slow steps, if regular; ``steps`` may be only some of the ``number``."""
     every = math.gcd(*(later - earlier for earlier, later in itertools.pairwise(sorted(steps))))
     is_regular = len(steps) >= 4 and every > 1 and 0.75 <= number * every / num_steps <= 1.33
     return every if is_regular else None
 
 
 _LEAST_GROWTH: Final = 0.15
-"""Of an early step."""
+"""Share of an early step."""
 _OF_THE_REST: Final = 0.25
-"""Other phases grow by no more than so much of what the phase does, or it is the machine or the batches."""
+"""Maximum growth of other phases, relative to this phase's; beyond it's the machine or the batches."""
 _STEADY: Final = 0.25
-"""The second half grows by at least so much of what the first does: what levels off is warm-up."""
+"""Minimum growth in the second half, relative to the first: warm-up levels off."""
 
 
 @rule(
@@ -161,7 +154,7 @@ def growing_steps(facts: Facts) -> Iterator[Found | Passed]:
         f" this costs {COST}.",
         do="Use a running sum instead of a list that grows every step.",
         saves_ns=seen.excess_ns,
-        at=[*_growing_line(facts, seen.phase), *_growing_attributes(facts)],
+        at=[*_slowest_line_of(facts, seen.phase), *_growing_attributes(facts)],
         evidence=[
             duration(f"{label.lower()} per step in first quarter", seen.early_ns),
             duration(f"{label.lower()} per step in last quarter", seen.late_ns),
@@ -184,8 +177,7 @@ def _growing_attributes(facts: Facts) -> list[Place]:
     return [line.exact() for one in growing for line in one.lines]
 
 
-def _growing_line(facts: Facts, phase: str) -> list[Place]:
-    """The line of the user's that takes most of the phase; in Forward, outside of the model's modules."""
+def _slowest_line_of(facts: Facts, phase: str) -> list[Place]:
     hot, setup = facts.get(Facts.hot_lines), facts.get(Facts.setup)
     if hot is None:
         return []

@@ -1,4 +1,4 @@
-"""Do modules of torch have options that cost time?"""
+"""Do torch modules have options that cost time?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_modelprof.units import milliseconds
 
 _ITERATIONS: Final = "n_power_iterations="
 _OF_ATTENTION: Final = 0.5
-"""What fused attention saves of one without its output projection. Source: a measurement on two CPUs."""
+"""Share that fused attention saves, without the output projection. Source: a measurement on two CPUs."""
 
 
 @rule(
@@ -52,7 +52,7 @@ def slow_torch_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     costs, modules, cost = facts.step_costs, facts.get(Facts.modules), facts.get(Facts.cost)
     if modules is None or cost is None:
         raise NotMeasured("modules weren't timed (set flops=True)")
-    yield from _unused_weights(facts, modules.modules)
+    yield from _unused_attention_weights(facts, modules.modules)
     times = {one.path: one.forward_ns or 0 for one in modules.modules}
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for one in cost.modules:
@@ -68,7 +68,7 @@ def slow_torch_module(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
             continue
         paths.sort(key=lambda path: -times[path])
         options = ", ".join(arguments)
-        # As if all of it were iterations; what other arguments cost isn't known.
+        # As if iterations took all of it; the cost of other arguments is unknown.
         saving_ns = took_ns * (1 - 1 / number) if number > 1 else None
         yield Found(
             title="A PyTorch module dominates the step" if saving_ns is None else "",
@@ -92,8 +92,7 @@ def _more(paths: Sequence[str]) -> str:
     return f" and {len(paths) - 1} more" if len(paths) > 1 else ""
 
 
-def _unused_weights(facts: Facts, modules: Sequence[ModuleCost]) -> Iterator[Found]:
-    """Attention that makes weights nobody uses, which keeps torch from its fused kernels."""
+def _unused_attention_weights(facts: Facts, modules: Sequence[ModuleCost]) -> Iterator[Found]:
     sites = facts.get(Facts.sites)
     attention = {one.path: _own_ns(one, modules) for one in modules if one.type_name == "MultiheadAttention"}
     calls: dict[str, list[Place]] = {}
@@ -129,7 +128,6 @@ def _unused_weights(facts: Facts, modules: Sequence[ModuleCost]) -> Iterator[Fou
 
 
 def _own_ns(module: ModuleCost, modules: Sequence[ModuleCost]) -> int:
-    """Forward and backward of a module without the modules in it."""
     inside = [one for one in modules if one.path.rpartition(".")[0] == module.path]
     own_ns = (module.forward_ns or 0) + (module.backward_ns or 0)
     return own_ns - sum((one.forward_ns or 0) + (one.backward_ns or 0) for one in inside)
@@ -183,7 +181,7 @@ def dense_embeddings(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     """CPU training: embeddings with dense gradients where the inspected step looks up at most a quarter of
     the rows, by the unused rows' share of all trainable parameters, of Optimization and Zero grad. With
     sparse gradients, Adam's averages of other rows don't decay, which may change results."""
-    # Making the gradient, which is mostly zeros, comes on top and isn't counted.
+    # Making the mostly zero gradient comes on top and isn't counted.
     if not loop_of(facts.info.loop).is_fit:
         raise NotMeasured(NOT_A_FIT)
     costs = facts.step_costs

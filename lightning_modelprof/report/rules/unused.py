@@ -1,4 +1,4 @@
-"""Is something computed that nothing uses: gradients, or outputs?"""
+"""Does training compute unused gradients or outputs?"""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from lightning_modelprof.units import milliseconds, percent
 
 
 def waste_of(facts: Facts) -> StepWaste:
-    """What the inspected step computed for nothing."""
     waste = facts.cost.waste
     if waste is None:
         raise NotMeasured(NOT_INSPECTED)
@@ -51,7 +50,7 @@ def timed_modules(facts: Facts) -> ModuleTree:
 
 
 _OF_WEIGHTS: Final = 0.5
-"""Of a layer's backward, what its weights' gradients take: one of two matrix products of the same size."""
+"""Share of the weights' gradients in a layer's backward: one of two equal matrix products."""
 
 
 @rule(
@@ -69,8 +68,8 @@ def unused_gradients(facts: Facts) -> Iterator[Found | Passed]:
     """In one process: in the inspected step, a backward pass computes gradients that no optimizer uses before
     they are recomputed or cleared. All of a module's backward counts if no used gradient is behind it,
     otherwise half."""
-    # A pass takes as long as any other through the same module. Gradients that are kept for a later step
-    # while others are used at once would count as unused.
+    # A pass takes as long as any other through the module. Gradients kept for a later step while others are
+    # used immediately would count as unused.
     if not loop_of(facts.info.loop).is_fit:
         raise NotMeasured(NOT_A_FIT)
     _ = facts.step_costs
@@ -113,7 +112,7 @@ def unused_gradients(facts: Facts) -> Iterator[Found | Passed]:
 def _outermost_unused(
     unused: Mapping[str, UnusedGradients], with_parameters: set[str]
 ) -> dict[str, UnusedGradients]:
-    """The highest modules below which all parameters' gradients are unused, by their paths."""
+    """Return the highest modules whose parameters' gradients are all unused, by path."""
     found: dict[str, UnusedGradients] = {}
     for path in sorted(unused, key=lambda one: one.count(".")):
         parts = path.split(".")
@@ -138,7 +137,7 @@ def _outermost_unused(
 def frozen_layers_computed(facts: Facts) -> Iterator[Found | Passed]:
     """Backward time of modules without trainable parameters that are registered before all trainable ones.
     Wrong for models that run in another order, or that need gradients of their input."""
-    # Backward only comes there because an input requires a gradient.
+    # Backward only gets there because an input requires a gradient.
     if not loop_of(facts.info.loop).is_fit:
         raise NotMeasured(NOT_A_FIT)
     _, setup, modules = facts.step_costs, facts.setup, timed_modules(facts)
@@ -164,7 +163,7 @@ def frozen_layers_computed(facts: Facts) -> Iterator[Found | Passed]:
 
 
 def _frozen_at_the_start(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
-    """The outermost modules without a trainable parameter, up to the first module that has one itself."""
+    """Return the outermost modules without a trainable parameter, before the first module that owns one."""
     found: list[ModuleCost] = []
     for module in modules:
         if found and module.path.startswith(f"{found[-1].path}."):
@@ -177,7 +176,7 @@ def _frozen_at_the_start(modules: tuple[ModuleCost, ...]) -> list[ModuleCost]:
 
 
 def _has_trainable_of_its_own(module: ModuleCost, modules: tuple[ModuleCost, ...]) -> bool:
-    """Whether it trains more than its children do, as with the factors LoRA puts beside a frozen layer."""
+    """Return whether it trains more than its children do, such as LoRA factors next to a frozen layer."""
     prefix = f"{module.path}." if module.path else ""
     children = (
         one
@@ -204,8 +203,8 @@ def unused_outputs(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
     samples) with zero gradient in the inspected step, without samples that got no gradient anywhere; from 30%
     of a module's rows. In modules that mix rows (attention, recurrent layers, BatchNorm), only rows whose
     input has zero gradient, such as masked padding. Gradients that are zero by chance count too."""
-    # Samples without a gradient anywhere, as a hinge loss leaves out those that are right already, are only
-    # known when they have been computed.
+    # Samples without any gradient, such as those a hinge loss drops because they are already right, are only
+    # known after computing them.
     _ = facts.step_costs
     waste, modules = waste_of(facts), timed_modules(facts).modules
     outputs = {one.path: one for one in waste.outputs}
@@ -241,7 +240,7 @@ def unused_outputs(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         f" costs {COST}.",
         do=_less_output(called, within, is_all=part == 1, is_mixed=is_mixed),
         saves_ns=cost_ns,
-        at=[*(_padding_of(facts, within) if is_mixed else ()), *_calls_of(outputs, name, worst[0])],
+        at=[*(_padding_places(facts, within) if is_mixed else ()), *_calls_of(outputs, name, worst[0])],
         evidence=[
             duration("time per step for unused rows", cost_ns),
             ratio("unused rows", part),
@@ -253,7 +252,7 @@ def unused_outputs(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
 def _wasted(
     unused: Mapping[str, float], times: Mapping[str, int], facts: Facts, limits: Limits
 ) -> dict[str, float]:
-    """Path → time of what is unused, where that is much; nothing where all of it is too little."""
+    """Return each path's wasted time if its unused share is large; empty if the total is too small."""
     wall_ns = facts.step_costs.typical.wall_ns
     wasted = {path: part * times.get(path, 0) for path, part in unused.items() if part >= limits.least_unused}
     whole_ns = sum(wasted.values())
@@ -265,7 +264,7 @@ def _less_output(called: str, layers: Sequence[UnusedOutput], *, is_all: bool, i
         return f"Don't call {called}, or call it under torch.no_grad() every N steps."
     if is_mixed:
         return _shorter_input(called, layers)
-    if _is_by_sample(layers):
+    if _is_mostly_whole_samples(layers):
         return f"Call {called} only with the samples that need it (y[i] = module(x[i]))."
     return (
         f"Select the needed rows before {called} (module(x[mask]), labels[mask]). For padding, batch"
@@ -276,11 +275,11 @@ def _less_output(called: str, layers: Sequence[UnusedOutput], *, is_all: bool, i
 def _to_name(
     wasted: Mapping[str, float], outputs: Mapping[str, UnusedOutput], kinds: Mapping[str, str]
 ) -> tuple[str, list[UnusedOutput], bool]:
-    """The module to name, the layers in it, and whether leaving rows out before it changes the others."""
-    name = _deepest_with(wasted, _MOST_OF_WASTE * sum(wasted.values()))
+    """Return the module to name, its layers, and whether dropping rows before it changes the others."""
+    name = _innermost_with(wasted, _MOST_OF_WASTE * sum(wasted.values()))
     within = [outputs[one] for one in wasted if not name or _is_in(one, name)]
     found = {kind for path, kind in kinds.items() if (_is_in(path, name) if name else path in wasted)}
-    is_mixed = MIXES_ROWS in found or (MIXES_PLACES in found and not _is_by_sample(within))
+    is_mixed = MIXES_ROWS in found or (MIXES_PLACES in found and not _is_mostly_whole_samples(within))
     return name, within, is_mixed and any(one.unused < one.rows for one in within)
 
 
@@ -288,8 +287,7 @@ def _is_in(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
 
 
-def _is_by_sample(layers: Sequence[UnusedOutput]) -> bool:
-    """Whether most of what is unused is whole samples."""
+def _is_mostly_whole_samples(layers: Sequence[UnusedOutput]) -> bool:
     part = sum(one.unused for one in layers) / sum(one.rows for one in layers)
     return sum(one.unused_samples / one.samples for one in layers) / len(layers) > 0.5 * part
 
@@ -306,7 +304,7 @@ _MIXERS: Final = ("attention", "attn", "transformer", "rnn", "gru", "lstm", "bat
 
 
 def _mixed_in(output: UnusedOutput, modules: tuple[ModuleRecord, ...]) -> str:
-    """What a module mixes; in runs that don't say, by the names of classes."""
+    """Return what a module mixes; older runs lack the record, so class names decide there."""
     if output.mixes is not None:
         return output.mixes
     names = [one.type_name.lower() for one in modules if _is_in(one.path, output.path)]
@@ -318,9 +316,9 @@ def _mixed_in(output: UnusedOutput, modules: tuple[ModuleRecord, ...]) -> str:
 def _unused_input(
     output: UnusedOutput, name: str, outputs: Mapping[str, UnusedOutput], kinds: Mapping[str, str]
 ) -> float:
-    """The share of rows on which no other row depends, for a layer in a module that is to be named.
+    """Return a layer's share of rows that no other row depends on, in the module to name.
 
-    Of the outermost module around the layer that mixes rows; a layer that is in none is not bound by others.
+    The outermost row-mixing module around the layer decides; without one, no row depends on others.
     """
     if output.unused == output.rows:
         return 1.0
@@ -336,11 +334,10 @@ def _unused_input(
 
 
 _MOST_OF_WASTE: Final = 0.8
-"""Of the time, what has to be in a module for it to be named."""
+"""Minimum share of the wasted time inside a module for naming it."""
 
 
-def _deepest_with(wasted: Mapping[str, float], least: float) -> str:
-    """The innermost module that holds so much; empty if it is the model."""
+def _innermost_with(wasted: Mapping[str, float], least: float) -> str:
     parts = max(wasted, key=lambda one: wasted[one]).split(".")
     above = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
     return next(
@@ -350,7 +347,6 @@ def _deepest_with(wasted: Mapping[str, float], least: float) -> str:
 
 
 def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> list[Place]:
-    """The lines that call a module, or those in it; else the one that wastes most."""
     called = (
         [name] if name in outputs else [one for one in outputs if name and one.rpartition(".")[0] == name]
     )
@@ -358,8 +354,7 @@ def _calls_of(outputs: Mapping[str, UnusedOutput], name: str, worst: str) -> lis
     return [one.exact(module=name or worst) for one in lines]
 
 
-def _padding_of(facts: Facts, layers: Sequence[UnusedOutput]) -> list[Place]:
-    """Where the first loader's samples are made longer than they are, by the text of its functions."""
+def _padding_places(facts: Facts, layers: Sequence[UnusedOutput]) -> list[Place]:
     setup = facts.get(Facts.setup)
     loader = setup.loaders[0] if setup is not None and setup.loaders else None
     is_padded = loader is not None and any(one.unused_places for one in layers)
@@ -373,4 +368,4 @@ def _padding_of(facts: Facts, layers: Sequence[UnusedOutput]) -> list[Place]:
 
 
 _MOST_PADDING: Final = 2
-"""Lines that are named."""
+"""Maximum number of lines shown."""

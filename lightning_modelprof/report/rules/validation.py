@@ -1,4 +1,4 @@
-"""How much of the training goes into validation?"""
+"""How much of training is validation?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lightning_modelprof.report.rules.rule import (
 from lightning_modelprof.units import milliseconds, percent
 
 
-# Validation is wanted work, so its levels are above those of overhead. They're this package's own choice.
+# Validation is wanted work, so its levels are above those of overhead; they are our choice.
 @rule(
     "validation_share",
     title="Slow validation",
@@ -57,11 +57,10 @@ def validation_share(facts: Facts, limits: Limits) -> Iterator[Found | Passed]:
         evidence=[count("batches per validation", setup.num_val_batches)],
         is_in_every_step=False,
     ):
-        yield _of_part(one, facts, limits.part) if isinstance(one, Found) else one
+        yield _with_slowest_part(one, facts, limits.part) if isinstance(one, Found) else one
 
 
-def _of_part(found: Found, facts: Facts, least_share: float) -> Found:
-    """The same about the part of the validations that takes most; its fix comes before validating less."""
+def _with_slowest_part(found: Found, facts: Facts, least_share: float) -> Found:
     if facts.get(Facts.validation) is None:
         return found
     advice = part_advice(facts, least_share)
@@ -140,7 +139,7 @@ def slow_epoch_turns(facts: Facts) -> Iterator[Found | Passed]:
     """The phase Epoch boundary with more than one epoch. Smaller batches and samplers that repeat data change
     the training.
     """
-    # The time of a boundary is the same however many batches an epoch has.
+    # A boundary takes the same time however many batches an epoch has.
     costs, _ = facts.step_costs, facts.setup
     num_turns, cost_ns = costs.boundaries.num_all, costs.loop.phases_ns.get("epoch_turn")
     if num_turns < 1:
