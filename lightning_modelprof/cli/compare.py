@@ -63,11 +63,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Require either two or more runs, or both sides.
-
-    Raises:
-        ValueError: with what to write.
-    """
+    """Raise ValueError unless there are two or more runs, or both sides."""
     if len(options.sides) < 3 or options.before or options.after:
         compared_paths(options)
 

@@ -90,7 +90,6 @@ def _free_folder(wanted: Path) -> Path:
 
 
 def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
-    """Yield profiles of each window with a trace, then of the whole run."""
     (run, options), folder = load_with_options(path), path.parent
     others = _windows_of_other_ranks(folder)
     newest: dict[int, TraceFacts] = {}
@@ -113,7 +112,6 @@ def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
 
 
 def _windows_of_other_ranks(folder: Path) -> list[Window]:
-    """Windows from ``run_rank1.json`` and so on, which each rank writes itself."""
     runs = [load_run(file) for file in sorted(folder.glob("run_rank*.json"))]
     return [window for run in runs for record in run.ranks for window in record.windows]
 
@@ -159,5 +157,4 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Dashb
 
 
 def _read(file: Path, max_bytes: int) -> Trace:
-    """Read a trace, with its file name as the source."""
     return replace(read_with_progress(file, max_bytes), source=file.name)

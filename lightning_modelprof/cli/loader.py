@@ -84,11 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _users(expected: str) -> Iterator[None]:
-    """Run user code; on an error, print its traceback and raise what was expected.
-
-    Raises:
-        ConfigError: instead of that error.
-    """
+    """Run user code; on an error, print its traceback and raise a ConfigError."""
     try:
         yield
     except ModelProfError:
@@ -158,11 +154,6 @@ def find_loader(text: str) -> Any:
 
 
 def _import(module_name: str, file: Path | None) -> Any:
-    """Import the module with that name, or that file.
-
-    Raises:
-        ConfigError: when it's missing or can't be imported.
-    """
     what = module_name if file is None else str(file)
     with _users(f"to import {quoted(what)}"):
         try:
@@ -184,11 +175,7 @@ def _import(module_name: str, file: Path | None) -> Any:
 
 
 def _check_arguments(factory: Any, text: str) -> None:
-    """Refuse a factory that requires arguments.
-
-    Raises:
-        ConfigError: with the required ones.
-    """
+    """Refuse a factory that requires arguments."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # C code may have no signature

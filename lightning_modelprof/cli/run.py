@@ -105,11 +105,7 @@ def _option_types() -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Require a script or a module.
-
-    Raises:
-        ValueError: with what to write.
-    """
+    """Raise ValueError without a script or a module."""
     if not options.module and not options.rest:
         raise ValueError(
             "expected a script or -m MODULE, got nothing. Write lightning-modelprof run train.py"
@@ -207,7 +203,6 @@ def _entries(module: str, name: str, section: str) -> dict[str, str]:
 
 
 def _shortened(text: str, default: Any) -> str:
-    """The first sentence and the default, in YAML notation."""
     sentences = _NEXT_SENTENCE.split(text)
     notation = {"True": "true", "False": "false", "None": "null"}
     in_words = next((one.removeprefix(_DEFAULT) for one in sentences if one.startswith(_DEFAULT)), None)

@@ -163,7 +163,6 @@ def _began(file: Path) -> float:
 
 
 def _examples(path: Path) -> str:
-    """Name the newest runs a few directories below the path."""
     try:
         found = [file for depth in _DEPTHS for file in path.glob(f"{depth}{RUN_FILE}")]
         newest = sorted(found, key=lambda file: -file.stat().st_mtime)[:_MOST_NAMED]

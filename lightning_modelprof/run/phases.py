@@ -189,7 +189,6 @@ TRACE_METADATA_KEY: Final = "modelprof"
 
 
 def _as_in_a_step(key: str, definition: str) -> Phase:
-    """A part with the same label as the phase of a training step."""
     return PHASES[PHASE_INDEX[key]]._replace(definition=definition, is_core=False)
 
 

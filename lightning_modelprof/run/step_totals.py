@@ -155,7 +155,6 @@ class StepTotals:
 
 
 def _by_tags(tags: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]) -> StepTotals:
-    """Merge rows with the same set of tags."""
     order = np.argsort(tags, kind="stable")
     known, first = np.unique(tags[order], return_index=True)
     result = {"tags": known}

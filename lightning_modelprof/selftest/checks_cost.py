@@ -56,8 +56,6 @@ def _counted(net: nn.Module, *batch: Tensor) -> FlopCount:
 
 
 class _First(nn.Module):
-    """Return the first of a module's results."""
-
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -195,8 +193,6 @@ def memory(lab: Lab) -> Iterator[Compared]:
 
 
 class _Grows(Net):
-    """Keep another quarter of a GiB in each step."""
-
     def __init__(self) -> None:
         super().__init__(layers(512, 3))
         self.blocks: list[Tensor] = []

@@ -100,7 +100,6 @@ def compiled(lab: Lab) -> Iterator[Compared]:
 
 
 def _unchanged(lab: Lab, name: str, make: Callable[[], nn.Module], **settings: Any) -> Iterator[Compared]:
-    """Train without and with the callback."""
     found = []
     callback = lab.callback(name, active=3, flops=True)
     for callbacks in ([], [callback]):
@@ -232,7 +231,6 @@ def findings(lab: Lab) -> Iterator[Compared]:
 
 
 def _planted(lab: Lab) -> Any:
-    """Write the faults to a file and import it."""
     path = lab.folder / "planted.py"
     path.write_text(_FAULTS, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("planted", path)

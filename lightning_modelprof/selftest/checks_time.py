@@ -255,8 +255,6 @@ class _NeedsGradients(Net):
 
 
 class _ModuleClock:
-    """Time each child of a module by step."""
-
     def __init__(self, lab: Lab, net: nn.Module) -> None:
         self.lab, self.step = lab, 0
         self.times: dict[tuple[str, str, int], list[Any]] = defaultdict(list)

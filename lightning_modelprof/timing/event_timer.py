@@ -71,8 +71,6 @@ class EventTimer:
 
 
 class _Record:
-    """Measured times of one stage."""
-
     def __init__(self) -> None:
         self.real_ns = array("q")
         self.device_ns = array("q")

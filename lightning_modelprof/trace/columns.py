@@ -73,8 +73,6 @@ class _Numbers(dict[_K, int]):
 
 
 class _Categories(dict[str | None, int]):
-    """Category by ``cat``."""
-
     def __missing__(self, key: str | None) -> int:
         category = self[key] = int(category_of(key))
         return category

@@ -171,7 +171,6 @@ def read_with_care(
 
 
 def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
-    """Describe the damage of the file as a whole, and what is lost."""
     if not contents.problem:
         return (
             f"{OF_WHOLE_FILE}damaged ({text_damage}). All {num_events:,} events were read, but they may have"
@@ -271,7 +270,6 @@ def _add_until_end_of_list(whole: bytearray, begin: int, events: _Events) -> int
 
 
 def _event_problem(text: _Json) -> str:
-    """Why the event can't be decoded, ``""`` if it can."""
     num_bytes = memoryview(text).nbytes
     if num_bytes > MAX_EVENT_BYTES:
         return f"which has {num_bytes:,} bytes; at most {MAX_EVENT_BYTES:,} are expected"

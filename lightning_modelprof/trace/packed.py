@@ -185,8 +185,6 @@ def _members_of_zip(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 class _SmallReads:
-    """A file that limits the size of a read to some megabytes."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
         self._file = file

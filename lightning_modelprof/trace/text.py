@@ -185,12 +185,11 @@ class TextFile:
         return bool(_EVENTS_BEGIN.search(head) or (_LIST_BEGINS.search(head) and _PHASE.search(head)))
 
     def _text_of(self, file: IO[bytes], block_bytes: int) -> Iterator[bytes]:
-        """The text of the file, or of the requested member."""
         stream = self._unpacked(file, block_bytes)
         if self._member:
             try:
                 blocks = member_blocks(self._path, self._member, stream, file, block_bytes)
-                yield from self._checked(self._layers(Forward(blocks), block_bytes)).blocks()
+                yield from self._checked(self._without_gzip(Forward(blocks), block_bytes)).blocks()
             except BROKEN as error:
                 self.damage = self.damage or f"the archive is cut off or damaged ({printable(str(error))})"
             return
@@ -199,10 +198,9 @@ class TextFile:
     def _unpacked(self, file: IO[bytes], block_bytes: int) -> Forward:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        return self._layers(Forward(self._read(file, size)), block_bytes)
+        return self._without_gzip(Forward(self._read(file, size)), block_bytes)
 
-    def _layers(self, stream: Forward, block_bytes: int) -> Forward:
-        """Remove the layers of gzip around it."""
+    def _without_gzip(self, stream: Forward, block_bytes: int) -> Forward:
         for _ in range(_MOST_LAYERS):
             if stream.peek(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
                 break
@@ -219,7 +217,6 @@ class TextFile:
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
-        """Open the file, or its copy."""
         if self._copy is None:
             with open_regular(self._archive or self._path, or_pipe=True) as file:
                 if file.seekable():
