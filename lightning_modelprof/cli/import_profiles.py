@@ -145,7 +145,7 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Dashb
     for file in files:
         try:
             facts.append(TraceFacts(_read(file, max_bytes)).complete())
-        except TraceError as error:  # noqa: PERF203 - a file that is no trace is noted, and the others are read
+        except TraceError as error:  # noqa: PERF203 - report a file that isn't a trace, and read the others
             skipped.append(str(error))
     if not facts:
         raise TraceError(f"no traces in {files[0].parent}. {' '.join(skipped)}")

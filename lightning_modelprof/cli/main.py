@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unknown_command(name: str) -> str:
-    is_ours = os.path.basename(name) in _OUR_FILES  # noqa: PTH119  # a path takes an import
+    is_ours = os.path.basename(name) in _OUR_FILES  # noqa: PTH119  # importing pathlib is slow
     command = "report" if is_ours else _COMMAND_OF_FILE.get(os.path.splitext(name)[1])  # noqa: PTH122
     if command is not None:
         return f"expected a command, got {quoted(name)}. Write lightning-modelprof {command} {name}"

@@ -20,7 +20,7 @@ _NUMBERED: Final = re.compile(rf"{DEFAULT_FOLDER}(?:_([0-9]{{1,9}}))?")
 _REPEAT: Final = re.compile(r"([a-z]+)_[0-9]{1,9}")
 _CREATED: Final = re.compile(rb'"created"\s*:\s*"([^"]*)"')
 _CREATED_WITHIN: Final = 1_000
-"""Bytes."""
+"""Bytes at the start of an archive."""
 
 _NO_RUNS: Final = ("__pycache__", "node_modules", "site-packages")
 """Directories with many files and no runs."""

@@ -58,7 +58,7 @@ def main() -> None:
         if options.check == "machine":
             write(facts=facts(options.device))
             return
-        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415 -- may fail, which is told
+        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415 -- reports a failing import
 
         for one in function_of(options.check)(Lab(options.device, options.folder)):
             write(comparison=one.as_json())

@@ -45,7 +45,7 @@ def facts(asked: str | None) -> dict[str, Any]:
     Args:
         asked: a kind of device; ``None`` for the best one that torch finds.
     """
-    import torch  # noqa: PLC0415 -- the parent process does without
+    import torch  # noqa: PLC0415 -- not in the parent process
 
     kinds = [kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_available()]
     kinds += ["mps"] if torch.backends.mps.is_available() else []

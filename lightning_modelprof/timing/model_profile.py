@@ -334,7 +334,7 @@ def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
             f"profile_model(mode='generate'): {type(model).__name__} has no generate method. Use"
             " mode='forward'."
         )
-    return target  # type: ignore[no-any-return]  # an attribute of anybody's model
+    return target  # type: ignore[no-any-return]  # an attribute of the user's model
 
 
 def writeable_file(output_file: str | Path | None) -> Path | None:
@@ -485,7 +485,7 @@ class ProfiledCall:
         if loss is None:
             return
         try:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         except Exception as error:
             raise ModelProfError(
                 f"profile_model: the loss's backward pass failed: {describe_error(error)}."
