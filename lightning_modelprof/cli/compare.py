@@ -63,7 +63,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError unless there are two or more runs, or both sides."""
     if len(options.sides) < 3 or options.before or options.after:
         compared_paths(options)
 

@@ -175,7 +175,6 @@ def _import(module_name: str, file: Path | None) -> Any:
 
 
 def _check_arguments(factory: Any, text: str) -> None:
-    """Refuse a factory that requires arguments."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # C code may have no signature

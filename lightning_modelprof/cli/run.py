@@ -105,7 +105,6 @@ def _option_types() -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError without a script or a module."""
     if not options.module and not options.rest:
         raise ValueError(
             "expected a script or -m MODULE, got nothing. Write lightning-modelprof run train.py"

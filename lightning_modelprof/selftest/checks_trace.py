@@ -141,8 +141,6 @@ def waiting_calls(lab: Lab) -> Iterator[Compared]:
 
 
 class _Traced(Callback):
-    """Count runtime calls in steps 40 to 69 with torch's own profiler."""
-
     def __init__(self, lab: Lab) -> None:
         self.lab, self.calls, self.kernels = lab, Counter[str](), 0
 

@@ -219,7 +219,6 @@ def _time_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _L
 
 
 def _device_of(model: nn.Module, batch: Any) -> torch.device:
-    """The first device that isn't the CPU, else the CPU."""
     tensors = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     others = [tensor.device for tensor in tensors if tensor.device.type != "cpu"]
     return others[0] if others else torch.device("cpu")

@@ -287,7 +287,6 @@ def _end_of_object(text: bytes | memoryview) -> int:
 
 
 def _entries_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """The entries of an object; none if it isn't whole or is too long."""
     if len(text) > MAX_AROUND_BYTES:
         return {}
     try:
@@ -297,7 +296,6 @@ def _entries_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
 
 
 def _decode_entries(entries: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Decode the entries around the events; also return the keys of undecodable ones."""
     problems = {key: _problem(ANYTHING, value) for key, value in entries.items()}
     decoded = {key: ANYTHING.decode(value) for key, value in entries.items() if not problems[key]}
     return decoded, tuple(key for key, problem in problems.items() if problem)

@@ -197,7 +197,6 @@ def _part(trace: Trace, rows: NDArray[np.int64], place: int, pid: str, rank_of: 
 
 
 def _noted(trace: Trace, rank_of: tuple[int, int]) -> dict[str, Any]:
-    """The file's metadata about ranks, with this part's rank."""
     rank, world_size = rank_of
     noted: dict[str, Any] = {}
     for key in ("distributedInfo", TRACE_METADATA_KEY):

@@ -159,7 +159,6 @@ def _is_json(name: str) -> bool:
 
 
 def _members(kind: str, stream: Forward, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield each regular file's name and a function that opens it."""
     found = _members_of_zip(file) if kind == "zip archive" else _members_of_tar(stream)
     for name, opened in found:
         if is_inside(name):
