@@ -48,7 +48,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report, or write it; returns 1 when a trace is cut off or damaged."""
+    """Print or write the report; return 1 if a trace is cut off or damaged."""
     _keep_freed_memory()
     _import_numpy()
     from lightning_modelprof.cli.output import put_out
@@ -67,15 +67,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Free a large block, after which glibc keeps all smaller ones that are freed.
+    """Free a large block, after which glibc keeps all smaller freed ones.
 
-    By default each array gets new pages, and to clear them takes a tenth of the time.
+    By default each array gets new pages, and clearing them takes a tenth of the time.
     """
     bytes(2**24)
 
 
 def _import_numpy() -> None:
-    """Import it without the threads of its linear algebra, which take long to start and are not needed."""
+    """Import it without its linear algebra's threads, which are slow to start and unneeded."""
     name = "OPENBLAS_NUM_THREADS"
     if name in os.environ:
         return
@@ -88,7 +88,7 @@ def _import_numpy() -> None:
 
 @contextmanager
 def _with_standard_input(paths: Sequence[str]) -> Iterator[list[str]]:
-    """The paths, with a file that holds what comes by the standard input in the place of ``-``."""
+    """Yield the paths, with ``-`` replaced by a file of the standard input."""
     if "-" not in paths:
         yield list(paths)
         return

@@ -1,4 +1,4 @@
-"""The arguments that several commands share, and how a wrong one is told."""
+"""Arguments shared by several commands, and their error messages."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _MAX_GIB: Final = 1_000_000
 MAX_SECONDS: Final = 1_000_000_000
 
 _OF_TABLES: Final = tuple(field.name for field in fields(TableOptions))
-"""Options of which each says that the tables are wanted."""
+"""Each of these options asks for the tables."""
 
 
 def add_output_options(command: argparse.ArgumentParser) -> None:
-    """What is printed, and what is written to files instead."""
+    """Add the options for printed and written output."""
     group = command.add_mutually_exclusive_group()
     group.add_argument("--full", action="store_true", help="Print all tables instead of the short report")
     group.add_argument("--brief", action="store_true", help="Print a one-line summary")
@@ -57,7 +57,7 @@ def add_max_gib(command: argparse.ArgumentParser) -> None:
 
 
 def add_module_options(command: argparse.ArgumentParser) -> None:
-    """What of ``TableOptions`` is about the model; what is not given is ``None``."""
+    """Add the model options of ``TableOptions``; omitted ones are ``None``."""
     group = command.add_argument_group("model tables")
     group.add_argument(
         "--module-depth",
@@ -74,7 +74,7 @@ def add_module_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_table_options(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``TableOptions``; what is not given is ``None``, to be told from a default."""
+    """Add the options of ``TableOptions``; omitted ones are ``None``, to differ from a default."""
     group = command.add_argument_group("trace tables")
     group.add_argument(
         "--views",
@@ -115,25 +115,25 @@ def add_table_options(command: argparse.ArgumentParser) -> None:
 
 
 def table_options(arguments: argparse.Namespace, default: TableOptions = DEFAULT_OPTIONS) -> TableOptions:
-    """What was asked for on the command line.
+    """Table options from the command line.
 
     Args:
-        default: what holds where nothing was asked for.
+        default: values of omitted options.
     """
     asked = {field.name: getattr(arguments, field.name, None) for field in fields(TableOptions)}
     return replace(default, **{name: value for name, value in asked.items() if value is not None})
 
 
 def asks_for_tables(arguments: argparse.Namespace) -> bool:
-    """Whether an option was given that is about the tables alone."""
+    """Whether an option that only affects tables was given."""
     return any(getattr(arguments, name, None) is not None for name in _OF_TABLES)
 
 
 def parse_below(text: str, most: float, what: str, example: str = "") -> float:
-    """A number above 0 and below ``most``.
+    """Parse a number above 0 and below ``most``.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: for anything else.
     """
     try:
         number = float(text)
@@ -145,10 +145,10 @@ def parse_below(text: str, most: float, what: str, example: str = "") -> float:
 
 
 def parse_number(text: str, least: float) -> float:
-    """A number of at least ``least``, which is not infinite.
+    """Parse a finite number of at least ``least``.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: for anything else.
     """
     try:
         number = float(text)
@@ -160,7 +160,7 @@ def parse_number(text: str, least: float) -> float:
 
 
 def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser whose message argparse shows; of another ValueError it tells only the function's name."""
+    """Wrap a parser so that argparse shows its message instead of only the function's name."""
 
     def checked(text: str) -> T:
         try:

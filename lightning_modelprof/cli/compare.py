@@ -29,7 +29,7 @@ EPILOG = (
 DEFAULT_TOLERANCE: Final = 0.05
 
 _MOST_CHOICES: Final = 2
-"""Lines on which of several runs were taken; all are in the full report."""
+"""Maximum lines about chosen runs in the short report; the full report has all."""
 
 USAGE = (
     "%(prog)s [options] BEFORE AFTER\n       %(prog)s [options] BASE A B C ...\n"
@@ -63,17 +63,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse what is neither two runs or more nor two sides.
-
-    Raises:
-        ValueError: with what to write.
-    """
     if len(options.sides) < 3 or options.before or options.after:
         compared_paths(options)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the comparison, or write it; returns what the decision says."""
+    """Print or write the comparison; return the decision's exit code."""
     from lightning_modelprof.cli.output import put_out
     from lightning_modelprof.show.tensorboard.scalars import markdown_report
     from lightning_modelprof.show.terminal.terminal import print_text
@@ -93,10 +88,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The runs before and after that ``compare`` was given.
+    """The runs before and after, from the arguments.
 
     Raises:
-        ValueError: when they are neither two paths nor some for ``--before`` and ``--after``.
+        ValueError: for anything but two paths, or paths for both ``--before`` and ``--after``.
     """
     sides, before, after = arguments.sides, arguments.before, arguments.after
     if len(sides) == 2 and not before and not after:
@@ -111,14 +106,14 @@ def compared_paths(arguments: argparse.Namespace) -> tuple[list[str], list[str]]
 
 
 def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) -> tuple[Report, int]:
-    """The report that compares saved runs, and the exit code that says how it came out.
+    """Compare saved runs, and return the report and the result's exit code.
 
     Args:
-        before: folders or files of one or more runs.
-        tolerance: change of the time, as a fraction, that does not matter.
+        before: directories or files of one or more runs.
+        tolerance: fraction of the time up to which a change doesn't matter.
 
     Raises:
-        ArchiveError: when a run is not there, is given twice, or is of another loop.
+        ArchiveError: when a run is missing, given twice, or of another loop.
     """
     from dataclasses import replace
 
@@ -134,10 +129,10 @@ def compare_runs(before: Sequence[str], after: Sequence[str], tolerance: float) 
 
 
 def compare_stages(paths: Sequence[str], tolerance: float) -> Report:
-    """The table of several runs, each against the first.
+    """Compare several runs, each to the first, in a table.
 
     Raises:
-        ArchiveError: when a run is not there, is given twice, or is of another loop.
+        ArchiveError: when a run is missing, given twice, or of another loop.
     """
     from dataclasses import replace
 
@@ -153,7 +148,7 @@ def _different_runs(paths: Sequence[str]) -> list[str]:
 
     seen: dict[str, str] = {}
     for path in paths:
-        file = os.path.realpath(newest_run(path)[0])  # also of a link to itself
+        file = os.path.realpath(newest_run(path)[0])  # a link counts as its target
         if file in seen:
             raise ArchiveError(
                 f"{path}: the same run is given twice, first as {seen[file]}. Give each run once."
@@ -169,7 +164,7 @@ def _choices(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(paths: dict[str, bool]) -> dict[str, ComparedRun]:
-    """Path, and whether traces are read → the run."""
+    """Read runs by path; the value says whether to read traces too."""
     from lightning_modelprof.reading import read_compared
     from lightning_modelprof.show.progress import with_progress
 

@@ -1,6 +1,6 @@
 """Shell scripts that complete commands, options and files, for bash, zsh and fish.
 
-They hold all names, so that a Tab starts no Python.
+They contain all names, so that Tab doesn't start Python.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ fi
 def completion_script(
     shell: str, parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]
 ) -> str:
-    """The script for a shell.
+    """Make the completion script for a shell.
 
     Args:
         shell: bash, zsh or fish.

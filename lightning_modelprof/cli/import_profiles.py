@@ -1,4 +1,4 @@
-"""Adds saved runs and any torch.profiler traces to a TensorBoard log directory."""
+"""Add saved runs and any torch.profiler traces to a TensorBoard log directory."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
     """Write profiles of saved runs and traces to event files.
 
     Args:
-        paths: folders of saved runs, traces, or folders of traces; each run, and each folder that holds
-            traces, becomes a run of TensorBoard.
-        logdir: what TensorBoard is to be started with.
-        max_bytes: largest uncompressed trace to read.
+        paths: directories of saved runs, traces, or directories of traces; each run, and each directory with
+            traces, becomes a TensorBoard run.
+        logdir: TensorBoard's log directory.
+        max_bytes: maximum uncompressed trace size to read.
 
     Returns:
-        Name of each run that was written, and how many profiles it has.
+        Name of each written run, and its number of profiles.
 
     Raises:
-        ArchiveError: when a saved run is damaged, or TensorBoard cannot write to the log directory.
+        ArchiveError: when a saved run is damaged, or TensorBoard can't write to the log directory.
         TraceError: when a path holds neither a run nor traces.
-        OSError: when the log directory cannot be written.
+        OSError: when the log directory can't be written.
     """
     try:
         str(logdir).encode()
@@ -63,7 +63,7 @@ def import_into(paths: Sequence[Path], logdir: Path, max_bytes: int) -> list[tup
 
 
 def _runs(path: Path) -> list[Path]:
-    """The archives of saved runs that a path means: one, or all below a folder."""
+    """The archives of saved runs for a path: one, or all below a directory."""
     named = find_run(path)
     try:
         if named.name == RUN_FILE and named.is_file():
@@ -82,7 +82,7 @@ def _run_name(file: Path, below: Path) -> str:
 
 
 def _free_folder(wanted: Path) -> Path:
-    """A folder that holds nothing yet: what was imported before stays as it is."""
+    """An unused directory, to keep earlier imports."""
     folder, number = wanted, 1
     while folder.exists():
         folder, number = wanted.with_name(f"{wanted.name}_{number}"), number + 1
@@ -90,7 +90,6 @@ def _free_folder(wanted: Path) -> Path:
 
 
 def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
-    """Of the archive of a run: of the whole run, and of each window whose trace is there."""
     (run, options), folder = load_with_options(path), path.parent
     others = _windows_of_other_ranks(folder)
     newest: dict[int, TraceFacts] = {}
@@ -113,13 +112,12 @@ def _profiles_of_run(path: Path) -> Iterator[DashboardEntry]:
 
 
 def _windows_of_other_ranks(folder: Path) -> list[Window]:
-    """Those of ``run_rank1.json`` and so on, which each rank writes for itself."""
     runs = [load_run(file) for file in sorted(folder.glob("run_rank*.json"))]
     return [window for run in runs for record in run.ranks for window in record.windows]
 
 
 def _trace_folders(path: Path, max_bytes: int) -> Iterator[tuple[str, Iterator[DashboardEntry]]]:
-    """Each folder with traces becomes a run; torch_tb_profiler calls a run by its folder, too."""
+    """Each directory with traces becomes a run named after it, as in torch_tb_profiler."""
     by_folder: dict[Path, list[Path]] = defaultdict(list)
     for file in trace_files(path):
         by_folder[file.parent].append(file)
@@ -137,7 +135,7 @@ def _trace_name(file: Path) -> str:
 
 
 def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[DashboardEntry]:
-    """Traces of several ranks of one job are one window; the others are windows in order of their steps."""
+    """Yield one window for traces of one job's ranks, else a window per trace, ordered by step."""
     if len(files) == 1:
         trace = _read(files[0], max_bytes)
         yield window_profile([(one, TraceFacts(one).complete()) for one in split_processes(trace)], window=0)
@@ -147,17 +145,16 @@ def _profiles_of_traces(files: Sequence[Path], max_bytes: int) -> Iterator[Dashb
     for file in files:
         try:
             facts.append(TraceFacts(_read(file, max_bytes)).complete())
-        except TraceError as error:  # noqa: PERF203 - a file that is no trace is noted, and the others are read
+        except TraceError as error:  # noqa: PERF203 - report a file that isn't a trace, and read the others
             skipped.append(str(error))
     if not facts:
         raise TraceError(f"no traces in {files[0].parent}. {' '.join(skipped)}")
     folder = files[0].parent
     for number, group in enumerate(group_ranks(facts)):
-        # Read once more and not kept: the traces of a folder may be larger than the memory.
+        # Read again instead of keeping them: a directory's traces may exceed the memory.
         traces = [(_read(folder / one.source, max_bytes), one) for one in group.values()]
         yield window_profile(traces, window=number)
 
 
 def _read(file: Path, max_bytes: int) -> Trace:
-    """A trace under the name of its file."""
     return replace(read_with_progress(file, max_bytes), source=file.name)

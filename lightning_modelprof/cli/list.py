@@ -1,4 +1,4 @@
-"""``lightning-modelprof list``: the saved runs below a folder, one line each."""
+"""``lightning-modelprof list``: the saved runs below a directory, one line each."""
 
 from __future__ import annotations
 

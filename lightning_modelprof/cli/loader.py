@@ -30,7 +30,7 @@ _NOT_USERS: Final = (
     str(importlib.__file__),
     "<frozen importlib",
 )
-"""How the names of files begin whose lines lead to the user's."""
+"""File name prefixes of the frames above the user's."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -84,11 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _users(expected: str) -> Iterator[None]:
-    """Run user code; on an error, print its traceback and say what was expected.
-
-    Raises:
-        ConfigError: instead of that error.
-    """
+    """Run user code; on an error, print its traceback and raise a ConfigError."""
     try:
         yield
     except ModelProfError:
@@ -107,7 +103,7 @@ def _users(expected: str) -> Iterator[None]:
 
 
 def _is_of_dead_worker(error: BaseException) -> bool:
-    """Whether torch says that a worker is gone, or a connection to it broke; errors inside it name it."""
+    """Whether torch reports a dead worker, or the connection to one broke; an error inside it names it."""
     if isinstance(error, ConnectionError | EOFError | FileNotFoundError):
         lines = traceback.extract_tb(error.__traceback__)
         return Path(lines[-1].filename).parent.name == "multiprocessing"
@@ -115,7 +111,7 @@ def _is_of_dead_worker(error: BaseException) -> bool:
 
 
 def find_loader(text: str) -> Any:
-    """The loader that ``MODULE:FACTORY`` names.
+    """Find the loader that ``MODULE:FACTORY`` names.
 
     Raises:
         ConfigError: when there is none.
@@ -158,11 +154,6 @@ def find_loader(text: str) -> Any:
 
 
 def _import(module_name: str, file: Path | None) -> Any:
-    """The module of that name, or that file.
-
-    Raises:
-        ConfigError: when it is not there, or cannot be imported.
-    """
     what = module_name if file is None else str(file)
     with _users(f"to import {quoted(what)}"):
         try:
@@ -184,14 +175,9 @@ def _import(module_name: str, file: Path | None) -> Any:
 
 
 def _check_arguments(factory: Any, text: str) -> None:
-    """Refuse a factory that cannot be called without arguments.
-
-    Raises:
-        ConfigError: with those that it needs.
-    """
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # of C code, which may not tell
+    except (TypeError, ValueError):  # C code may have no signature
         return
     try:
         signature.bind()

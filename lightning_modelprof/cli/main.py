@@ -1,4 +1,4 @@
-"""The command line: the door to the commands. Needs neither torch nor lightning."""
+"""The command line's entry point. Imports neither torch nor lightning."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _EXAMPLES: Final = """examples:
 
 
 _SIGPIPE: Final = 13
-"""Windows has none."""
+"""Missing on Windows."""
 
 
 _COMMAND_OF_FILE: Final = {".py": "run", ".json": "analyze", ".gz": "analyze"}
-"""Ending of a file that stands where a command is expected → the command that takes such files."""
+"""Suffix of a file given in place of a command → the command for such files."""
 
 _OUR_FILES: Final = ("run.json", "run.json.gz", "report.json")
 
@@ -44,11 +44,11 @@ _REWORDED: Final = (
     ("the following arguments are required: (.*)", r"expected \1, got nothing."),
     ("(argument .*): not allowed with argument (.*)", r"\1: not allowed with \2. Remove one of them."),
 )
-"""What argparse says → what to say."""
+"""argparse's message → replacement."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser with capitalized help, whose errors say what to write and are safe to print in a terminal."""
+    """A parser with capitalized help, and terminal-safe errors that show what to write."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, add_help=False)
@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
     def check_options(self, given: Sequence[str]) -> None:
-        """Refuse an option that there isn't, with the nearest one; argparse would miss an argument first."""
+        """Refuse unknown options and suggest the nearest, before argparse reports a missing argument."""
         known = self._option_string_actions
         has_program = any(action.nargs == argparse.REMAINDER for action in self._actions)
         rest = iter(given)
@@ -136,18 +136,17 @@ class _PrintCompletion(argparse.Action):
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Name → parser of each command."""
     [choices] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
     return choices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, or 1 after one line on what went wrong.
+    """Run one command and return the exit code: 0, or 1 after one line about the error.
 
-    ``compare`` has more of them: see ``build_compare.EXIT_CODES``. ``run`` ends as its script does.
+    ``compare`` has more exit codes, see ``build_compare.EXIT_CODES``; ``run`` returns its script's.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    # Of a command that is known the others need not be: importing them takes longer than parsing.
+    # Skip a known command's siblings: importing them takes longer than parsing.
     is_command = bool(given) and given[0] in COMMANDS
     parser: Any = make_parser(given[:1] if is_command else COMMANDS)
     if given and not is_command and not given[0].startswith("-"):
@@ -186,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unknown_command(name: str) -> str:
-    is_ours = os.path.basename(name) in _OUR_FILES  # noqa: PTH119  # a path takes an import
+    is_ours = os.path.basename(name) in _OUR_FILES  # noqa: PTH119  # importing pathlib is slow
     command = "report" if is_ours else _COMMAND_OF_FILE.get(os.path.splitext(name)[1])  # noqa: PTH122
     if command is not None:
         return f"expected a command, got {quoted(name)}. Write lightning-modelprof {command} {name}"
@@ -194,7 +193,7 @@ def _unknown_command(name: str) -> str:
 
 
 def _discard_output() -> None:
-    """Have Python's own flush at exit find no closed pipe."""
+    """Keep Python's flush at exit from hitting the closed pipe."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``lightning-modelprof open``: the page of a saved run, in the browser."""
+"""``lightning-modelprof open``: show a saved run's page in the browser."""
 
 from __future__ import annotations
 

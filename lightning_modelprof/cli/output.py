@@ -1,4 +1,4 @@
-"""Where a command's report goes: the terminal, or files."""
+"""Send a command's report to the terminal or to files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lightning_modelprof.run.opening import write_atomically
 
 
 def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[str] = ()) -> None:
-    """Print the report, or write it to the files that were asked for.
+    """Print the report, or write it to the requested files.
 
     Args:
-        options: as parsed; ``json``, ``html``, ``full`` and ``brief`` count.
+        options: parsed arguments, of which ``json``, ``html``, ``full`` and ``brief`` apply.
 
     Raises:
-        ArchiveError: when a file cannot be written.
+        ArchiveError: when a file can't be written.
     """
     page = getattr(options, "html", None)  # compare has none
     if page is not None:
@@ -45,13 +45,13 @@ def put_out(report: Report, options: argparse.Namespace, last_words: Sequence[st
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Write a file, and say so in a line.
+    """Write a file and print a line about it.
 
     Raises:
-        ArchiveError: when it cannot be written.
+        ArchiveError: when it can't be written.
     """
     target = as_path(path, ArchiveError)
-    if not target.parent.is_dir():  # a slip of the hand is not to make folders
+    if not target.parent.is_dir():  # a typo shouldn't create directories
         raise ArchiveError(f"can't write {target}: no such directory: {target.parent}")
     try:
         write_atomically(target, data)

@@ -1,4 +1,4 @@
-"""``lightning-modelprof report``: the report of a saved run, again."""
+"""``lightning-modelprof report``: show a saved run's report again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from lightning_modelprof.show.progress import show_waiting
 
     with show_waiting(f"looking for runs in {options.path}"):
-        file, choice = newest_run(options.path)  # what is not there is told before the rest is imported
+        file, choice = newest_run(options.path)  # report a missing run before the slow imports
     from lightning_modelprof.cli.output import put_out
     from lightning_modelprof.errors import printable
     from lightning_modelprof.reading import read_report

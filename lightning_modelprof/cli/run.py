@@ -28,16 +28,16 @@ EXAMPLE = "Example: lightning-modelprof run --active 10 --report.terminal full t
 USAGE = "%(prog)s [options] SCRIPT [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
 
 _FROM_PYTHON = ("samples_fn", "inspect.flop_formulas")
-"""Functions, which can't be written on a command line."""
+"""Functions, which can't be passed on a command line."""
 
 _IN_HELP = ("timer_only", "active", "stop_after_profile", "with_stack", "flops", "dirpath", "report.terminal")
-"""Options with a description of their own; the others are listed by name, as the help would be too long."""
+"""Options with a description; the others are only named, to keep the help short."""
 
 _METAVARS = {"bool": "BOOL", "bool | None": "BOOL", "int": "N", "int | None": "N"}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Names what ``-m`` takes, which argparse would show as dots; keeps the line breaks of a text."""
+    """Name the argument of ``-m``, which argparse would show as dots, and keep a text's line breaks."""
 
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(prog, **{"max_help_position": 30, **settings})
@@ -51,7 +51,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Those of ``run``: one option for each argument of the callback."""
+    """Add one option per callback argument, then the script."""
     command.formatter_class = _HelpFormatter
     group = command.add_argument_group("ModelProfCallback arguments, as YAML values")
     described = option_help()
@@ -77,7 +77,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _other_options() -> str:
-    """The options that have no description in the help, those of a group together."""
+    """List the options without a description, by group."""
     others: dict[str, list[str]] = {}
     for name in _option_types():
         if name not in _IN_HELP:
@@ -89,12 +89,11 @@ def _other_options() -> str:
 
 
 def option_names() -> list[str]:
-    """Each argument by its name, those of groups as ``report.terminal``."""
+    """Names of all options; grouped ones are like ``report.terminal``."""
     return list(_option_types())
 
 
 def _option_types() -> dict[str, str]:
-    """Option → its type, as written in the configuration."""
     types: dict[str, str] = {}
     for field in fields(ProfileConfig):
         if field.name in GROUPS:
@@ -106,11 +105,6 @@ def _option_types() -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse a command without a script.
-
-    Raises:
-        ValueError: with what to write.
-    """
     if not options.module and not options.rest:
         raise ValueError(
             "expected a script or -m MODULE, got nothing. Write lightning-modelprof run train.py"
@@ -118,7 +112,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 _WRONG_ARGUMENTS: Final = 2
-"""Exit code of a program that doesn't know an argument."""
+"""Exit code of a program that rejects an argument."""
 
 
 def _is_ours(text: str) -> bool:
@@ -126,7 +120,7 @@ def _is_ours(text: str) -> bool:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the script; returns its exit code."""
+    """Run the script and return its exit code."""
     what = (options.module or options.rest)[0]
     if not options.module and not Path(what).is_file():
         raise ConfigError(f"no such script: {what}. Check the path, and put options before the script.")
@@ -158,14 +152,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(program: list[str], environment: dict[str, str]) -> int:
-    """Run a program in the foreground: it gets the signals, and its exit code is ours."""
+    """Run a program in the foreground, pass signals on to it and return its exit code."""
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, _: object) -> None:
         for process in running:
             process.send_signal(number)
 
-    # Ctrl-C goes to the script as well, which ends by it.
+    # Ctrl-C reaches the script too and ends it.
     handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -186,7 +180,7 @@ _NEXT_SENTENCE: Final = re.compile(r"(?<=\.) (?=[A-Z])")
 
 
 def option_help() -> dict[str, str]:
-    """Option, such as ``active`` or ``report.terminal`` → its help, with the default."""
+    """Help of each option, such as ``active`` or ``report.terminal``, with its default."""
     entries = _entries(_CALLBACK, "ModelProfCallback", "Args")
     found = {name: _shortened(text, getattr(DEFAULTS, name)) for name, text in entries.items()}
     for group, kind in GROUPS.items():
@@ -208,7 +202,6 @@ def _entries(module: str, name: str, section: str) -> dict[str, str]:
 
 
 def _shortened(text: str, default: Any) -> str:
-    """The first sentence and the default, in YAML's notation."""
     sentences = _NEXT_SENTENCE.split(text)
     notation = {"True": "true", "False": "false", "None": "null"}
     in_words = next((one.removeprefix(_DEFAULT) for one in sentences if one.startswith(_DEFAULT)), None)

@@ -41,7 +41,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the checks; write the file after each, so that there always is one."""
+    """Run the checks, and write the file after each so that it always exists."""
     from lightning_modelprof.errors import ArchiveError, ModelProfError, as_path
     from lightning_modelprof.run.opening import write_atomically
     from lightning_modelprof.selftest.runner import Check, Result, run_checks, run_child
@@ -85,6 +85,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_progress(text: str) -> None:
-    """A line that the next one replaces, on a terminal alone."""
+    """Show a line that the next one replaces, only on a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r{'running ' + text if text else '':<60}\r", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""``lightning-modelprof tensorboard``: saved runs and traces for TensorBoard."""
+"""``lightning-modelprof tensorboard``: add saved runs and traces to TensorBoard."""
 
 from __future__ import annotations
 

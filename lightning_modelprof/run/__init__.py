@@ -1,1 +1,1 @@
-"""Measured facts and their files. Needs neither torch nor lightning."""
+"""Measured facts and their files. Imports neither torch nor lightning."""

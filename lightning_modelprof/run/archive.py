@@ -1,4 +1,4 @@
-"""Save and load a Run, and write files so that a crash never leaves half of one."""
+"""Save and load a Run, and write files atomically."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RecordT = TypeVar("RecordT")
 
 
 _BEGIN: Final = b'{"info":{"created":'
-"""Of every archive."""
+"""Every archive starts with it."""
 
 
 _FLAT_COLUMNS: Final = ("step", "duration_ns", "samples", "tags")
 
 
-# Phase matrix → the value that every step has in a phase that is not saved.
+# Value of every step in a phase that isn't saved.
 _PHASE_COLUMNS: Final = {"phases_ns": 0, "device_phases_ns": NOT_MEASURED}
 
 
@@ -43,7 +43,7 @@ _DECODERS: Final[dict[type[Any], msgspec.json.Decoder[Any]]] = {}
 
 
 def pack(data: bytes) -> bytes:
-    """Gzip at the fastest level: a trace of 35 MB takes hundredths of a second, not most of one."""
+    """Gzip at the fastest level: 35 MB of trace take hundredths of a second instead of most of one."""
     packed: bytes = igzip.compress(data, compresslevel=1)
     return packed
 
@@ -52,8 +52,8 @@ def save_run(run: Run, path: Path) -> None:
     """Write a run as JSON, atomically.
 
     Raises:
-        OSError: when it cannot be written.
-        ValueError: when what would be written cannot be read back; an older file stays as it was.
+        OSError: when it can't be written.
+        ValueError: when the result couldn't be read back; an older file stays unchanged.
     """
     raw = encode_record(run)
     _decode_run(raw)
@@ -61,14 +61,14 @@ def save_run(run: Run, path: Path) -> None:
 
 
 def check_same_run(path: Path, created: str) -> None:
-    """Refuse to replace the archive of another run.
+    """Refuse to replace another run's archive.
 
     Args:
-        path: of the archive; there may be none.
-        created: when the run began that wants to write: an archive begins with it.
+        path: the archive, which may not exist.
+        created: start time of the run to write, with which its archive starts.
 
     Raises:
-        OSError: when the archive there is another run's, or it cannot be told.
+        OSError: when the existing archive is another run's or can't be read.
     """
     begin = _BEGIN + msgspec.json.encode(created)
     try:
@@ -88,7 +88,7 @@ def encode_record(record: Any) -> bytes:
 
 
 def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
-    """Raises ``ValueError`` when the JSON is no such record."""
+    """Raise ``ValueError`` when the JSON isn't such a record."""
     try:
         decoded: RecordT = _decoder(kind).decode(raw)
     except (msgspec.MsgspecError, KeyError, RecursionError) as error:
@@ -97,7 +97,7 @@ def decode_record(raw: bytes, kind: type[RecordT]) -> RecordT:
 
 
 def record_of(value: Any, kind: type[RecordT]) -> RecordT:
-    """A record from decoded JSON; raises ``ValueError`` when it is none."""
+    """Convert decoded JSON to a record; raise ``ValueError`` if it isn't one."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -105,7 +105,7 @@ def record_of(value: Any, kind: type[RecordT]) -> RecordT:
 
 
 def _decoder(kind: type[RecordT]) -> msgspec.json.Decoder[RecordT]:
-    """Made once: two threads in which msgspec looks at the same dataclasses crash the process."""
+    """Make each once, under a lock: msgspec crashes if two threads inspect the same dataclasses."""
     with _MAKING:
         if kind not in _DECODERS:
             _DECODERS[kind] = msgspec.json.Decoder(kind, dec_hook=_decode)
@@ -113,10 +113,10 @@ def _decoder(kind: type[RecordT]) -> msgspec.json.Decoder[RecordT]:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run from its file, or from a folder (see :func:`find_run`).
+    """Read a run from its file or directory (see :func:`find_run`).
 
     Raises:
-        ArchiveError: when there is no such file, or it is no saved run of a known version.
+        ArchiveError: when the file is missing or isn't a saved run of a known version.
     """
     file = find_run(path)
     try:
@@ -152,11 +152,11 @@ class _VersionedRun(msgspec.Struct):
 
 
 _Column = list[Annotated[int, msgspec.Meta(ge=-3 * LARGEST // 2, le=3 * LARGEST // 2)]]
-"""A clock that is set back or far ahead while a step runs must not cost the run; sums stay in 64 bits."""
+"""Clock changes during a step must not make the run unreadable; sums stay within 64 bits."""
 
 _Counts = list[Count]
 _Tags = list[Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]]
-"""There are fewer; a newer version may have more."""
+"""Room for newer versions' tags."""
 
 
 class _SavedTotals(msgspec.Struct):
@@ -174,7 +174,6 @@ class _SavedSteps(msgspec.Struct):
 
 
 def _encode(value: Any) -> dict[str, Any]:
-    """Columns as lists."""
     if isinstance(value, StepTotals):
         return _encode_totals(value)
     if isinstance(value, StepTimings):
@@ -183,7 +182,7 @@ def _encode(value: Any) -> dict[str, Any]:
 
 
 def _encode_steps(steps: StepTimings) -> dict[str, Any]:
-    """Of the phases only those that some step has a time for."""
+    """Save only phases with a time in some step."""
     saved: dict[str, Any] = {name: getattr(steps, name).tolist() for name in _FLAT_COLUMNS}
     for name, unused in _PHASE_COLUMNS.items():
         matrix = getattr(steps, name)
@@ -196,7 +195,7 @@ def _encode_steps(steps: StepTimings) -> dict[str, Any]:
 
 
 def _encode_totals(totals: StepTotals) -> dict[str, Any]:
-    """Of the phases only those that some sum has."""
+    """Save only phases with a non-zero sum."""
     columns = totals.columns()
     return {
         "tags": columns.pop("tags").tolist(),
@@ -245,7 +244,7 @@ def _decode_totals(saved: _SavedTotals) -> StepTotals:
 
 
 def _phase_columns(name: str, saved: dict[str, list[int]], num_rows: int, unused: int) -> NDArray[np.int64]:
-    """One column for each phase; those that were not saved are all ``unused``."""
+    """Build one column per phase; unsaved phases are all ``unused``."""
     matrix: NDArray[np.int64] = np.full((num_rows, len(PHASES)), unused, np.int64)
     for key, values in saved.items():
         if key not in PHASE_INDEX:

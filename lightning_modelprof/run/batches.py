@@ -1,4 +1,4 @@
-"""The sizes of a loop's batches, and what steps of some sizes cost."""
+"""Batch sizes of a loop, and what steps of some sizes cost."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TypeAlias
 from lightning_modelprof.record import Count, Int, Record
 
 Shapes: TypeAlias = tuple[tuple[Count, ...], ...]
-"""The shapes of all tensors of a batch, in order. A long list of tensors is one entry: how many, their
-elements in all, and the largest of each dimension."""
+"""Shapes of all tensors in a batch, in order. A long list of tensors is one entry: its length, the total
+number of elements and the maximum of each dimension."""
 
 
 class BatchSizes(Record, frozen=True, kw_only=True):
-    """Which sizes batches had, and how many clean steps had each.
+    """Batch sizes, and the number of clean steps of each.
 
     Attributes:
-        shapes: every size once; a size is called by its place here.
-        clean_steps: steps of the benchmark, by size.
-        num_rounded: how many of ``shapes``, the last ones, have varying dimensions rounded to 3 %; 0 while
+        shapes: distinct sizes; other records refer to a size by its index here.
+        clean_steps: number of clean steps, by size.
+        num_rounded: how many of ``shapes``, the last ones, have varying dimensions rounded to 3%; 0 while
             sizes are few.
-        other_steps: clean steps of still other sizes, or of batches whose size could not be told.
+        other_steps: clean steps of any other or unknown size.
     """
 
     shapes: tuple[Shapes, ...]
@@ -32,7 +32,7 @@ class PhaseFlops(Record, frozen=True, kw_only=True):
     """FLOPs of one phase in one dtype.
 
     Attributes:
-        phase: one of ``FLOP_PHASES`` but the optimizer, whose work does not depend on the batch.
+        phase: one of ``FLOP_PHASES`` except the optimizer, whose work doesn't depend on the batch.
         dtype: of the operands.
         flops: without Fourier transforms.
     """
@@ -43,7 +43,7 @@ class PhaseFlops(Record, frozen=True, kw_only=True):
 
 
 class SizeCount(Record, frozen=True, kw_only=True):
-    """What one counted step of some size cost."""
+    """FLOPs of one counted step of some size."""
 
     shapes: Shapes
     step: Count
@@ -58,21 +58,21 @@ class CpuUse(Record, frozen=True, kw_only=True):
     """CPU time of some clean steps, and of the machine over the whole loop; all in nanoseconds.
 
     Attributes:
-        num_steps: clean steps of which the times below were read, each thirteenth at most.
+        num_steps: clean steps in which the times below were read, at most every thirteenth.
         steps_ns: wall time of these steps.
-        fetches_ns: wall time of the fetches in them.
-        fetches_thread_ns: CPU time of the training thread in the fetches.
+        fetches_ns: wall time of their fetches.
+        fetches_thread_ns: CPU time of the training thread during the fetches.
         rest_thread_ns: CPU time of the training thread in the rest of the steps.
         rest_process_ns: CPU time of all threads of the process in the rest of the steps.
         loop_ns: wall time of the loop, over which the times below were read.
         process_ns: CPU time of this process.
-        num_asked: of these steps, those whose batch workers made.
-        num_ready: of those, the ones whose batch was there before it was fetched.
-        depths: of those, how many found 0, 1, 2 ... batches made; the last one so many and more. Empty where
-            nobody looked.
-        workers_ns: CPU time of processes that it started in the loop; ``None`` where nobody can tell.
-        busy_ns: time that the machine's CPUs were busy, all together, with whatever; ``None`` likewise.
-        cpus_ns: ``busy_ns`` and the time that they were idle; ``None`` likewise.
+        num_asked: of these steps, those with a batch made by workers.
+        num_ready: of those, the ones whose batch was ready before it was fetched.
+        depths: of those, how many found 0, 1, 2 ... batches ready; the last entry counts that many or more.
+            Empty if this wasn't recorded.
+        workers_ns: CPU time of child processes started during the loop; ``None`` if unknown.
+        busy_ns: time that all the machine's CPUs together were busy, with any work; ``None`` if unknown.
+        cpus_ns: ``busy_ns`` plus idle time; ``None`` if unknown.
     """
 
     num_steps: Count
@@ -92,15 +92,15 @@ class CpuUse(Record, frozen=True, kw_only=True):
 
 
 class RepeatedSamples(Record, frozen=True, kw_only=True):
-    """A few samples of a map-style data set, as they were in their batches.
+    """A few samples of a map-style data set, compared as they were in their batches.
 
     Attributes:
-        num_indices: of the data set, that were watched and came again.
-        num_compared: samples that were compared with what came before for the same index.
+        num_indices: watched indices of the data set that came again.
+        num_compared: samples compared with the one that came before for the same index.
         num_equal: of those, how many had the same bytes.
-        sample_bytes: of one sample in its batch.
+        sample_bytes: size of one sample in its batch.
         num_samples: length of the data set; ``None`` if it has none.
-        note: why nothing could be seen, a clause; ``""`` otherwise.
+        note: why nothing could be compared, a clause; ``""`` otherwise.
     """
 
     num_indices: Count = 0

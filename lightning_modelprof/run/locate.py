@@ -1,4 +1,4 @@
-"""Where saved runs are: the one that is meant, and those below a folder. Reads none of them."""
+"""Find saved runs: a given one, and all below a directory. Reads none of them completely."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lightning_modelprof.errors import ArchiveError, as_path, quoted, remedy
 
 RUN_FILE: Final = "run.json"
 DEFAULT_FOLDER: Final = "modelprof"
-"""Name of a run's folder beside the logger's files."""
+"""Directory name of a run, next to the logger's files."""
 
 _NUMBERED: Final = re.compile(rf"{DEFAULT_FOLDER}(?:_([0-9]{{1,9}}))?")
 _REPEAT: Final = re.compile(r"([a-z]+)_[0-9]{1,9}")
 _CREATED: Final = re.compile(rb'"created"\s*:\s*"([^"]*)"')
 _CREATED_WITHIN: Final = 1_000
-"""Bytes."""
+"""Bytes at the start of an archive."""
 
 _NO_RUNS: Final = ("__pycache__", "node_modules", "site-packages")
-"""Folders with many files and no runs."""
+"""Directories with many files and no runs."""
 
 _DEPTHS: Final = ("*/", "*/*/", "*/*/*/")
 _MOST_NAMED: Final = 3
 
 
 def find_run(path: str | Path) -> Path:
-    """The archive that is meant: a file, the folder that holds it, or the newest of a logger's folder.
+    """The archive for a path: a file, the directory that holds it, or the newest in a logger's directory.
 
     Raises:
-        ArchiveError: when it may not be looked for there.
+        ArchiveError: when the directory can't be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -43,7 +43,7 @@ def find_run(path: str | Path) -> Path:
 
 
 def choice_note(path: str | Path) -> str:
-    """What to tell of the run that :func:`find_run` takes where a folder holds several, else ``""``."""
+    """Note which run :func:`find_run` chose from a directory with several; ``""`` without a choice."""
     runs = _runs_of_a_logger(Path(path))
     if len(runs) < 2:
         return ""
@@ -54,16 +54,16 @@ def choice_note(path: str | Path) -> str:
 
 
 def newest_run(path: Any) -> tuple[Path, str]:
-    """The archive that is meant, and what to tell of the choice.
+    """The archive for a path, and a note about the choice.
 
     Args:
-        path: a run's file or folder, or a folder with runs below it, of which the newest is taken.
+        path: a run's file or directory, or a directory with runs below it, of which the newest is taken.
 
     Returns:
-        The archive, and a sentence that names it; ``""`` where nothing was chosen.
+        The archive, and a sentence that names it; ``""`` without a choice.
 
     Raises:
-        ArchiveError: when there is none, or it may not be looked for there.
+        ArchiveError: when there is none, or the directory can't be read.
     """
     given = as_path(path, ArchiveError)
     file, choice = find_run(given), choice_note(given)
@@ -90,13 +90,13 @@ def newest_run(path: Any) -> tuple[Path, str]:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The archives of all runs below a folder, the newest last.
+    """The archives of all runs below a directory, newest last.
 
-    A run's folder may hold further runs of the same callback, such as the fits of a cross-validation. They
-    count; the validations, tests and predictions in it don't.
+    A run's directory may hold further runs of the same callback, such as the fits of a cross-validation. They
+    count; its validations, tests and predictions don't.
 
     Raises:
-        ArchiveError: when the folder may not be read.
+        ArchiveError: when the directory can't be read.
     """
     found: list[Path] = []
 
@@ -113,9 +113,9 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _repeats(folder: Path) -> list[Path]:
-    """Folders of further runs of the same loop inside a run's folder: ``fit_2``, ``fit_3``, ... of a fit.
+    """Directories of further runs of the same loop inside a run's directory: ``fit_2``, ``fit_3``, ....
 
-    The first of another loop has no number: beside ``test``, ``test_2`` is no repeat of the run itself.
+    The first of another loop has no number: next to ``test``, ``test_2`` is no repeat of the run itself.
     """
     try:
         names = {file.parent.name for file in folder.glob(f"*/{RUN_FILE}")}
@@ -126,12 +126,12 @@ def _repeats(folder: Path) -> list[Path]:
 
 
 def _runs_of_a_logger(folder: Path) -> list[Path]:
-    """The archives of ``modelprof``, ``modelprof_1``, ... in a folder that is no run itself, the newest last.
+    """The archives of ``modelprof``, ``modelprof_1``, ... in a directory that isn't itself a run.
 
-    They are in the order in which the runs began. One that does not say when comes before all that do.
+    They are in order of their start, newest last; those without a start time come first.
 
     Raises:
-        ArchiveError: when the folder may not be read.
+        ArchiveError: when the directory can't be read.
     """
     try:
         if (folder / RUN_FILE).exists():
@@ -153,7 +153,7 @@ def _unreadable(folder: Path, error: OSError) -> ArchiveError:
 
 
 def _began(file: Path) -> float:
-    """When a run began, which stands at the begin of its archive, in seconds since 1970."""
+    """Start time of a run in seconds since 1970, from the first bytes of its archive; -inf if unknown."""
     try:
         with file.open("rb") as opened:
             found = _CREATED.search(opened.read(_CREATED_WITHIN))
@@ -163,7 +163,6 @@ def _began(file: Path) -> float:
 
 
 def _examples(path: Path) -> str:
-    """The newest of the runs that are there, a few folders below what was asked for."""
     try:
         found = [file for depth in _DEPTHS for file in path.glob(f"{depth}{RUN_FILE}")]
         newest = sorted(found, key=lambda file: -file.stat().st_mtime)[:_MOST_NAMED]

@@ -1,4 +1,4 @@
-"""The Trainer's loops that are measured, in Lightning's words and in a reader's."""
+"""The Trainer's loops that are measured."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from lightning_modelprof.record import Count, Int, Real, Record
 
 
 class LoopKind(Record, frozen=True, kw_only=True):
-    """One of the Trainer's loops. A validation loop inside a fit is a part of the fit.
+    """One of the Trainer's loops. A validation loop inside a fit is part of the fit.
 
     Attributes:
-        key: the Trainer's method, which is also the stage that Lightning gives to ``setup``.
-        name: what a reader calls it.
-        hooks: what stands for the loop in the names of hooks, as in ``on_validation_batch_start``.
-        fetch: end of the profiler action that is the fetch of a batch.
+        key: the Trainer's method, which is also the stage that Lightning passes to ``setup``.
+        name: as shown in reports.
+        hooks: the loop in names of hooks, as in ``on_validation_batch_start``.
+        fetch: suffix of the profiler action that fetches a batch.
         step_hook: the LightningModule's method for one batch.
-        step, steps: what a reader calls one batch, and several.
+        step, steps: one batch and several, as shown in reports.
         more: how to get more of them.
     """
 
@@ -40,7 +40,7 @@ class LoopKind(Record, frozen=True, kw_only=True):
 
     @property
     def first_of(self) -> str:
-        """Why a step with ``FIRST_OF_EPOCH`` is left out; an evaluation goes through each dataloader once."""
+        """Why a step with ``FIRST_OF_EPOCH`` is excluded; an evaluation runs each dataloader once."""
         return "first in an epoch" if self.is_fit else "first in a dataloader"
 
 
@@ -91,16 +91,16 @@ LOOPS: Final[dict[str, LoopKind]] = {loop.key: loop for loop in (FIT, VALIDATE, 
 
 
 def loop_of(key: str) -> LoopKind:
-    """The loop of a saved run; one that this version does not know is read as a fit."""
+    """The loop of a saved run; unknown ones are read as a fit."""
     return LOOPS.get(key, FIT)
 
 
 MAX_KEPT: Final = 4096
-"""Durations that are kept of the short loops of one kind."""
+"""Durations saved per kind of short loop."""
 
 
 MAX_LINES: Final = 1000
-"""Loops that have a line; later ones have none."""
+"""Loops with a :class:`LoopLine`; later ones have none."""
 
 
 class ShortLoops(Record, frozen=True, kw_only=True):
@@ -109,11 +109,11 @@ class ShortLoops(Record, frozen=True, kw_only=True):
     Attributes:
         loop: the Trainer's method.
         model: class of the LightningModule.
-        calls: how many there were.
-        batches: of all of them together.
-        total_ns: wall time of all, from where the first batch is fetched to the loop's end.
-        durations_ns: of each; where there are more than 4,096, of some of them, spread evenly.
-        failed: those that ended with an exception.
+        calls: number of loops.
+        batches: total over all loops.
+        total_ns: total wall time, from the fetch of a loop's first batch to its end.
+        durations_ns: of each; if there are more than 4,096, of a sample spread evenly.
+        failed: loops that ended with an exception.
     """
 
     loop: str
@@ -126,7 +126,7 @@ class ShortLoops(Record, frozen=True, kw_only=True):
 
 
 class LoopLine(Record, frozen=True, kw_only=True):
-    """A loop that has a report of its own, in one line.
+    """One-line summary of a loop that has its own report.
 
     Attributes:
         loop: the Trainer's method.
@@ -134,10 +134,10 @@ class LoopLine(Record, frozen=True, kw_only=True):
         created: local time of its start, ISO 8601.
         status: how it ended, as in RunInfo.
         steps: finished ones.
-        steps_per_s: over its clean steps; ``None`` where none is clean.
-        standard_error: of that; ``None`` where it is not known.
+        steps_per_s: over its clean steps; ``None`` without any.
+        standard_error: of that; ``None`` if unknown.
         verdict: kind of the verdict.
-        folder: of its files; ``""`` where it has none.
+        folder: directory of its files; ``""`` without one.
     """
 
     loop: str

@@ -1,6 +1,6 @@
 """Measured facts about memory: over the steps, by phase and category in one step, and when it ran out.
 
-Bytes everywhere. ``None`` is *not measured*; the notes say why.
+All sizes are in bytes. ``None`` means *not measured*; the notes say why.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Int, Record
 
 CATEGORIES: Final = ("parameters", "buffers", "gradients", "optimizer state", "batch", "activations", "other")
-"""What a live tensor is, the first that fits. Activations were made in forward, or in a part of it that ran
-again; other is what backward and the optimizer made on the way, and tensors whose owner is unknown."""
+"""Categories of live tensors; the first that fits applies. Activations were made in forward or its
+recomputation. Other is intermediate tensors of backward and the optimizer, and those of unknown owner."""
 
 BEGIN: Final = "begin"
-"""Stands for a phase where the batch has not begun."""
+"""Stands for the phase before a batch has started."""
 
 
 class MemoryPoint(Record, frozen=True, kw_only=True):
-    """Memory as it was first seen in one step.
+    """Memory when it was first read in one step.
 
     Attributes:
-        anonymous_bytes: that part of it which is neither mapped from files nor shared; ``None`` where the
-            system does not tell.
-        allocated_bytes, reserved_bytes: of the device, as torch's caching allocator counts; ``None`` without
-            a device that counts.
+        anonymous_bytes: the part of it that is neither file-backed nor shared; ``None`` if unknown.
+        allocated_bytes, reserved_bytes: of the device, by torch's caching allocator; ``None`` without a
+            device that counts.
     """
 
     step: Count
@@ -36,14 +35,14 @@ class MemoryPoint(Record, frozen=True, kw_only=True):
 
 
 class PhasePeak(Record, frozen=True, kw_only=True):
-    """The most that was alive in one phase of one step.
+    """Peak live memory of one phase of one step.
 
     Attributes:
-        phase: ``forward``, ``backward``, ``recompute``, ``optimizer`` (``FLOP_PHASES``). The optimizer's is
-            also what clips gradients.
-        num_bytes: most in storages of tensors that the step used or made, on the model's device.
+        phase: ``forward``, ``backward``, ``recompute`` or ``optimizer`` (``FLOP_PHASES``), which includes
+            gradient clipping.
+        num_bytes: peak storage of tensors that the step used or made, on the model's device.
         by_category: bytes at that moment by ``CATEGORIES``; they sum to ``num_bytes``.
-        operator: that reached it, such as ``aten::convolution``.
+        operator: the one that reached it, such as ``aten::convolution``.
         module: path of the innermost module that it ran in.
     """
 
@@ -58,11 +57,11 @@ class StepMemory(Record, frozen=True, kw_only=True):
     """Live tensors of one step of one process, operator by operator.
 
     Attributes:
-        device: type of the device that the model is on.
-        begin_bytes: alive when its batch began: parameters, buffers, optimizer state, gradients, the batch.
+        device: type of the model's device.
+        begin_bytes: live when its batch started: parameters, buffers, optimizer state, gradients, the batch.
         begin_by_category: the same by ``CATEGORIES``; they sum to ``begin_bytes``.
         peaks: of each phase that ran, in the order of ``FLOP_PHASES``.
-        dropped: what could not be followed, a sentence each.
+        dropped: tensors that couldn't be tracked, a sentence each.
     """
 
     step: Count
@@ -74,7 +73,7 @@ class StepMemory(Record, frozen=True, kw_only=True):
 
 
 class Holder(Record, frozen=True, kw_only=True):
-    """Who holds memory: tensors of one category in one module, or one large tensor.
+    """A holder of memory: tensors of one category in one module, or one large tensor.
 
     Attributes:
         name: such as ``layers.0.weight``, or the path of a module.
@@ -87,20 +86,19 @@ class Holder(Record, frozen=True, kw_only=True):
 
 
 class OutOfMemory(Place, frozen=True, kw_only=True):
-    """Memory of the device, or of the host, ran out.
+    """The device's or the CPU's memory ran out.
 
     Attributes:
-        phase: key of the phase that failed, as in ``PHASES``, read from the exception's traceback; ``""`` if
-            that does not tell.
+        phase: key of the phase that failed, as in ``PHASES``, from the exception's traceback; ``""`` if
+            unknown.
         device: type of the device whose memory it was, such as ``cuda``.
         message: first line of the exception.
-        requested_bytes: what was asked for, if the message says it.
-        total_bytes, allocated_bytes, reserved_bytes: of the device when it failed, if the message says
-            it; else when the exception came through, and some was given back already.
-        by_category: what is known to be held; the rest of what is allocated is activations, the batch and
-            whatever else.
+        requested_bytes: size of the failed allocation, if the message gives it.
+        total_bytes, allocated_bytes, reserved_bytes: of the device at the failure, if the message gives them;
+            else when the exception came through, after some memory was freed.
+        by_category: known holdings; the rest of the allocated memory is activations, the batch and others.
         holders: largest first.
-        file, line, function: the innermost line of the user's that asked.
+        file, line, function: the user's innermost line that allocated.
     """
 
     step: Count
@@ -116,15 +114,15 @@ class OutOfMemory(Place, frozen=True, kw_only=True):
 
 
 class GrowingAttribute(Record, frozen=True, kw_only=True):
-    """An attribute of an object of the user's that became larger from look to look.
+    """An attribute of a user's object that grew at every check.
 
     Attributes:
         owner: class of the object.
-        first_step, last_step: steps at whose begin it was looked at, between which it only grew.
-        first_size, last_size: elements then: of a tensor, an array, a list, or all lists in a dictionary.
-        lines: of the class that add to it; empty where its source does not tell.
-        element_bytes: of its last element, with what Python takes for it; ``None`` where that may hold more
-            than is seen, such as a tensor with its graph, and in runs of older versions.
+        first_step, last_step: steps at whose start it was checked, between which it only grew.
+        first_size, last_size: its elements then: of a tensor, an array, a list, or all lists in a dictionary.
+        lines: the class's lines that add to it; empty if its source doesn't show them.
+        element_bytes: size of its last element with Python's overhead; ``None`` if it may hold more than
+            that, such as a tensor with its graph, and in runs of older versions.
     """
 
     owner: str
@@ -141,19 +139,18 @@ class MemoryFigures(Record, frozen=True, kw_only=True):
     """Memory of one rank over one loop, without its curve.
 
     Attributes:
-        peak_rss_bytes: most resident memory that the process ever had.
-        peak_allocated_bytes, peak_reserved_bytes: most that the device's allocator counted in this process,
-            or since the user last reset its peaks.
-        num_retries: how often the allocator had to give cached memory back to go on.
-        num_ooms: how often it could not go on.
+        peak_rss_bytes: the process's peak resident memory.
+        peak_allocated_bytes, peak_reserved_bytes: the device allocator's peaks in this process, or since the
+            user last reset them.
+        num_retries: how often the allocator had to free cached memory to continue.
+        num_ooms: how often it couldn't continue.
         total_bytes: memory of the device; ``None`` without one.
-        host_total_bytes: memory that this process may use: of the machine, or of its container if that has
-            less.
-        step_memory: live tensors of the inspected step; ``None`` unless ``profile_memory`` asked for it.
-        out_of_memory: ``None`` if it did not happen.
-        growing: attributes of the model and the callbacks that grow, fastest first; empty in runs of older
+        host_total_bytes: memory available to this process: the machine's, or its container's if smaller.
+        step_memory: live tensors of the inspected step; ``None`` without ``profile_memory``.
+        out_of_memory: ``None`` if it didn't happen.
+        growing: growing attributes of the model and the callbacks, fastest first; empty in runs of older
             versions.
-        notes: what could not be measured and why, a sentence each.
+        notes: what couldn't be measured and why, a sentence each.
     """
 
     peak_rss_bytes: Int | None = None

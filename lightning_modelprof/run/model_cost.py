@@ -1,8 +1,8 @@
-"""Measured facts about a model: what a step of it computes, how large it is, where its modules' time goes.
+"""Measured facts about a model: its FLOPs per step, its size and the time of its modules.
 
-Paths of modules are those of the LightningModule (or of the model that was given): ``""`` is the module
-itself. Counts are plain integers; one multiply-add (MAC) is two FLOPs. ``None`` is *not measured*, and the
-``..._note`` beside it says why.
+Module paths are relative to the LightningModule (or the given model): ``""`` is the module itself. Counts are
+plain integers; one multiply-add (MAC) is two FLOPs. ``None`` means *not measured*, and the ``..._note`` next
+to it says why.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.run.sites import StepSites
 
 FLOP_PHASES: Final = ("forward", "backward", "recompute", "optimizer")
-"""What work is for: recompute is a part of the forward that runs again to save memory."""
+"""Recompute is a part of the forward that runs again to save memory."""
 
 
 FOURIER_OPERATORS: Final = ("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r")
-"""Their FLOPs (5 N log2 N) are kept out of every total: they are no contractions."""
+"""Totals exclude their FLOPs (5 N log2 N), as they aren't contractions."""
 
 
 class OperatorCount(Record, frozen=True, kw_only=True):
-    """The calls of one operator in one phase and module of the counted step.
+    """Calls of one operator in one phase and module of the counted step.
 
     Attributes:
         phase: one of ``FLOP_PHASES``.
-        module: path of the innermost module that ran it; ``""`` for what ran outside of all children.
+        module: path of the innermost module that ran it; ``""`` outside all children.
         operator: name without overload, as in ``aten::mm``.
         dtype: of its floating-point operands, such as ``bfloat16``; ``""`` if it has none.
-        flops: of all these calls; ``None`` when it may hold contractions and no formula knows it.
+        flops: of all these calls; ``None`` if it may contain contractions and has no formula.
     """
 
     phase: str
@@ -45,12 +45,12 @@ class StepCount(Record, frozen=True, kw_only=True):
     """FLOPs of one step of one process.
 
     Attributes:
-        step: number of the counted step in the fit; ``None`` outside of one.
+        step: number of the counted step in the fit; ``None`` outside a fit.
         samples: in its batch; ``None`` if unknown.
-        on_fake_tensors: whether a copy of the model on tensors without data was counted, not the step.
-        operators: whatever has FLOPs or may have them.
-        errors: what formulas raised, a sentence each.
-        copy_reason: why a copy was counted; empty if the step was, or if nobody noted it.
+        on_fake_tensors: whether a copy of the model on tensors without data was counted instead of the step.
+        operators: those with FLOPs, or possibly with FLOPs.
+        errors: errors in formulas, a sentence each.
+        copy_reason: why a copy was counted; empty if the step was, or if unknown.
     """
 
     step: Count | None
@@ -65,12 +65,11 @@ class ModuleRecord(Record, frozen=True, kw_only=True):
     """One module, in the order of ``named_modules``, parents before their children.
 
     Attributes:
-        path: where it is, first name if it has several.
+        path: its first path if it has several.
         parameters: elements of its own parameters, without its children's; a tied one counts at the first
             module that has it. ``None`` while one of them is lazy.
-        forward: where its ``forward`` is written, if that is the user's code; ``None`` for a library's.
-        arguments: of torch's own classes and hooks: those that are not as by default, such as
-            ``n_power_iterations=50``.
+        forward: where its ``forward`` is defined, if that is the user's code; ``None`` for a library's.
+        arguments: non-default arguments of torch's own classes and hooks, such as ``n_power_iterations=50``.
     """
 
     path: str
@@ -86,10 +85,9 @@ class ModuleTime(Record, frozen=True, kw_only=True):
 
     Attributes:
         calls: forward calls in all timed steps.
-        forward_ns: self time of its calls in one step: the median of the timed steps (of an even number the
-            lower of the two in the middle), which one step that was held up does not change.
-        backward_ns: likewise, of the autograd nodes that its forward made; ``None`` when no backward was
-            timed.
+        forward_ns: self time of its calls per step: the median of the timed steps (the lower one of an even
+            number), which a single slow step doesn't change.
+        backward_ns: the same of the autograd nodes that its forward made; ``None`` if no backward was timed.
     """
 
     path: str
@@ -102,11 +100,11 @@ class ModuleTimes(Record, frozen=True, kw_only=True):
     """Times of all modules.
 
     Attributes:
-        clock: ``host``, or ``device`` when they lie between events on the device's stream.
+        clock: ``host``, or ``device`` if measured between events on the device's stream.
         times: of the modules that ran.
-        notes: what could not be timed and why (compiled regions, nodes of no module).
+        notes: what couldn't be timed and why (compiled regions, nodes of no module).
         step_numbers: of the timed steps in their loop; empty in runs of older versions.
-        sizes: the shapes of their batches, each set of them once; empty in runs of older versions.
+        sizes: distinct shapes of their batches; empty in runs of older versions.
     """
 
     steps: Count
@@ -123,9 +121,9 @@ class TensorSize(Record, frozen=True, kw_only=True):
     Attributes:
         kind: ``trainable parameters``, ``frozen parameters``, ``packed weights``, ``gradients``,
             ``optimizer state`` or ``buffers``.
-        dtype: such as ``float32`` or, for packed weights, what the tensor says of itself.
-        tensors, elements: how many; a tensor that is reached by several names counts once.
-        num_bytes: of their storage here.
+        dtype: such as ``float32`` or, for packed weights, the tensor's own type name.
+        tensors, elements: how many; a tensor with several names counts once.
+        num_bytes: of their storage in this process.
     """
 
     kind: str
@@ -136,12 +134,12 @@ class TensorSize(Record, frozen=True, kw_only=True):
 
 
 class ModelSize(Record, frozen=True, kw_only=True):
-    """What a model and its optimizers hold in memory.
+    """Memory of a model and its optimizers.
 
     Attributes:
         lazy: names of parameters and buffers without a size yet.
-        tied: names that share a tensor with a name before them, and are not counted again.
-        notes: what else a reader has to know (shards, quantised weights).
+        tied: names that share a tensor with an earlier name and aren't counted again.
+        notes: further caveats (shards, quantised weights).
     """
 
     sizes: tuple[TensorSize, ...]
@@ -151,7 +149,7 @@ class ModelSize(Record, frozen=True, kw_only=True):
 
 
 class ForwardCount(Record, frozen=True, kw_only=True):
-    """fvcore's count of one operator in one module, without the modules inside of it.
+    """fvcore's count of one operator in one module, without its children.
 
     Attributes:
         operator: fvcore's name, such as ``linear`` or ``conv``.
@@ -163,13 +161,13 @@ class ForwardCount(Record, frozen=True, kw_only=True):
 
 
 class ForwardTable(Record, frozen=True, kw_only=True):
-    """What fvcore says of one forward pass on the same batch.
+    """fvcore's figures for one forward pass on the same batch.
 
     Attributes:
-        activations: path → elements of the outputs of its contractions, with the modules inside of it.
-        parameters: path → elements, with the modules inside of it.
+        activations: path → elements in the outputs of its contractions, children included.
+        parameters: path → elements, children included.
         unsupported: operator → calls, as fvcore lists those without a formula.
-        uncalled: paths of modules, as fvcore lists those that it didn't see called.
+        uncalled: paths of modules that fvcore didn't see called.
     """
 
     counts: tuple[ForwardCount, ...]
@@ -180,13 +178,13 @@ class ForwardTable(Record, frozen=True, kw_only=True):
 
 
 class PeakRate(Record, frozen=True, kw_only=True):
-    """The most that one device can do in one dtype.
+    """Peak rate of one device in one dtype.
 
     Attributes:
         dtype: such as ``bfloat16``.
         flops_per_s: dense FLOP/s.
         source: the data sheet, or ``given by the user``.
-        is_measured: only in runs of older versions, which measured a rate where no peak was known. It is no
+        is_measured: only in runs of older versions, which measured a rate if the peak was unknown. It's no
             peak.
     """
 
@@ -197,13 +195,13 @@ class PeakRate(Record, frozen=True, kw_only=True):
 
 
 class ModelCost(Record, frozen=True, kw_only=True):
-    """All that is known of a model's cost in one process; each part may be missing for its own reason.
+    """A model's cost in one process; each part may be missing for its own reason.
 
     Attributes:
-        size_counts: of that step, of steps of other sizes and of some of the same, by phase and dtype; empty
-            outside of a loop.
-        batch_sizes: of all clean steps; ``None`` outside of a loop and in runs of older versions.
-        waste: of the counted step; ``None`` where a copy was counted, and in runs of older versions.
+        size_counts: of the counted step, of steps of other sizes and of some of the same size, by phase and
+            dtype; empty outside a loop.
+        batch_sizes: of all clean steps; ``None`` outside a loop and in runs of older versions.
+        waste: of the counted step; ``None`` if a copy was counted, and in runs of older versions.
     """
 
     count: StepCount | None = None
@@ -226,12 +224,12 @@ class ModelCost(Record, frozen=True, kw_only=True):
 
 
 class RepeatedCall(Record, frozen=True, kw_only=True):
-    """A module that a step called with the same tensors more than once, none of them changed in between.
+    """A module that a step called more than once with the same, unchanged tensors.
 
     Attributes:
-        calls: in the step, with whatever.
-        repeated: those of them that computed what an earlier call had computed.
-        lines: of the user's that made these calls, the first one too.
+        calls: all its calls in the step.
+        repeated: those that computed the same as an earlier call.
+        lines: the user's lines that made these calls, including the first.
         updates_statistics: whether each call updates running statistics of a BatchNorm.
     """
 
@@ -243,11 +241,11 @@ class RepeatedCall(Record, frozen=True, kw_only=True):
 
 
 class DenseTable(Record, frozen=True, kw_only=True):
-    """An embedding whose gradient has a value for each of its rows, whichever rows the batch uses.
+    """An embedding with a dense gradient: a value for every row, used by the batch or not.
 
     Attributes:
-        path: of the module that looked rows up.
-        used: indices that were looked up in the step, each as often as it came: at least as many as rows.
+        path: the embedding module.
+        used: indices looked up in the step, repeated ones included, so never fewer than the rows used.
     """
 
     path: str
@@ -257,15 +255,14 @@ class DenseTable(Record, frozen=True, kw_only=True):
 
 
 class UnusedGradients(Record, frozen=True, kw_only=True):
-    """Gradients of one module's parameters that no optimizer used before they were made anew, or at all.
+    """Gradients of one module's parameters that no optimizer used before they were replaced, or at all.
 
     Attributes:
-        passes: backward passes of the step that made gradients of these parameters.
-        beyond: of them, those that nobody used and that went on into this module when all gradients that were
-            used had been made: the whole pass through it was for nothing.
-        within: of them, the others that nobody used: the pass had to go through it, its own gradients were
-            for nothing.
-        lines: of the user's that began the passes nobody used.
+        passes: the step's backward passes that made gradients of these parameters.
+        beyond: unused passes that entered this module after all used gradients had been made, so that the
+            whole pass through it was wasted.
+        within: the other unused passes, which had to go through it; only its own gradients were wasted.
+        lines: the user's lines that started the unused passes.
     """
 
     path: str
@@ -276,36 +273,35 @@ class UnusedGradients(Record, frozen=True, kw_only=True):
 
 
 MIXES_NOTHING: Final = ""
-"""Each row that a module gives is made of the same row of what it is given, as by a linear layer."""
+"""Each output row depends only on the same input row, as in a linear layer."""
 
 
 MIXES_PLACES: Final = "places"
-"""A sample's places are mixed, as by a convolution, but samples are not."""
+"""Places within a sample are mixed, as in a convolution, but not samples."""
 
 
 MIXES_ROWS: Final = "rows"
-"""Any rows may be mixed, as by attention, a recurrent layer or BatchNorm in training mode."""
+"""Any rows may be mixed, as in attention, a recurrent layer or BatchNorm in training mode."""
 
 
 class UnusedOutput(Record, frozen=True, kw_only=True):
-    """How much of what one module computed the loss does not depend on: its gradient was 0, or none came.
+    """Share of a module's output that the loss doesn't depend on: its gradient was 0 or missing.
 
     Attributes:
-        path: of the module, which has trainable parameters, be it in its children.
-        rows: that it computed: vectors of features for a linear layer and others that compute one for each
-            place, samples for a convolution; 0 for what is neither, of which only the lines are known.
-        unused: of them, those whose gradient was 0 in each number.
+        path: of the module; it or its children have trainable parameters.
+        rows: computed rows: feature vectors of a linear layer and others that compute one per place, samples
+            of a convolution; 0 for other modules, for which only the lines are known.
+        unused: of them, those with an all-zero gradient.
         samples: slices along the first dimension.
-        unused_samples: of them, those all of whose rows are unused.
-        lines: of the user's that called it.
+        unused_samples: of them, those with only unused rows.
+        lines: the user's lines that called it.
         places: slices along the second dimension of rows, 0 if there is none.
-        unused_places: of them, those all of whose rows are unused.
-        mixes: one of those above, for the module with those in it; ``None`` where that isn't known, as in
-            runs of older versions.
-        input_rows: vectors along the last dimension of what it was given; 0 where their gradients aren't
-            known, as for layers that mix nothing.
-        unused_inputs: of them, those whose gradient was 0 in each number: no row of any output that is used
-            depends on them.
+        unused_places: of them, those with only unused rows.
+        mixes: one of the constants above, for the module and its children; ``None`` if unknown, as in runs of
+            older versions.
+        input_rows: vectors along the last dimension of its input; 0 if their gradients are unknown, as for
+            layers that mix nothing.
+        unused_inputs: of them, those with an all-zero gradient: no used output row depends on them.
     """
 
     path: str
@@ -322,13 +318,13 @@ class UnusedOutput(Record, frozen=True, kw_only=True):
 
 
 class FrozenModule(Record, frozen=True, kw_only=True):
-    """An outermost module with parameters, none of which is trained, that ran in the counted step.
+    """An outermost module with only untrained parameters that ran in the counted step.
 
     Attributes:
-        changes: whether a parameter or buffer of it changed between the counted step and the loop's end, as a
-            target network's do that follows a trained one, or BatchNorm normalizes by the batch.
-        has_varying_input: whether it was given, or drew, random numbers, or was given what trained parameters
-            computed, so that its output isn't the same for the same sample.
+        changes: whether one of its parameters or buffers changed between the counted step and the loop's end,
+            as in a target network that follows a trained one, or whether BatchNorm normalizes by the batch.
+        has_varying_input: whether it got or drew random numbers, or got the output of trained parameters, so
+            that its output differs for the same sample.
     """
 
     path: str
@@ -337,16 +333,16 @@ class FrozenModule(Record, frozen=True, kw_only=True):
 
 
 class StepWaste(Record, frozen=True, kw_only=True):
-    """What the counted step did in vain.
+    """Wasted work of the counted step.
 
     Attributes:
-        repeated: modules that computed the same again; those inside of one are listed as well.
+        repeated: modules that computed the same again, with the modules inside them.
         follows_gradients: whether an optimizer was seen to use gradients; false in runs of older versions.
-        outputs: of modules, by how much of them is in the loss; empty where no backward pass was seen, and in
-            runs of older versions.
-        notes: what could not be seen, a sentence each.
-        frozen: modules without a trained parameter; empty where the loop has not ended, where operators
-            could not be followed, and in runs of older versions.
+        outputs: modules by how much of their output is in the loss; empty if no backward pass was seen, and
+            in runs of older versions.
+        notes: what couldn't be seen, a sentence each.
+        frozen: modules without a trained parameter; empty before the loop has ended, if operators couldn't be
+            followed, and in runs of older versions.
     """
 
     repeated: tuple[RepeatedCall, ...] = ()

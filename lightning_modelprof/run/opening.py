@@ -1,6 +1,6 @@
-"""Opens files that come from elsewhere: only what a file of ours can be, and without ever waiting for it.
+"""Open files of unknown origin without ever blocking, and only if they can be a file of this package.
 
-And writes ours, completely or not at all.
+Files are written completely or not at all.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import IO, Final
 from uuid import uuid4
 
 MAX_ARCHIVE_BYTES: Final = 2**28
-"""Of a saved run: that of a million steps on one rank has about one megabyte, on a thousand ranks twenty."""
+"""Of a saved run. A million steps take about one megabyte on one rank, twenty on a thousand ranks."""
 
 MAX_TRACE_BYTES: Final = 4 * 2**30
-"""Largest uncompressed trace that is read unless asked otherwise.
+"""Default limit of the uncompressed trace size.
 
-A trace of torch.profiler takes less memory than its JSON, a damaged one up to twice as much. Other files can
-take more: nothing but tiny events five times, and 15 times if each of them is in a thread of its own.
+A torch.profiler trace takes less memory than its JSON, a damaged one up to twice as much. Other files can
+take more: five times with nothing but tiny events, 15 times if each of them is in its own thread.
 """
 
 
@@ -29,15 +29,15 @@ def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
     """Open a regular file for reading.
 
     Args:
-        or_pipe: whether a pipe will do as well; reading from it waits for who writes.
+        or_pipe: whether a pipe is accepted too; reading it waits for its writer.
 
     Raises:
-        OSError: when it cannot be opened, or is a device, a pipe, a folder, ....
+        OSError: when it can't be opened, or is a device, a pipe, a directory, ....
         ValueError: when the path holds a zero byte.
     """
     if or_pipe and stat.S_ISFIFO(path.stat().st_mode):
-        return path.open("rb")  # waits for who writes to it
-    # A pipe that nobody writes to keeps whoever opens it waiting, and so may a device.
+        return path.open("rb")  # waits for its writer
+    # Opening a pipe without a writer blocks, and so may a device.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         mode = os.fstat(descriptor).st_mode
@@ -52,7 +52,7 @@ def open_regular(path: Path, *, or_pipe: bool = False) -> IO[bytes]:
 
 
 def read_archive(path: Path) -> bytes:
-    """The whole content of a file of ours.
+    """Read a whole file of this package.
 
     Raises:
         OSError: as :func:`open_regular`, or when it has more than ``MAX_ARCHIVE_BYTES``.
@@ -66,7 +66,7 @@ def read_archive(path: Path) -> bytes:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a path stays in the folder that it starts in, whichever system reads it."""
+    """Whether a path stays in its starting directory, on any operating system."""
     return (
         bool(name)
         and "\0" not in name
@@ -78,14 +78,14 @@ def is_inside(name: str) -> bool:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all: a temporary file beside it, then a rename.
+    """Write a file completely or not at all: a temporary file next to it, then a rename.
 
     Raises:
-        OSError: when the directory is not writeable or the disk is full; an older file stays as it was.
+        OSError: when the directory isn't writable or the disk is full; an older file stays unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by tempfile, whose files are private to the user: a report is as readable as the umask says, which
-    # cannot be read without changing it for all threads. The name takes no random number of Python's own.
+    # Not tempfile, whose files are private to the user: a report follows the umask, which can't be read
+    # without changing it for all threads. The name doesn't advance Python's random numbers.
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -97,7 +97,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what :func:`write_atomically` of a process that was killed has left beside a file."""
+    """Remove temporary files that a killed :func:`write_atomically` left next to a file."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * len(uuid4().hex)}"):
         with contextlib.suppress(OSError):
             left.unlink()

@@ -1,7 +1,7 @@
-"""The phases of a step: their keys, labels and the names of their ranges in a trace.
+"""The phases of a step: their keys, labels and range names in a trace.
 
-A phase index is the position in :data:`PHASES`; steps store one column per phase in this order.
-Appending a phase is safe for saved runs (they store keys), reordering is not needed.
+A phase index is the position in :data:`PHASES`; steps store one column per phase in this order. Appending a
+phase is safe for saved runs, which store keys.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Final, Literal, NamedTuple
 from lightning_modelprof.record import Count, Int, Record
 
 AmongRanks = Literal["own", "may_wait", "meets", "not_counted"]
-"""``own`` work of a rank; work in which it ``may_wait`` for others; where all ``meets``; ``not_counted``."""
+"""A rank's ``own`` work; work that ``may_wait`` for others; where all ``meets``; ``not_counted``."""
 
 
 class Phase(NamedTuple):
-    """One kind of work a step consists of, a step being one batch of a loop.
+    """One kind of work in a step; a step is one batch of a loop.
 
     Attributes:
         key: in files and code.
-        label: what a reader sees.
-        definition: what it is, for a reader, in Markdown.
-        among_ranks: whether a rank does it on its own, may wait for others in it, or does nothing else.
-        is_core: whether Paddle's Model Summary shows it by name; the rest are parts of Others.
+        label: as shown in reports.
+        definition: as shown in reports, in Markdown.
+        among_ranks: whether it's a rank's own work, may include waiting for other ranks, or always does.
+        is_core: whether Paddle's Model Summary names it; the rest are parts of Others.
         on_device: whether it launches work on a device; others keep the mark of the phase before them.
-        every_step: whether every step has it: what is in few steps is a share of the loop, and no profiler or
-            inspection slows it down.
+        every_step: whether every step has it. Phases of few steps are given as a share of the loop, and no
+            profiler or inspection slows them down.
     """
 
     key: str
@@ -177,19 +177,18 @@ PHASE_INDEX: Final[dict[str, int]] = {phase.key: index for index, phase in enume
 
 
 RANGE_PREFIX: Final = "modelprof: "
-"""Start of the name of every host range that this package writes into a trace, followed by a phase key."""
+"""Name prefix of this package's CPU ranges in a trace, followed by a phase key."""
 
 
 STEP_RANGE_PREFIX: Final = "ProfilerStep#"
-"""Start of the name of a step's host range, followed by the step's number (torch.profiler's convention)."""
+"""Name prefix of a step's CPU range, followed by the step's number (torch.profiler's convention)."""
 
 
 TRACE_METADATA_KEY: Final = "modelprof"
-"""Top-level key of a trace file under which this package stores which steps of the window are complete."""
+"""Top-level key of a trace file with the window's complete steps."""
 
 
 def _as_in_a_step(key: str, definition: str) -> Phase:
-    """A part that is called what it is called in a training step."""
     return PHASES[PHASE_INDEX[key]]._replace(definition=definition, is_core=False)
 
 
@@ -234,7 +233,7 @@ PARTS: Final[tuple[Phase, ...]] = (
     ),
     _as_in_a_step("other", "Lightning's loop, between the other parts"),
 )
-"""The parts of the phase ``validation``: they share its time, each nanosecond in one of them."""
+"""Parts of the phase ``validation``; each nanosecond of it is in exactly one."""
 
 
 PART_INDEX: Final[dict[str, int]] = {part.key: index for index, part in enumerate(PARTS)}
@@ -245,10 +244,10 @@ class PartTime(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: as in ``PARTS``.
-        calls: how often it began; ``None`` for what nothing begins, as Lightning's loop.
+        calls: number of starts; ``None`` for parts without one, such as Lightning's loop.
         total_ns: self time, without callbacks and checkpoints.
         device_ns: elapsed time on the device's stream while it was the running part; ``None`` without a
-            device, or where that could not be read.
+            device or if it couldn't be read.
     """
 
     key: str
@@ -258,13 +257,13 @@ class PartTime(Record, frozen=True, kw_only=True):
 
 
 class ValidationTimes(Record, frozen=True, kw_only=True):
-    """What the validation loops of one fit consisted of, whether or not the step around them finished.
+    """Parts of a fit's validation loops, whether or not the step around them finished.
 
     Attributes:
-        num_runs: validation loops that began while the fit was measured; the sanity check comes before.
+        num_runs: validation loops started while the fit was measured, after the sanity check.
         parts: each part of ``PARTS``; they sum to the phase ``validation`` of the whole fit.
-        num_first_fetches: fetches of the first batch of a dataloader.
-        first_fetch_ns: time of these, which is in ``dataloader`` too.
+        num_first_fetches: fetches of a dataloader's first batch.
+        first_fetch_ns: time of these, which is part of ``dataloader`` too.
     """
 
     num_runs: Int
@@ -274,7 +273,7 @@ class ValidationTimes(Record, frozen=True, kw_only=True):
 
     @property
     def num_batches(self) -> int:
-        """Batches that ``validation_step`` was called with."""
+        """Calls of ``validation_step``."""
         return next((part.calls or 0 for part in self.parts if part.key == "forward"), 0)
 
     @property

@@ -1,4 +1,4 @@
-"""The ranks of a job: what each tells the others, and the files that each writes on its own."""
+"""The ranks of a job: the messages they exchange, and the file that each writes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lightning_modelprof.run.step_totals import StepTotals
 from lightning_modelprof.run.steps import few
 
 MAX_SHARED: Final = 2**16
-"""Steps of all ranks together that are put side by side: 9 MB of times, and about as much in ``run.json``."""
+"""Steps compared over all ranks: 9 MB of times, and about as much in ``run.json``."""
 
 _MOST, _LEAST = 1_024, 64
 
 
 def rank_file(rank: int | str) -> str:
-    """Name of the file that a rank writes into the run's directory; ``"*"`` stands for all but the first."""
+    """Name of a rank's file in the run's directory; ``"*"`` stands for all but the first."""
     return RUN_FILE if rank == 0 else f"run_rank{rank}.json"
 
 
 def rank_steps(run: Run) -> RankSteps:
-    """What the other ranks are told of the rank that measured ``run``."""
+    """The message for the other ranks about the rank that measured ``run``."""
     record = run.ranks[0]
     clean = record.steps.clean()
     most = max(_LEAST, min(_MOST, MAX_SHARED // max(run.info.world_size, 1)))
@@ -46,7 +46,7 @@ def pack_rank_steps(steps: RankSteps) -> bytes:
 
 
 def unpack_rank_steps(message: bytes) -> RankSteps:
-    """Raises :class:`ArchiveError` when the message is none."""
+    """Raise :class:`ArchiveError` for a damaged message."""
     try:
         return decode_record(zlib.decompress(message), RankSteps)
     except (zlib.error, ValueError) as error:
@@ -54,11 +54,11 @@ def unpack_rank_steps(message: bytes) -> RankSteps:
 
 
 def side_by_side(run: Run, messages: Mapping[int, bytes], absent: Mapping[int, str]) -> Run:
-    """The run with what the other ranks say; of those that say nothing, the reason.
+    """Add the other ranks' messages to the run, or the reasons why they're missing.
 
     Args:
         run: of the rank that reports for all.
-        heard: rank → its message.
+        messages: rank → its message.
         absent: rank → why there is none.
     """
     found = [run.ranks[0].rank, *messages]
@@ -79,10 +79,10 @@ def _unpacked(message: bytes) -> RankSteps | None:
 
 
 def with_other_ranks(run: Run, file: Path) -> Run:
-    """The same run with the steps of all ranks, from the files beside ``file`` where it has none itself.
+    """Add all ranks' steps from the files next to ``file``, if the run doesn't have them.
 
-    A job that was killed, or that one rank of failed, has not brought its ranks together. Files that are
-    missing or damaged are left out.
+    A job that was killed, or of which one rank failed, hasn't gathered them. Missing and damaged files are
+    skipped.
     """
     known = {one.rank for one in run.rank_steps}
     if run.info.world_size < 2 or (known and not run.absent_ranks):
@@ -97,7 +97,7 @@ def with_other_ranks(run: Run, file: Path) -> Run:
         except ArchiveError:
             continue
         if steps.rank < run.info.world_size:
-            found.setdefault(steps.rank, steps)  # the first rank's file is called the same whoever that is
+            found.setdefault(steps.rank, steps)  # the first rank's file has one name, whatever its rank
     if len(found) < 2:
         return run
     return replace(

@@ -1,7 +1,7 @@
-"""Measured facts: what a run is, before anything is derived from it.
+"""Measured facts of a run, before anything is derived from them.
 
-All durations are integer nanoseconds of one monotonic clock. ``None`` means *not measured* and always
-comes with a reason somewhere (a note, a column's documentation); ``0`` means measured and free.
+All durations are integer nanoseconds of one monotonic clock. ``None`` means *not measured* and always comes
+with a reason somewhere (a note, a column's documentation); ``0`` means measured and free.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from lightning_modelprof.run.steps import SlowSteps, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers, worker_notes
 
 RUN_SCHEMA_VERSION: Final = 3
-"""Version of run.json; raised when a reader of the old one would go wrong. report.json has its own."""
+"""Version of run.json, increased when older readers would misread it. report.json has its own."""
 
 SANITY_CHECK: Final = "sanity_check"
 REPORT: Final = "report"
-"""What is an action in :class:`OutsideLoop` and none of Lightning's: the report of the loop itself."""
+"""Actions in :class:`OutsideLoop` that aren't Lightning's; this one is the loop's own report."""
 
 
 MAX_WINDOWS: Final = 10_000
 
 
 IGNORED_CALLBACK: Final = "A second ModelProfCallback was ignored."
-"""Note of a run whose Trainer had several."""
+"""Note in a run whose Trainer had several."""
 
 
 class WindowStatus(Enum):
@@ -42,29 +42,28 @@ class WindowStatus(Enum):
     COMPLETE = "complete"
     """All requested steps were recorded."""
     PARTIAL = "partial"
-    """Training ended, an error came or ``max_trace_mb`` was reached before all steps were recorded."""
+    """Training ended, an error occurred or ``max_trace_mb`` was reached before all steps were recorded."""
     EMPTY = "empty"
-    """The window opened, but not one step was recorded to its end."""
+    """The window opened, but no step was recorded completely."""
     NOT_REACHED = "not_reached"
     """Training ended before the first step of the window."""
     SKIPPED = "skipped"
-    """It would have cost more time than ``max_overhead`` allows."""
+    """It would have taken more time than ``max_overhead`` allows."""
     REFUSED = "refused"
     """Another torch profiler was recording when the window was to open."""
 
 
 class Window(Record, frozen=True, kw_only=True):
-    """One torch.profiler window: what was asked for and what became of it.
+    """One torch.profiler window, as requested and as recorded.
 
     Attributes:
         index: number of the window in the loop, from 0.
         first_step, last_step: the requested steps, both inclusive.
         recorded_steps: numbers of the steps recorded from start to end.
         trace_file: path of the trace relative to the run's directory, ``None`` if none was written.
-        note: why the status is not complete, or why there is no trace though there should be one; ``""``
-            otherwise.
-        close_ns: host time that the training thread spent to stop and export it; older versions also read
-            and packed it there. ``None`` if it was not closed.
+        note: why the status isn't complete, or why a trace is missing; ``""`` otherwise.
+        close_ns: CPU-side wall time that the training thread spent on stopping and exporting it; older
+            versions also read and packed it there. ``None`` if it wasn't closed.
     """
 
     index: Count
@@ -78,9 +77,9 @@ class Window(Record, frozen=True, kw_only=True):
 
 
 class CallbackTime(Record, frozen=True, kw_only=True):
-    """Host time spent in one hook of one other callback, over the whole loop (not only in finished steps).
+    """Time in one hook of another callback, over the whole loop (not only in finished steps).
 
-    A hook that runs inside another one counts there and not here, but in runs of older versions.
+    A hook that runs inside another one counts there and not here, except in runs of older versions.
     """
 
     callback: str
@@ -90,11 +89,11 @@ class CallbackTime(Record, frozen=True, kw_only=True):
 
 
 class ActionTime(Record, frozen=True, kw_only=True):
-    """Host time in one action outside of the loop, with those inside it.
+    """Time in one action outside the loop, with the actions inside it.
 
     Attributes:
         action: its name in Lightning's profiler, ``sanity_check`` or ``report``.
-        after_ns: from its end to the begin of the next one, which is Lightning's own time.
+        after_ns: from its end to the start of the next one, which is Lightning's own time.
     """
 
     action: str
@@ -104,10 +103,10 @@ class ActionTime(Record, frozen=True, kw_only=True):
 
 
 class OutsideLoop(Record, frozen=True, kw_only=True):
-    """What passed around the loop: with the steps and ``outside_ns`` it sums to all that was seen.
+    """Actions before and after the loop; with the steps and ``outside_ns`` they sum to all measured time.
 
     Attributes:
-        after: those after it; ``None`` where nobody looked until they were over.
+        after: ``None`` if they weren't recorded to their end.
     """
 
     before: tuple[ActionTime, ...]
@@ -115,13 +114,12 @@ class OutsideLoop(Record, frozen=True, kw_only=True):
 
 
 class AllRanks(Record, frozen=True, kw_only=True):
-    """Benchmark figures over all ranks that are known.
+    """Benchmark figures over the clean steps of all known ranks, in nanoseconds.
 
-    Over the clean steps of each; times in nanoseconds. ``reader_total_ns`` and ``samples`` are
-    ``None`` when any rank could not measure or count them.
+    ``reader_total_ns`` and ``samples`` are ``None`` if any rank couldn't measure or count them.
 
     Attributes:
-        world_size: the number of ranks that the figures are of.
+        world_size: number of ranks in the figures.
     """
 
     world_size: Ranks
@@ -134,7 +132,7 @@ class AllRanks(Record, frozen=True, kw_only=True):
 
     @property
     def reader_ratio(self) -> float | None:
-        """Reader Ratio: what the steps of all ranks waited for batches, of all their time."""
+        """Reader Ratio: share of all ranks' step time spent waiting for data."""
         if self.reader_total_ns is None or not self.batch_total_ns:
             return None
         return self.reader_total_ns / self.batch_total_ns
@@ -144,32 +142,33 @@ class RankRecord(Record, frozen=True, kw_only=True):
     """Everything one rank measured during one loop.
 
     Attributes:
-        steps: the finished steps; of a long run those that were kept, spread evenly over it.
-        totals: over all finished steps; ``None`` when ``steps`` are all.
-        outside_ns: host time by phase key between the start and the end of the loop that is in no
-            finished step (after the last step; steps that never finished).
-        around: what passed before and after the loop; ``None`` where nobody tells of it, as in a loop of the
-            user's own, and in runs of older versions.
-        validation: what the validation loops inside a fit consist of; ``None`` where none ran or was seen,
-            and in runs of versions that did not look.
-        unfinished_steps: steps that began and did not end (an exception, a skipped epoch).
+        steps: the finished steps; in a long run a sample spread evenly over it.
+        totals: over all finished steps; ``None`` if ``steps`` has them all.
+        outside_ns: wall time by phase key between the start and the end of the loop outside finished steps
+            (after the last step; steps that never finished).
+        around: time before and after the loop; ``None`` if unknown, as in a user's own loop, and in runs of
+            older versions.
+        validation: parts of the validation loops inside a fit; ``None`` if none ran or was seen, and in runs
+            of older versions.
+        unfinished_steps: steps that started and didn't end (an exception, a skipped epoch).
         windows: the first and the newest torch.profiler windows, in order.
-        model_cost: what one step of the model costs; ``None`` when that was not asked for.
-        setup: how the training is set up; ``None`` in runs of versions that did not look.
-        stacks: which source lines the training thread was at; ``None`` when that was not asked for.
-        memory: over the loop; ``None`` in runs of versions that did not look.
-        slow: steps that took much longer than usual; ``None`` as above.
-        cpu: CPU time of some steps; ``None`` where none was read, before the loop has ended, and as above.
-        repeated: whether samples of an index are the same in each epoch; ``None`` outside of a fit, and in
-            runs of older versions.
-        workers: of each DataLoader that has some; ``None`` where nobody looked into them.
-        helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training; ``None``
-            if there was none.
-        report_wait_ns: for which the training waited for its report after the loop, until this was saved;
-            ``None`` before, and in runs of versions that did not count it.
-        samples_note: why the samples of batches were not counted; in runs of older versions also what speaks
-            against their number; ``""`` without.
-        notes: what could not be measured, or was measured in another way, and why.
+        model_cost: cost of one step of the model; ``None`` if not requested.
+        setup: ``None`` in runs of older versions.
+        stacks: source lines of the training thread; ``None`` if not requested.
+        memory: over the loop; ``None`` in runs of older versions.
+        slow: much slower steps than usual; ``None`` in runs of older versions.
+        cpu: CPU time of some steps; ``None`` if none was read, before the loop has ended, and in runs of
+            older versions.
+        repeated: whether an index gives the same sample in every epoch; ``None`` outside a fit, and in runs
+            of older versions.
+        workers: of each DataLoader that has some; ``None`` if they weren't inspected.
+        helper_cpu_ns: CPU time of the background process that packed and analyzed traces; ``None`` without
+            one.
+        report_wait_ns: time training waited for its report after the loop, until this was saved; ``None``
+            before, and in runs of older versions.
+        samples_note: why batches' samples weren't counted; in runs of older versions also doubts about their
+            number; ``""`` otherwise.
+        notes: what couldn't be measured, or was measured in another way, and why.
     """
 
     rank: Count
@@ -196,12 +195,12 @@ class RankRecord(Record, frozen=True, kw_only=True):
 
     @property
     def num_steps(self) -> int:
-        """Finished steps, kept or not."""
+        """Finished steps, saved or not."""
         return len(self.steps) if self.totals is None else len(self.totals)
 
     @property
     def sampling_notes(self) -> tuple[str, ...]:
-        """What could not be sampled in the training thread and in workers, and why."""
+        """What couldn't be sampled in the training thread and in workers, and why."""
         return (
             *(() if self.stacks is None else self.stacks.notes),
             *worker_notes(self.workers or ()),
@@ -209,13 +208,13 @@ class RankRecord(Record, frozen=True, kw_only=True):
 
 
 class RankSteps(Record, frozen=True, kw_only=True):
-    """What the other ranks of a job are told of one rank's steps; small, as there may be a thousand of them.
+    """One rank's message about its steps; small, as there may be a thousand ranks.
 
     Attributes:
-        host: name of the machine it ran on; ``""`` if unknown.
+        host: name of its machine; ``""`` if unknown.
         num_steps: its finished steps, clean or not.
         totals: over its clean steps.
-        steps: some of its clean steps, spread evenly over the loop, the same ones as of every other rank.
+        steps: some of its clean steps, spread evenly over the loop; the same ones for every rank.
     """
 
     rank: Count
@@ -226,20 +225,20 @@ class RankSteps(Record, frozen=True, kw_only=True):
 
 
 class AbsentRank(Record, frozen=True, kw_only=True):
-    """A rank of the job of which nothing is known, and why, such as ``has no ModelProfCallback``."""
+    """A rank without a message, and why, such as ``has no ModelProfCallback``."""
 
     rank: Count
     reason: str
 
 
 class RunInfo(Record, frozen=True, kw_only=True):
-    """What ran, on what.
+    """What ran, and on which hardware and versions.
 
     Attributes:
         created: local time of the start of the loop, ISO 8601 with microseconds and zone.
         loop: the Trainer's method: ``fit``, ``validate``, ``test`` or ``predict``.
         status: how the loop ended: ``running``, ``finished``, ``interrupted``, ``failed``, or ``aborted`` by
-            an error of ours.
+            an error of this package.
         device_type: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
         device_name: the device's own name; ``""`` if unknown.
         versions: package name → version.
@@ -266,16 +265,16 @@ class RunInfo(Record, frozen=True, kw_only=True):
 
 
 class Run(Record, frozen=True, kw_only=True):
-    """Measured facts of one loop: what is saved as run.json and read back by the command line.
+    """Measured facts of one loop, saved as run.json.
 
     Attributes:
-        ranks: whole records; of the rank that wrote the file.
-        all_ranks: in runs of older versions; what newer ones save follows from ``rank_steps``.
-        rank_steps: the steps of all known ranks side by side, in order; empty when there is one rank, or when
-            they could not be brought together.
-        absent_ranks: those that are not among them, in order; empty before they were asked.
-        short_loops: of the same process, too short for an archive of their own; with its first loop.
-        loops: of the same process, this one first; empty while there is no other, and with all but the first.
+        ranks: whole records, of the rank that wrote the file.
+        all_ranks: only in runs of older versions; newer ones derive it from ``rank_steps``.
+        rank_steps: the steps of all known ranks, in order; empty with a single rank, or if they couldn't be
+            gathered.
+        absent_ranks: the other ranks, in order; empty before they were asked.
+        short_loops: of the same process, too short for their own archive; saved with its first loop.
+        loops: of the same process, this one first; empty while there is no other, and in all but the first.
     """
 
     info: RunInfo

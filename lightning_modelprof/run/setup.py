@@ -1,6 +1,6 @@
-"""How a training is set up, as read from the live objects: loaders, optimizers, callbacks, CPUs, the device.
+"""A training's setup, as read from the live objects: loaders, optimizers, callbacks, CPUs, the device.
 
-No times are in here. ``None`` is *could not be read*; the rules that need it then say so.
+It has no times. ``None`` means *could not be read*; the rules that need it then say so.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ WRAPPERS: Final = {
     "DataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
 }
-"""Class of a wrapper around a model → the name under which it keeps the model."""
+"""Class of a model wrapper → its attribute that holds the model."""
 
 
 class Library(Record, frozen=True, kw_only=True):
-    """A library that trains with Lightning for its users: their calls end in its code.
+    """A library that trains with Lightning for its users, whose calls end in its code.
 
     Attributes:
-        package: the name that it is imported by.
-        version: ``""`` if it does not say.
+        package: its import name.
+        version: ``""`` if unknown.
     """
 
     package: str
@@ -40,9 +40,9 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
         num_workers: processes that make batches; 0 makes them in the training process.
         prefetch_factor: batches that each worker keeps ready; ``None`` without workers.
         start_method: how workers are started: ``fork``, ``spawn`` or ``forkserver``.
-        batch_size: ``None`` with a batch sampler of the user's.
+        batch_size: ``None`` with a custom batch sampler.
         dataset: its ``__getitem__`` or ``__iter__``.
-        made_by: the hook of a DataModule or module that gives it; ``None`` where the Trainer was given it.
+        made_by: the hook of a DataModule or module that returns it; ``None`` if it was passed to the Trainer.
     """
 
     kind: str
@@ -63,8 +63,8 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
 
     Attributes:
         kind: class name.
-        foreach, fused: as given; ``None`` lets torch choose, or the optimizer has no such argument.
-        num_tensors: parameters that it steps.
+        foreach, fused: as passed; ``None`` if torch chooses or the optimizer has no such argument.
+        num_tensors: parameters it steps.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
 
 
 class CheckpointSetup(Record, frozen=True, kw_only=True):
-    """One ModelCheckpoint, by the settings that say how often it saves."""
+    """One ModelCheckpoint's settings that control how often it saves."""
 
     callback: str
     every_n_train_steps: Int | None = None
@@ -87,7 +87,7 @@ class CheckpointSetup(Record, frozen=True, kw_only=True):
 
 
 class CallbackSetup(Record, frozen=True, kw_only=True):
-    """One callback: its name as in the times by callback, and the hooks that its class or object has."""
+    """One callback: its name as in the times by callback, and its hooks."""
 
     callback: str
     kind: str
@@ -99,7 +99,7 @@ class DeviceSetup(Record, frozen=True, kw_only=True):
 
     Attributes:
         capability: compute capability, such as (9, 0).
-        reserved_bytes: most that torch's allocator ever held in this process.
+        reserved_bytes: peak of torch's allocator in this process.
     """
 
     capability: tuple[Int, Int]
@@ -108,7 +108,7 @@ class DeviceSetup(Record, frozen=True, kw_only=True):
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
-    """The matrix sizes of one linear layer: those that 16-bit matrix products want to be multiples of 8."""
+    """Matrix sizes of one linear layer; 16-bit matrix products are fastest with multiples of 8."""
 
     path: str
     in_features: Int
@@ -116,13 +116,13 @@ class LayerShape(Record, frozen=True, kw_only=True):
 
 
 class ConvolutionBias(Record, frozen=True, kw_only=True):
-    """A convolution with a bias whose next layer is a normalisation that subtracts it again.
+    """A convolution whose bias is cancelled by the normalisation after it.
 
     Attributes:
         convolution, normalisation: paths.
-        is_sequential: whether both are in one ``Sequential``, which tells the order in which they run;
-            otherwise it is told from their names and sizes.
-        owner: ``__init__`` of the nearest module around them that is not torch's.
+        is_sequential: whether both are in one ``Sequential``, which defines their order; otherwise it's
+            inferred from their names and sizes.
+        owner: ``__init__`` of the nearest module around them that isn't torch's.
     """
 
     convolution: str
@@ -135,9 +135,9 @@ class Compilation(Record, frozen=True, kw_only=True):
     """One compilation by torch.compile while the loop ran.
 
     Attributes:
-        attempt: 0 for the first compilation of it, 1 for the second, ...
-        seconds: that it took; ``None`` if torch does not say.
-        caller: the user's statement that ran it; ``None`` if torch does not say.
+        attempt: 0 for the function's first compilation, 1 for the second, ...
+        seconds: ``None`` if torch doesn't report them.
+        caller: the user's statement that ran it; ``None`` if torch doesn't report it.
     """
 
     function: Place
@@ -147,11 +147,11 @@ class Compilation(Record, frozen=True, kw_only=True):
 
 
 class CompileSetup(Record, frozen=True, kw_only=True):
-    """What torch.compile did while the loop ran.
+    """torch.compile's activity while the loop ran.
 
     Attributes:
-        graph_breaks: reason → how often.
-        failed_guards: function → the guards that failed, each a sentence of torch's.
+        graph_breaks: reason → count.
+        failed_guards: function → its failed guards, each a sentence from torch.
     """
 
     compilations: tuple[Compilation, ...] = ()
@@ -160,16 +160,16 @@ class CompileSetup(Record, frozen=True, kw_only=True):
 
 
 class Statement(Place, frozen=True, kw_only=True):
-    """A statement in the user's code that a finding may want changed, as it was when the loop started.
+    """A statement in the user's code that a finding may want to change, as it was when the loop started.
 
     Attributes:
-        about: the class or function that it calls, such as ``DataLoader``, or what it holds: one of the
-            names in ``measure.setup.statements``.
+        about: the class or function that it calls, such as ``DataLoader``, or what it holds: one of the names
+            in ``measure.setup.statements``.
         file: absolute path.
         digest: SHA-256 of the file, in hex.
-        line, end_line: its first and last line, from 1.
+        line, end_line: first and last line, from 1.
         text: its source, from its first character.
-        calls: the calls in it that would change: first line, column, last line, end column, as of ``ast``.
+        calls: the calls in it that would change: first line, column, last line, end column, as in ``ast``.
         module: path of the module that it makes; ``""`` for other statements.
     """
 
@@ -184,40 +184,40 @@ class Statement(Place, frozen=True, kw_only=True):
 
 
 class TrainingSetup(Record, frozen=True, kw_only=True):
-    """How a loop is set up; everything is read from the live objects when it begins and when it ends.
+    """A loop's setup, read from the live objects when it starts and when it ends.
 
     Attributes:
         val_loaders: of the validations inside a fit.
-        usable_cpus: CPUs that this process may run on, by affinity and by the quota of its container.
+        usable_cpus: CPUs available to this process, by affinity and by its container's quota.
         num_threads: of torch's operators in this process.
         local_world_size: processes of this training on this machine.
         manual_optimization: whether the module steps its optimizers itself.
         module: the LightningModule's class.
-        libraries: whose classes the LightningModule or the DataModule are, or derive from, and who called the
-            Trainer: the nearest one first.
-        package_call: the library's line that called the Trainer; ``None`` where the user's own code did.
+        libraries: those that the LightningModule's or the DataModule's class comes or derives from, and those
+            that called the Trainer, nearest first.
+        package_call: the library's line that called the Trainer; ``None`` if the user's own code did.
         user_call: the user's line that led there, if there is one.
-        module_hooks: its methods that are its own, not Lightning's: ``training_step``, ``on_...``, ....
-        data_hooks: the same of the DataModule; empty without one, and in runs of older versions.
-        keeps_gradients: whether its own ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if it
-            is not its own or that cannot be read from its source.
+        module_hooks: the methods that it overrides: ``training_step``, ``on_...``, ....
+        data_hooks: the same for the DataModule; empty without one, and in runs of older versions.
+        keeps_gradients: whether an overridden ``optimizer_zero_grad`` fills gradients with zeros; ``None`` if
+            it isn't overridden or its source doesn't show it.
         loggers: their ``log_metrics``.
         val_check_interval, check_every_n_epochs: when the Trainer validates.
-        num_val_batches: of one validation, all dataloaders together; ``None`` if unknown.
+        num_val_batches: of one validation, over all dataloaders; ``None`` if unknown.
         num_sanity_batches: of the sanity check before training; ``None`` if unknown, and in runs of older
             versions.
-        gradient_clip_val: ``None`` if the Trainer does not clip.
+        gradient_clip_val: ``None`` if the Trainer doesn't clip.
         profiler: class of the Trainer's own profiler; ``""`` without, and in runs of older versions.
-        detects_anomaly: whether autograd's anomaly detection was on when the loop began.
+        detects_anomaly: whether autograd's anomaly detection was on when the loop started.
         matmul_precision: ``torch.get_float32_matmul_precision()``.
         cuda: ``None`` without a CUDA device.
         layers: linear layers; only read for CUDA.
-        compiled: ``None`` if torch.compile was not used.
-        calls: lines of the user's files that call one of the names that findings ask for, such as
-            ``DataLoader``, by that name.
-        statements: of the user's that findings may want changed; empty in runs of older versions.
-        configured_by: ``LightningCLI`` or ``Hydra`` where it calls the Trainer; ``""`` otherwise.
-        untrained: outermost modules whose parameters no optimizer has when the loop ends.
+        compiled: ``None`` if torch.compile wasn't used.
+        calls: lines in the user's files that call a name that findings ask for, such as ``DataLoader``, by
+            that name.
+        statements: the user's that findings may want to change; empty in runs of older versions.
+        configured_by: ``LightningCLI`` or ``Hydra`` if it calls the Trainer; ``""`` otherwise.
+        untrained: outermost modules whose parameters aren't in any optimizer when the loop ends.
     """
 
     loaders: tuple[LoaderSetup, ...] = ()

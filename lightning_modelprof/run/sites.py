@@ -1,4 +1,4 @@
-"""Measured facts about one step: which source lines wait for the device, copy, or run many operators."""
+"""Measured facts about one step: source lines that wait for the device, copy, or run many operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.record import Count, Int, Record
 
 SYNCHRONISATION: Final = "synchronisation"
-"""The host must know a value, or how many, before it goes on: ``.item()``, ``if loss > 0``, a mask."""
+"""The CPU needs a value or a size before it can continue: ``.item()``, ``if loss > 0``, a mask."""
 
 
 DEVICE_TO_HOST: Final = "device_to_host"
@@ -18,39 +18,38 @@ HOST_TO_DEVICE: Final = "host_to_device"
 
 
 HOST_TENSOR: Final = "host_tensor"
-"""A tensor is made of Python numbers or of a NumPy array, in the host's memory."""
+"""A tensor is made from Python numbers or a NumPy array, in CPU memory."""
 
 
 BATCH_START: Final = "batch_start"
-"""What comes before the batch's own work: a fetch without workers, the transfer, other callbacks' hooks."""
+"""Before the batch's own work: a fetch without workers, the transfer, other callbacks' hooks."""
 
 
 BATCH_END: Final = "batch_end"
-"""What comes after the batch's own work: callbacks' hooks, metrics for loggers and the progress bar."""
+"""After the batch's own work: callbacks' hooks, metrics for loggers and the progress bar."""
 
 
 PRINT: Final = "print"
-"""Operator of a site where a tensor is made into text; torch hides the operators of that."""
+"""Operator of a site that converts a tensor to text; torch hides the real operators."""
 
 
 class SourceSite(Place, frozen=True, kw_only=True):
     """One place in the source that synchronises or copies.
 
     Attributes:
-        kind: one of those above.
-        file, line: the innermost line of the user's on the stack. In backward, where torch runs alone, it is
-            the line of the forward whose gradient is computed. ``None`` when there is no such line.
-        function_line: first line of that function: what torch's Python tracer knows it by.
-        callers: functions of libraries between that line and the operator, innermost first; empty when the
-            line itself ran the operator.
+        kind: one of the constants above.
+        file, line: the innermost user line on the stack. In backward, where torch runs alone, it's the line
+            of the forward whose gradient is computed. ``None`` without such a line.
+        function_line: first line of that function, by which torch's Python tracer identifies it.
+        callers: library functions between that line and the operator, innermost first; empty if the line
+            itself ran the operator.
         phase: one of ``FLOP_PHASES``, ``BATCH_START`` or ``BATCH_END``.
         operator: name without overload, as in ``aten::_local_scalar_dense``, or ``PRINT``.
-        device: type of the device that has the tensor, such as ``cuda``; of a copy, the one that is not the
-            host.
-        num_bytes: that were copied or made, in all calls; ``None`` where that is not known.
-        is_blocking: whether the host waits until the device is done; ``None`` on the CPU, where none is.
-        is_pinned: of a copy: whether the host's memory is pinned; else ``None``.
-        is_non_blocking: of a copy: whether ``non_blocking=True`` was asked for; else ``None``.
+        device: type of the tensor's device, such as ``cuda``; for a copy, the one that isn't the CPU.
+        num_bytes: copied or made, in all calls; ``None`` if unknown.
+        is_blocking: whether the CPU waits until the device is done; ``None`` on the CPU, where none is.
+        is_pinned: for a copy, whether the CPU memory is pinned; else ``None``.
+        is_non_blocking: for a copy, whether ``non_blocking=True`` was passed; else ``None``.
     """
 
     kind: str
@@ -67,39 +66,38 @@ class SourceSite(Place, frozen=True, kw_only=True):
 
     @property
     def is_logging(self) -> bool:
-        """Whether ``self.log`` or a metric of torchmetrics did it for the line."""
+        """Whether ``self.log`` or a torchmetrics metric did it for the line."""
         return any(logging_kind(*_module_and_function(name)) for name in self.callers)
 
     @property
     def caller(self) -> str:
-        """The one of ``callers`` to name: the innermost that is not torch's; ``""`` without any."""
+        """The innermost of ``callers`` that isn't torch's, else the innermost; ``""`` without any."""
         others = (name for name in self.callers if not name.startswith("torch."))
         return next(others, self.callers[0] if self.callers else "")
 
 
 class LineCount(Place, frozen=True, kw_only=True):
-    """The operators that one line of the user's ran in one phase and module.
+    """Operators that one user line ran in one phase and module.
 
     Attributes:
-        file, line, function_line, phase: as in :class:`SourceSite`; operators without a line of the user's
-            (the optimizer's own, say) are together under ``None``.
-        calls: operators that were dispatched, views too.
-        views: those of them that only look at a tensor in another way, and start no kernel.
-        operators: how many different ones.
-        elements: in the results of all calls but views.
-        num_bytes: of the operands and the results of all calls but views, as if none were in a cache.
-        logging: calls but views that ``self.log`` or a metric of torchmetrics ran for the line.
-        constant: calls but views that depend on nothing but sizes and tensors that modules hold and that did
-            not change in the step, so that they compute the same in every step; 0 where that is not sure.
-        unsized: calls that are missing in ``elements`` and ``num_bytes``: of sparse and other tensors that do
-            not say how large they are.
-        took_ns: host time in all calls but views and those of logging; 0 in runs of older versions.
-        gradients: calls of ``torch.autograd.grad`` that the line made, itself or through a library; like all
-            that follows, 0 in runs of older versions.
-        reductions: calls that make one number of a trained parameter, such as the norm of a penalty.
-        double: calls but views and those of logging with a float64 tensor among operands or results.
-        to_double: those of them that make a float64 tensor of tensors that aren't.
-        double_ns: the part of ``took_ns`` that is theirs.
+        file, line, function_line, phase: as in :class:`SourceSite`; operators without a user line (such as
+            the optimizer's own) are grouped under ``None``.
+        calls: dispatched operators, including views.
+        views: of them, those that only give another view of a tensor and start no kernel.
+        operators: number of different ones.
+        elements: in the results of all calls except views.
+        num_bytes: of the operands and results of all calls except views, without any caching.
+        logging: calls except views that ``self.log`` or a torchmetrics metric ran for the line.
+        constant: calls except views that depend only on sizes and on module tensors that didn't change in the
+            step, so that they compute the same in every step; 0 if that isn't certain.
+        unsized: calls missing in ``elements`` and ``num_bytes``: of sparse and other tensors of unknown size.
+        took_ns: CPU-side wall time in all calls except views and logging; 0 in runs of older versions.
+        gradients: calls of ``torch.autograd.grad`` by the line, directly or through a library; like
+            everything below, 0 in runs of older versions.
+        reductions: calls that reduce a trained parameter to one number, such as the norm in a penalty.
+        double: calls except views and logging with a float64 tensor among operands or results.
+        to_double: of them, those that make a float64 tensor from tensors of other types.
+        double_ns: the ``double`` calls' part of ``took_ns``.
     """
 
     function_line: Count | None
@@ -129,10 +127,10 @@ class StepSites(Record, frozen=True, kw_only=True):
 
     Attributes:
         step: number of the step in its loop; ``None`` outside of one.
-        device: type of the device that the model is on.
+        device: type of the model's device.
         sites: most calls first.
         lines: most operators first.
-        dropped: what was left out, and what failed, a sentence each.
+        dropped: omissions and failures, a sentence each.
     """
 
     step: Count | None
@@ -143,7 +141,7 @@ class StepSites(Record, frozen=True, kw_only=True):
 
 
 def _module_and_function(name: str) -> tuple[str, str]:
-    """Of a dotted name; modules are written small, classes and functions in classes come after."""
+    """Split a dotted name at its first capitalized part, else before its last part."""
     names = name.split(".")
     end = next((number for number, one in enumerate(names) if one[:1].isupper()), len(names) - 1)
     return ".".join(names[:end]), ".".join(names[end:])
@@ -162,11 +160,11 @@ _METRIC_PACKAGE: Final = "torchmetrics.wrappers."
 
 
 LOG: Final = "log"
-"""What is said of ``self.log`` and ``self.log_dict``."""
+"""Kind of ``self.log`` and ``self.log_dict``."""
 
 
 LOGGER: Final = "logger"
-"""What is said of code of loggers, and of the packages that they write with."""
+"""Kind of code in loggers, and in the packages that they write with."""
 
 
 _LOGGERS: Final = (
@@ -187,17 +185,17 @@ _LOGGERS: Final = (
 
 
 _METHODS: Final = ("forward", "update", "compute", "sync", "reset", "wrapped_func")
-"""``wrapped_func`` is what torchmetrics puts around every metric's ``update`` and ``compute``."""
+"""``wrapped_func`` is torchmetrics' wrapper around every metric's ``update`` and ``compute``."""
 
 
 def logging_kind(module: str, function: str) -> str:
-    """What a function does for the user's metrics: ``LOG``, ``LOGGER``, or the name of a method of a metric.
+    """A function's role in logging: ``LOG``, ``LOGGER``, or the name of a metric's method.
 
     Args:
         function: its name, qualified or not.
 
     Returns:
-        ``""`` if it is no such function.
+        ``""`` for any other function.
     """
     name = function.rpartition(".")[2]
     if module in _LIGHTNING:

@@ -1,4 +1,4 @@
-"""Measured facts about which source lines the training thread was at, seen every few milliseconds."""
+"""Measured facts about the source lines of the training thread, sampled every few milliseconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class StackFrame(Place, frozen=True, kw_only=True):
     """One function call on a stack, at one line.
 
     Attributes:
-        line: that was running.
-        function: on Python 3.10 without the class.
+        line: the running line.
+        function: without the class on Python 3.10.
         python_module: such as ``torch.nn.modules.module``.
-        is_loggers: whether it is a method of a class of Lightning's loggers, whoever wrote that class.
-        package: ``""`` also for NumPy's and Python's own code. That of the LightningModule's class counts as
-            the user's, too.
+        is_loggers: whether it's a method of a subclass of Lightning's loggers.
+        package: ``""`` also for NumPy's and Python's own code, and for the package of the LightningModule's
+            class, which counts as the user's.
     """
 
     file: str
@@ -36,15 +36,15 @@ class StackFrame(Place, frozen=True, kw_only=True):
 
 
 class SampledStack(Record, frozen=True, kw_only=True):
-    """All samples with the same stack in the same phase, and part of it.
+    """All samples with the same stack in the same phase and part.
 
     Attributes:
         phase: key of the phase, as in ``PHASES``.
-        frames: positions in ``StackSamples.frames``, outermost first; the innermost is what ran. What the
-            loop itself consists of is not in it, so it may be empty: the loop's own code ran.
-        time_ns: that they stand for: of each the time since the sample before it.
+        frames: indices into ``StackSamples.frames``, outermost first; the innermost was running. The loop's
+            own frames are left out, so it may be empty while the loop's own code ran.
+        time_ns: time since the previous sample, summed over the samples.
         part: key of the part of a validation inside a fit, as in ``validation.PARTS``; ``""`` in every other
-            phase, and in runs of versions that did not tell them apart.
+            phase, and in runs of older versions.
     """
 
     phase: str
@@ -55,13 +55,13 @@ class SampledStack(Record, frozen=True, kw_only=True):
 
 
 class LogCall(Place, frozen=True, kw_only=True):
-    """What the source says of a line that logs, or that calls a metric.
+    """What the source shows of a line that logs or calls a metric.
 
     Attributes:
-        names: keys that are logged, or else the metric that is called; what is no literal, as it is written.
+        names: logged keys, or else the called metric; non-literals as written.
         is_repeated: whether the call is in a loop.
-        options: those of ``prog_bar`` and ``sync_dist`` that are given as true.
-        is_kept: whether something other than logging takes a metric's result, such as the loss; ``None`` in
+        options: which of ``prog_bar`` and ``sync_dist`` are passed as true.
+        is_kept: whether a metric's result is used for anything but logging, such as the loss; ``None`` in
             runs of older versions.
     """
 
@@ -74,11 +74,11 @@ class LogCall(Place, frozen=True, kw_only=True):
 
 
 class OtherThread(Record, frozen=True, kw_only=True):
-    """Another thread of the process that ran Python while the loop did.
+    """Another thread of the process that ran Python during the loop.
 
     Attributes:
-        cpu_ns: CPU time that it took of the loop; ``None`` where the system does not tell.
-        stacks: where it was, as samples; of these ``phase`` is that of the training thread.
+        cpu_ns: CPU time during the loop; ``None`` if unknown.
+        stacks: sampled stacks; their ``phase`` is that of the training thread.
     """
 
     name: str
@@ -87,21 +87,21 @@ class OtherThread(Record, frozen=True, kw_only=True):
 
 
 class StackSamples(Record, frozen=True, kw_only=True):
-    """What the training thread was doing over one loop.
+    """Stacks of the training thread over one loop.
 
-    A sample is taken every few milliseconds at first and less and less often, so that a long run costs no
-    more than a short one. Steps in a profiler window or an inspection are left out.
+    Samples are taken every few milliseconds at first, then less and less often, so that a long run costs no
+    more than a short one. Steps in a profiler window or an inspection are excluded.
 
     Attributes:
-        frames: each call at each line once.
+        frames: distinct calls by line.
         stacks: longest time first.
-        samples: how many were taken, also those that were left out of ``stacks``.
-        first_interval_ns, last_interval_ns: time between two samples at the begin and at the end.
-        dropped: samples of rare stacks that were too many to be told apart.
+        samples: all taken, including those left out of ``stacks``.
+        first_interval_ns, last_interval_ns: time between two samples at the start and at the end.
+        dropped: samples of rare stacks, left out to limit the number of stacks.
         cost_ns: CPU time of the sampling thread.
-        log_calls: of the user's lines in ``stacks`` that log or call a metric, where their source is known.
-        hook_calls: positions in ``frames`` of torch's calls of hooks on modules and tensors.
-        others: other threads that ran Python, and had a CPU in more than a little of the loop.
+        log_calls: user lines in ``stacks`` that log or call a metric, if their source is known.
+        hook_calls: indices into ``frames`` of torch's calls of hooks on modules and tensors.
+        others: other threads that ran Python and used a CPU for more than a little of the loop.
         loop_ns: wall time over which their CPU time was read.
         notes: why there is nothing, or what is missing, a sentence each.
     """
@@ -121,21 +121,21 @@ class StackSamples(Record, frozen=True, kw_only=True):
 
 
 def logging_begins(frames: Sequence[StackFrame]) -> tuple[int, int] | None:
-    """Where on a stack the user's code logs, calls a logger, or lets a metric of torchmetrics work.
+    """Where on a stack the user's code logs, calls a logger, or runs a torchmetrics metric.
 
     Args:
         frames: outermost first.
 
     Returns:
-        Positions of the user's innermost frame before that, and of the first frame of what logs; ``None``
-        where nothing does, or where it is not the user who asked for it.
+        Indices of the user's innermost frame before that and of the first logging frame; ``None`` if nothing
+        logs, or if the user didn't ask for it.
     """
     caller = None
     for position, frame in enumerate(frames):
         kind = frame.logging_kind
         if kind and caller is not None:
             return caller, position
-        if kind == LOGGER:  # Lightning called it, and what it calls is the logger's own business
+        if kind == LOGGER:  # Lightning called the logger, so anything below is the logger's own work
             return None
         if frame.is_users:
             caller = position

@@ -1,4 +1,4 @@
-"""Sums over all finished steps, which stay exact and small however many steps there are."""
+"""Exact sums over all finished steps, of a size that doesn't grow with their number."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ ADDED: Final = (
     "device_ns",
     "num_on_device",
 )
-"""Columns that are sums; the others are the most or the least of one step."""
+"""Columns that are sums; the others are a step's maximum or minimum."""
 
 _OF_PHASES: Final = ("phases_ns", "phases_max_ns", "phases_min_ns", "num_in_phase")
 
 
 class StepTotals:
-    """Steps summed by their set of tags, as columns; tags alone decide which steps a figure is of.
+    """Steps summed by their set of tags, as columns; a figure selects its steps by tags alone.
 
     Attributes:
-        tags: int64, shape (c,): :class:`StepTag` bits, each set of them once, ascending.
-        num_steps: int64, shape (c,): how many steps have them.
-        duration_ns, duration_max_ns, duration_min_ns: int64, shape (c,): wall time in all, most and least.
-        net_max_ns, net_min_ns: int64, shape (c,): most and least without the phase ``profiler``.
-        samples: int64, shape (c,): in the steps of which they are known.
-        num_counted: int64, shape (c,): how many steps that is.
-        phases_ns, phases_max_ns, phases_min_ns: int64, shape (c, len(PHASES)): self time in all, most and
-            least, over the steps in which the phase was measured; 0 where it was in none.
+        tags: int64, shape (c,): distinct sets of :class:`StepTag` bits, ascending.
+        num_steps: int64, shape (c,): steps with these tags.
+        duration_ns, duration_max_ns, duration_min_ns: int64, shape (c,): wall time: sum, maximum and minimum.
+        net_max_ns, net_min_ns: int64, shape (c,): maximum and minimum without the phase ``profiler``.
+        samples: int64, shape (c,): in the steps where they are known.
+        num_counted: int64, shape (c,): number of those steps.
+        phases_ns, phases_max_ns, phases_min_ns: int64, shape (c, len(PHASES)): self time: sum, maximum and
+            minimum over the steps in which the phase was measured; 0 if there were none.
         num_in_phase: int64, shape (c, len(PHASES)): steps in which the phase took any time.
         num_measured: int64, shape (c, len(PHASES)): steps in which the phase was measured.
-        device_ns: int64, shape (c, len(PHASES)): time between device events where it is known.
-        num_on_device: int64, shape (c, len(PHASES)): for how many steps that is.
+        device_ns: int64, shape (c, len(PHASES)): time between device events, where known.
+        num_on_device: int64, shape (c, len(PHASES)): number of those steps.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class StepTotals:
         return self.select((self.tags & int(tags)) == 0)
 
     def clean(self) -> StepTotals:
-        """The steps that the benchmark uses, without the time of the phase ``profiler``."""
+        """The clean steps, without the time of the phase ``profiler``."""
         clean = self.without(NOT_CLEAN)
         phases = {name: getattr(clean, name).copy() for name in _OF_PHASES}
         for column in phases.values():
@@ -155,7 +155,6 @@ class StepTotals:
 
 
 def _by_tags(tags: NDArray[np.int64], columns: dict[str, NDArray[np.int64]]) -> StepTotals:
-    """Rows of one set of tags become one."""
     order = np.argsort(tags, kind="stable")
     known, first = np.unique(tags[order], return_index=True)
     result = {"tags": known}

@@ -1,4 +1,4 @@
-"""Where the time of each step went: one row a step, as columns."""
+"""Where the time of each step went: one row per step, as columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PROFILER: Final = PHASE_INDEX["profiler"]
 
 
 NOT_MEASURED: Final = -1
-"""How "not measured" is stored in integer columns, where ``None`` cannot be."""
+"""Stands for ``None`` in integer columns."""
 
 
 class StepTag(IntFlag):
-    """What was special about a step; a step may carry several tags."""
+    """Special properties of a step, which may have several."""
 
     FIRST_OF_EPOCH = 1
-    """Contains the epoch boundary: end-of-epoch hooks, worker shut-down and start-up. In an evaluation loop:
+    """Contains the epoch boundary: end-of-epoch hooks, worker shutdown and startup. In an evaluation loop,
     the first batch of a dataloader."""
     SKIP_FIRST = 2
     """Among the first ``skip_first`` steps of the loop."""
@@ -32,22 +32,21 @@ class StepTag(IntFlag):
     PROFILED = 8
     """torch.profiler was recording, here or on another rank."""
     PROFILER_STOP = 16
-    """Contains the closing of a profiler window (here or on another rank), with its files, or a save of the
-    archive."""
+    """Closed a profiler window and wrote its files (here or on another rank), or saved the archive."""
     VALIDATION = 32
     """A validation loop ran inside the step."""
     NO_OPTIMIZER_STEP = 64
-    """The optimizer did not step (gradient accumulation, and every batch of an evaluation loop). Such a step
-    is still a clean step."""
+    """The optimizer didn't step (gradient accumulation, and every batch of an evaluation loop). Still a clean
+    step."""
     DRAINING = 128
-    """Its batch was prefetched while the profiler worked: the DataLoader's workers went on meanwhile."""
+    """The DataLoader's workers prefetched its batch while the profiler was busy."""
     INSPECTED = 256
     """Its FLOPs were counted or its modules timed."""
     WHOLE_EPOCH = 512
-    """In place of ``FIRST_OF_EPOCH`` where all steps have that: epochs (or dataloaders) of one batch.
-    Such a step is still a clean step, as there are no others."""
+    """Replaces ``FIRST_OF_EPOCH`` if all steps have it, with epochs (or dataloaders) of one batch. Still a
+    clean step, as there are no others."""
     RUN_AHEAD = 1024
-    """The CPU only queued its work, which the device did later: its wall time is too short."""
+    """The CPU only queued work that the device did later, so its wall time is too short."""
 
 
 NOT_CLEAN: Final = (
@@ -61,11 +60,11 @@ NOT_CLEAN: Final = (
     | StepTag.INSPECTED
     | StepTag.RUN_AHEAD
 )
-"""Tags that keep a step out of the benchmark figures."""
+"""Tags that exclude a step from benchmark figures."""
 
 
 MAX_RUN_AHEAD: Final = 0.05
-"""Share of the device's time by which the wall time of clean steps may be shorter."""
+"""How much shorter clean steps' wall time may be, as a share of the device time."""
 
 
 BEGINS_EPOCH: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.WHOLE_EPOCH)
@@ -73,23 +72,23 @@ BEGINS_EPOCH: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.WHOLE_EPOCH)
 
 
 SPECIAL: Final = int(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION)
-"""Tags of steps that are longer than others by what the user asked for."""
+"""Tags of steps that are longer because of work the user requested."""
 
 
 class StepTimings:
-    """Where the wall-clock time of consecutive steps (batches) of one rank went, as columns.
+    """Where the wall time of consecutive steps (batches) of one rank went, as columns.
 
-    A step runs from the start of its fetch to the start of the next fetch. The first step of an epoch
-    starts where the step before it ended, so that the steps tile the time of the loop without a gap.
+    A step runs from the start of its fetch to the start of the next fetch. The first step of an epoch starts
+    at the end of the step before it, so that the steps tile the loop without gaps.
 
     Attributes:
         step: int64, shape (n,): number of the batch in this loop, from 0.
         duration_ns: int64, shape (n,): wall time of the step.
         phases_ns: int64, shape (n, len(PHASES)): self time per phase, summing to ``duration_ns`` exactly;
-            ``NOT_MEASURED`` where the measuring method cannot see the phase.
-        device_phases_ns: int64, shape (n, len(PHASES)): time between device events recorded at the
-            phase's boundaries, ``NOT_MEASURED`` without a device or when an event never completed.
-        samples: int64, shape (n,): what ``samples_fn`` counted in the batch, ``NOT_MEASURED`` if unknown.
+            ``NOT_MEASURED`` for a phase that the measuring method can't see.
+        device_phases_ns: int64, shape (n, len(PHASES)): time between device events recorded at the phase's
+            boundaries, ``NOT_MEASURED`` without a device or if an event never completed.
+        samples: int64, shape (n,): count by ``samples_fn``, ``NOT_MEASURED`` if unknown.
         tags: int64, shape (n,): :class:`StepTag` bits.
     """
 
@@ -143,15 +142,15 @@ class StepTimings:
         return StepTimings(**{name: column[mask] for name, column in self.columns().items()})
 
     def clean(self) -> StepTimings:
-        """The steps that the benchmark uses, those without a tag of ``NOT_CLEAN``, without our own time.
+        """The clean steps (those without a tag of ``NOT_CLEAN``), without this profiler's time.
 
-        What this profiler does between two steps, such as sending scalars to loggers, is in the phase
-        ``profiler`` of the next one; here it is taken off.
+        The profiler's work between two steps, such as sending scalars to loggers, is in the next step's phase
+        ``profiler``; it's subtracted here.
         """
         return self.select((self.tags & int(NOT_CLEAN)) == 0).net()
 
     def net(self) -> StepTimings:
-        """The same steps without the time of the phase ``profiler``."""
+        """The same steps, without the time of the phase ``profiler``."""
         ours = self.phases_ns[:, PROFILER]
         if not (ours > 0).any():
             return self
@@ -171,13 +170,13 @@ MAX_HALVED: Final = _BITS - 1
 
 
 def is_kept(step: NDArray[np.int64], num_halved: int) -> NDArray[np.bool_]:
-    """Whether a step is among the kept ones after their number was halved so many times.
+    """Whether each step remains after the steps were halved ``num_halved`` times.
 
-    Multiples of the golden ratio are spread evenly over an interval, and out of step with every period: of
-    steps that are special every n-th time the same share is kept as of all. A step that is dropped stays so.
+    Multiples of the golden ratio spread evenly over an interval and don't align with any period: steps that
+    are special every n-th time keep their share. A dropped step stays dropped.
 
     Args:
-        step: numbers of steps, shape (n,).
+        step: step numbers, shape (n,).
         num_halved: 0 keeps all.
 
     Source: D. E. Knuth, The Art of Computer Programming, vol. 3, 2nd ed., section 6.4.
@@ -188,7 +187,7 @@ def is_kept(step: NDArray[np.int64], num_halved: int) -> NDArray[np.bool_]:
 
 
 def few(step: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
-    """The kept ones when they are halved until there are at most ``most``."""
+    """Mask of the remaining steps, halved until there are at most ``most``."""
     for num_halved in range(MAX_HALVED + 1):
         mask = is_kept(step, num_halved)
         if mask.sum() <= most:
@@ -200,27 +199,25 @@ _OLDER: Final = "not recorded (an older version saved this run)"
 
 
 class SlowStep(Record, frozen=True, kw_only=True):
-    """One step, and what else happened in it.
+    """One slow step, and what else happened in it.
 
     Attributes:
         tags: :class:`~lightning_modelprof.run.steps.StepTag` bits.
         duration_ns: wall time without the phase ``profiler``.
-        usual_ns: median of the clean steps before it; in the first of a loop, of those around it.
-        phases_ns: self time by phase key; without phases that took none, or were not measured.
-        collector_ns: time in Python's garbage collector, in runs of a millisecond and more.
-        generation: oldest generation that it collected; ``None`` if it did not run for so long.
-        first_watched, last_watched: the steps over which the counts below were taken, this one among them.
-        watched_ns: time over which they were taken: that of these steps, and what was before the loop's first
-            one or after its last.
-        beyond_ns: how much of that was more than usual: of all steps, of whatever kind, with more than
-            ``factor`` times the median what is beyond it, and all that was in no step. ``None`` in runs of
-            versions that did not look.
-        spread_ns: what the other steps took beyond the fastest of them, together: so long they may have
-            waited for a CPU. ``None`` as above.
-        major_faults: page faults of the process that read from a disk; ``None`` where the system does not
-            count.
-        cpu_wait_ns: how long the training thread was ready to run and had no CPU; ``None`` as
-            ``why_no_cpu_wait`` says.
+        usual_ns: median of the clean steps before it; for a loop's first step, of those around it.
+        phases_ns: self time by phase key, without phases that took none or weren't measured.
+        collector_ns: time in Python's garbage collector, in runs of at least a millisecond.
+        generation: oldest generation collected; ``None`` without such a run.
+        first_watched, last_watched: the steps over which the counts below were taken, including this one.
+        watched_ns: time over which they were taken: of these steps, plus the time before the loop's first one
+            or after its last.
+        beyond_ns: the unusual part of that: of all steps, of any kind, longer than ``factor`` times the
+            median, the excess over it, plus all time outside steps. ``None`` in runs of older versions.
+        spread_ns: total excess of the other steps over the fastest of them, an upper limit of their waiting
+            for a CPU. ``None`` in runs of older versions.
+        major_faults: the process's page faults that read from disk; ``None`` if unknown.
+        cpu_wait_ns: time the training thread was ready to run without a CPU; ``None`` for the reason in
+            ``why_no_cpu_wait``.
     """
 
     step: Count
@@ -242,18 +239,18 @@ class SlowStep(Record, frozen=True, kw_only=True):
 class SlowSteps(Record, frozen=True, kw_only=True):
     """Steps that took more than ``factor`` times the median of the clean steps before them.
 
-    Steps in which this profiler was at work are none of them, nor the first ones.
+    The first steps, and steps in which this profiler was at work, don't count.
 
     Attributes:
-        factor: how many times the median is slow.
-        count: how many there were among the clean steps.
-        excess_ns: how much longer than the median these took, together.
+        factor: multiple of the median above which a step is slow.
+        count: number of slow clean steps.
+        excess_ns: their total excess over the median.
         num_special: further ones, with a validation or the start of an epoch in them.
-        why_not_looked_for: why nothing is known of slow steps; ``""`` if it is.
-        usual_cpu_wait: share of the time for which the training thread was ready to run and had no CPU, while
-            no clean step was slow; ``None`` if there was always one, or where nobody counts.
-        cpu_wait_share: the same over all of the loop, from its first step to the last look.
-        why_no_cpu_wait: why nothing is known of that; ``""`` if it is.
+        why_not_looked_for: why slow steps are unknown; ``""`` if known.
+        usual_cpu_wait: share of time in which the training thread was ready to run without a CPU while no
+            clean step was slow; ``None`` if there was always one, or if unknown.
+        cpu_wait_share: the same over the whole loop, from its first step to the last check.
+        why_no_cpu_wait: why that is unknown; ``""`` if known.
         worst: the slowest of both, in the order of the loop.
     """
 

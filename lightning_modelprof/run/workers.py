@@ -1,6 +1,6 @@
-"""What the workers of a DataLoader did: calls in them, batches they made, and where their time went.
+"""Activity of a DataLoader's workers: calls in them, batches they made, and where their time went.
 
-All times are of one clock, ``time.perf_counter_ns``: on Linux it is the same in all processes of a machine.
+All times are from ``time.perf_counter_ns``, which on Linux is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from lightning_modelprof.run.stacks import StackSamples
 
 
 class CallTimes(Place, frozen=True, kw_only=True):
-    """One call in the workers of a loader, all workers together: a transform, a sample, the collate function.
+    """One call in all workers of a loader: a transform, a sample, the collate function.
 
     Attributes:
-        name: class or function, as it is written; of a data set with the method: ``Images.__getitem__``.
+        name: class or function as written; for a data set with the method: ``Images.__getitem__``.
         kind: ``sample`` (``__getitem__``, ``__getitems__`` or ``__iter__`` of a data set), ``transform``,
             ``compose`` (a transform that has others) or ``collate``.
-        depth: calls that it stands in, of those in this list: 0 for samples and collate.
-        calls: how many ended: samples of the loader's data set, batches of the collate function; 0 where
-            that is not known.
-        total_ns: wall time in it, with what it calls; ``None`` where it was not measured, as it takes less
-            than 5 % of the time of making batches or too few samples were taken.
-        inner_ns: of that, in the calls of this list that it makes.
-        error_ns: half of what ``total_ns`` may be off by, where that is from samples: all in the list are
-            within twice their errors in 19 of 20 runs; ``None`` where a clock was read.
-        cpu_ns: CPU time of the worker's thread in it; ``None`` where it was not read, as of transforms.
+        depth: number of calls in this list that enclose it: 0 for samples and collate.
+        calls: number of finished calls: samples of the loader's data set, batches of the collate function; 0
+            if unknown.
+        total_ns: wall time, including what it calls; ``None`` if not measured, as it takes less than 5% of
+            the time of making batches or too few samples were taken.
+        inner_ns: of that, time in the calls of this list that it makes.
+        error_ns: half of the possible error of ``total_ns``, if that is sampled: in 19 of 20 runs, all
+            entries are within twice their errors. ``None`` if a clock was read.
+        cpu_ns: CPU time of the worker's thread in it; ``None`` if not read, as for transforms.
     """
 
     name: str
@@ -40,31 +40,30 @@ class CallTimes(Place, frozen=True, kw_only=True):
 
     @property
     def own_ns(self) -> int:
-        """Wall time in it and in no other call of the list; 0 where it was not measured."""
+        """Wall time in it and in no other call of the list; 0 if not measured."""
         return max(0, (self.total_ns or 0) - self.inner_ns)
 
 
 class WorkerTimes(Record, frozen=True, kw_only=True):
-    """One worker of a loader, with all processes that had its number.
+    """One worker of a loader, over all processes that had its number.
 
     Attributes:
         starts: processes that had it, one after the other.
-        start_ns: from the start of such a process until its first instruction for samples, on average:
-            interpreter, imports and the data set where those come anew; ``None`` where the system does not
-            tell.
+        start_ns: mean time from the start of such a process to its first instruction for samples:
+            interpreter, imports and the data set, if those are loaded again; ``None`` if unknown.
         fetch_ns: wall time in making samples.
         collate_ns: wall time in the collate function.
-        wait_ns: wall time between two batches of an epoch: it waits for an index, as enough are ready.
+        wait_ns: wall time between two batches of an epoch, waiting for an index because enough are ready.
         cpu_ns: CPU time of its main thread while it made batches.
         other_cpu_ns: CPU time of its other threads, such as the one that pickles batches, and of waiting;
-            ``None`` where the system does not tell.
-        cpu_wait_ns: for which its main thread was ready to run and had no CPU; ``None`` likewise.
-        read_bytes: that it asked the system for, from files and sockets; ``None`` likewise.
-        disk_bytes: of those, what had to come from a disk; ``None`` likewise.
-        page_faults: for which the system had to read; ``None`` likewise.
-        memory_bytes: resident at last; ``None`` likewise.
-        threads: it had at most; ``None`` likewise.
-        dropped: batches that are in no figure of single batches, as they came faster than they were read.
+            ``None`` if unknown.
+        cpu_wait_ns: time its main thread was ready to run without a CPU; ``None`` if unknown.
+        read_bytes: read through the system, from files and sockets; ``None`` if unknown.
+        disk_bytes: of those, read from a disk; ``None`` if unknown.
+        page_faults: those that had to read; ``None`` if unknown.
+        memory_bytes: resident memory when last read; ``None`` if unknown.
+        threads: maximum number; ``None`` if unknown.
+        dropped: batches in no per-batch figure, as they came faster than they were read.
     """
 
     worker: Count
@@ -87,12 +86,12 @@ class WorkerTimes(Record, frozen=True, kw_only=True):
 
 
 class WorkerBatches(Record, frozen=True, kw_only=True):
-    """Batches of a loader, as columns, in the order in which they were ready; of a long run the newest.
+    """Batches of a loader, as columns, in the order in which they were ready; the newest ones of a long run.
 
     Attributes:
-        index: its number in the epoch, in the order in which batches are delivered; -1 where unknown.
-        begin_ns: when its first sample was begun.
-        fetched_ns: when all its samples were there.
+        index: its number in the epoch, in order of delivery; -1 if unknown.
+        begin_ns: start of its first sample.
+        fetched_ns: when all its samples were ready.
         ready_ns: when it was collated.
         cpu_ns: CPU time of the worker's thread in it.
     """
@@ -113,13 +112,13 @@ class LoaderWorkers(Record, frozen=True, kw_only=True):
     """The workers of one DataLoader over one loop.
 
     Attributes:
-        loader: which one of the loop's, from 0.
-        num_workers, prefetch_factor, batch_size: of it; ``None`` where it has none.
+        loader: its index in the loop, from 0.
+        num_workers, prefetch_factor, batch_size: ``None`` without one.
         is_ordered: whether batches are delivered in the order of their indices.
         start_method: ``fork``, ``spawn`` or ``forkserver``.
-        calls: in the order in which a sample meets them, each after the one that it stands in.
-        stacks: statements that the workers were at, outermost frame first; the phase of all is
-            ``dataloader``; ``None`` where it was not sampled.
+        calls: in the order in which a sample reaches them, each after the one that encloses it.
+        stacks: sampled statements of the workers, outermost frame first, all in the phase ``dataloader``;
+            ``None`` if not sampled.
         notes: why there is nothing, or what is missing, a sentence each.
     """
 
@@ -139,7 +138,7 @@ class LoaderWorkers(Record, frozen=True, kw_only=True):
 
     @property
     def cpu_wait(self) -> float | None:
-        """How long workers were ready to run and had no CPU, by the time that they made batches."""
+        """Time workers were ready to run without a CPU, as a share of the time they made batches."""
         known = [one.cpu_wait_ns for one in self.workers if one.cpu_wait_ns is not None]
         making_ns = sum(one.fetch_ns + one.collate_ns for one in self.workers)
         if not making_ns or not known or len(known) < len(self.workers):
@@ -148,7 +147,7 @@ class LoaderWorkers(Record, frozen=True, kw_only=True):
 
 
 def worker_notes(loaders: tuple[LoaderWorkers, ...]) -> tuple[str, ...]:
-    """The notes of all loaders, each with its loader."""
+    """Notes of all loaders, each naming its loader."""
     return tuple(
         f"Workers of the {one.kind}{f' {one.loader}' if len(loaders) > 1 else ''}: {note}"
         for one in loaders

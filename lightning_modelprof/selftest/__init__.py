@@ -1,5 +1,5 @@
-"""Checks of the package's own numbers on the machine at hand, for ``lightning-modelprof selftest``.
+"""Check the profiler's own numbers on this machine, for ``lightning-modelprof selftest``.
 
-Each check is a generator of comparisons of a figure of ours with one that was found without us. The parent
-process (``runner``) needs neither torch nor Lightning: each check runs in a process of its own (``child``).
+Each check is a generator of comparisons of a profiler number with an independent one. The parent process
+(``runner``) imports neither torch nor Lightning; each check runs in its own process (``child``).
 """

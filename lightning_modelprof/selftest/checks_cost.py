@@ -1,4 +1,4 @@
-"""Costs: FLOPs against formulas and torch's counter, FLOP/s and MFU, memory against torch's counters."""
+"""Check FLOPs against formulas and torch's counter, FLOP/s and MFU, and memory against torch's counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOPS: Final = Unit.FLOPS
 
 
 def flops(lab: Lab) -> Iterator[Compared]:
-    """FLOPs of layers, convolutions, attention and recurrent nets, and of a step of a fit."""
+    """Check FLOPs of layers, convolutions, attention, recurrent nets and one step of a fit."""
     width, count = lab.pick(1024, 64), lab.pick(256, 16)
     net = layers(width, 3).to(lab.device)
     by_hand = 2 * count * width**2 * 3
@@ -56,8 +56,6 @@ def _counted(net: nn.Module, *batch: Tensor) -> FlopCount:
 
 
 class _First(nn.Module):
-    """The first of the results."""
-
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -72,7 +70,7 @@ class _Attention(nn.Module):
 
 
 def _attention(lab: Lab) -> Iterator[Compared]:
-    """Each kernel that torch has here; causal attention counts in full."""
+    """Check each attention kernel available here; causal attention counts in full."""
     batch, heads, length, width = lab.pick((2, 8, 512, 64), (1, 2, 32, 16))
     by_hand = 4 * batch * heads * length**2 * width
     names = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
@@ -97,8 +95,6 @@ def _attention(lab: Lab) -> Iterator[Compared]:
 
 
 class _Products(nn.Module):
-    """A chain of matrix products."""
-
     def __init__(self, size: int, depth: int, dtype: torch.dtype) -> None:
         super().__init__()
         one = torch.randn(size, size).to(dtype) / size**0.5
@@ -111,7 +107,7 @@ class _Products(nn.Module):
 
 
 def mfu(lab: Lab) -> Iterator[Compared]:
-    """FLOP/s and MFU of large 16-bit matrix products."""
+    """Check FLOP/s and MFU of large 16-bit matrix products."""
     size, depth = (8192 if lab.product_ns(4096) < 2e6 else 4096), 4
     needed = size**2 * 2 * (3 * depth + 8)
     if torch.cuda.mem_get_info()[0] < 2 * needed:
@@ -143,11 +139,11 @@ _BF16_PEAKS: Final = {
     **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 312e12),
     **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989e12),
 }
-"""Dense FLOP/s, of the data sheets of NVIDIA's A100, H100 (SXM) and H200 Tensor Core GPUs."""
+"""Dense FLOP/s, from the data sheets of NVIDIA's A100, H100 (SXM) and H200 Tensor Core GPUs."""
 
 
 class _Peaks(Callback):
-    """What torch counted where each step starts, and the most in its phases, by resetting the peak."""
+    """Record torch's allocated memory at each step's start, and its peak per phase, by resetting it."""
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[int, str], int] = {}
@@ -166,7 +162,7 @@ class _Peaks(Callback):
         self.bytes[self.step, "backward"] = torch.cuda.max_memory_allocated()
 
     def growth(self, ours: StepMemory) -> Iterator[Compared]:
-        """Over the step's start: torch also counts cuBLAS's workspaces, which a step before has made."""
+        """Compare growth since the step's start, as torch also counts cuBLAS's older workspaces."""
         for phase in ("forward", "backward"):
             our = next((one.num_bytes - ours.begin_bytes for one in ours.peaks if one.phase == phase), None)
             truth = self.bytes[ours.step, phase] - self.bytes[ours.step, "start"]
@@ -174,7 +170,7 @@ class _Peaks(Callback):
 
 
 def memory(lab: Lab) -> Iterator[Compared]:
-    """Peaks of a fit and of its phases, and a report after running out of memory."""
+    """Check peaks of a fit and of its phases, and a report after running out of memory."""
     batch = [lab.tensor(8192, 1024)]
     callback = lab.callback("peak", active=3)
     lab.fit(Net(layers(1024, 6)), batch, 60, [callback])
@@ -197,8 +193,6 @@ def memory(lab: Lab) -> Iterator[Compared]:
 
 
 class _Grows(Net):
-    """Keeps a quarter of a GiB more in each step."""
-
     def __init__(self) -> None:
         super().__init__(layers(512, 3))
         self.blocks: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Trainings: the callback changes nothing, its files say what it says, and planted faults are found."""
+"""Check that the callback changes no training, saves consistent files and finds planted faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lightning_modelprof.units import Unit
 
 
 def training(lab: Lab) -> Iterator[Compared]:
-    """Weights with and without the callback, and what is saved."""
+    """Compare weights with and without the callback, and check the saved files."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     size = lab.pick(512, 64)
 
@@ -80,7 +80,7 @@ def _verdict(report: Report) -> str | None:
 
 
 def variants(lab: Lab) -> Iterator[Compared]:
-    """Ways to train that need a GPU: 16-bit with scaling, and CUDA graphs."""
+    """Check training that needs a GPU: 16-bit with scaling, and CUDA graphs."""
     size = 512
 
     def graphed() -> nn.Module:
@@ -95,12 +95,11 @@ def variants(lab: Lab) -> Iterator[Compared]:
 
 
 def compiled(lab: Lab) -> Iterator[Compared]:
-    """FLOPs and kernels of a compiled model."""
+    """Check FLOPs and kernels of a compiled model."""
     yield from _unchanged(lab, "compiled", lambda: torch.compile(layers(512, 4)))  # type: ignore[arg-type,return-value]
 
 
 def _unchanged(lab: Lab, name: str, make: Callable[[], nn.Module], **settings: Any) -> Iterator[Compared]:
-    """Train without and with the callback."""
     found = []
     callback = lab.callback(name, active=3, flops=True)
     for callbacks in ([], [callback]):
@@ -116,7 +115,7 @@ def _unchanged(lab: Lab, name: str, make: Callable[[], nn.Module], **settings: A
     run, report = callback.run, callback.report
     assert run is not None
     assert report is not None
-    if name != "compiled":  # hooks may give the compiler other graphs, which round in another way
+    if name != "compiled":  # hooks may give the compiler other graphs, which round differently
         yield Compared(f"{name}: differing weights", differing(*found), 0)
     yield Compared(f"{name}: status", run.info.status, "finished")
     [recorded] = run.ranks[0].windows
@@ -125,14 +124,14 @@ def _unchanged(lab: Lab, name: str, make: Callable[[], nn.Module], **settings: A
     plain = PlainTrace(lab.folder / name / str(recorded.trace_file))
     yield there(f"{name}: kernels in the trace", len(plain.kernels))
     yield Compared(f"{name}: kernels in the window", kernels, len(plain.kernels))
-    if name != "CUDA graphs":  # whose operators nobody sees
+    if name != "CUDA graphs":  # their operators are invisible
         by_hand = 2 * 128 * 512**2 * (3 * 4 - 1)
         counted = row(report, "flops", "Model").get("flops")
         yield Compared(f"{name}: FLOPs per step", counted, by_hand, unit=Unit.FLOPS)
 
 
 def ddp(lab: Lab) -> Iterator[Compared]:
-    """DDP over two GPUs, or over two processes on the CPU."""
+    """Check DDP over two GPUs, or over two CPU processes."""
     if lab.is_gpu and (lab.kind != "cuda" or torch.cuda.device_count() < 2):
         raise Skip("needs two GPUs")
     size, steps = lab.pick(512, 32), 40
@@ -207,11 +206,11 @@ class Waits(LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 """
-"""Written to a file, as findings name lines of the user's files alone."""
+"""Written to a file, as findings only name lines of user files."""
 
 
 def findings(lab: Lab) -> Iterator[Compared]:
-    """Planted faults: the finding, its line, and its saving against what the fault takes."""
+    """Plant faults, and compare each finding's line and saving with the fault's own time."""
     planted = _planted(lab)
     slow = planted.Slow(lab.tensor(64, 64), _STEPS)
     loader = torch.utils.data.DataLoader(slow, batch_size=None)
@@ -219,7 +218,7 @@ def findings(lab: Lab) -> Iterator[Compared]:
     yield from _found(lab, "input_bound", "input_bound", net, loader)
     if not lab.is_gpu:
         return
-    # A GPU that the CPU waits for even without a fault, as it's busy for four times as long as that spins.
+    # The CPU waits for the GPU even without a fault, as the GPU is busy four times as long as the CPU spins.
     depth = max(2, math.ceil(4 * 4e6 / (3 * lab.product_ns(4096))))
     batch = [lab.tensor(4096, 4096, dtype=lab.half)]
     for fault, kind in (("item", "host_device_sync"), ("copy", "host_to_device_copy")):
@@ -232,7 +231,6 @@ def findings(lab: Lab) -> Iterator[Compared]:
 
 
 def _planted(lab: Lab) -> Any:
-    """The faults as a module of their own."""
     path = lab.folder / "planted.py"
     path.write_text(_FAULTS, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("planted", path)
@@ -246,7 +244,7 @@ def _planted(lab: Lab) -> Any:
 def _found(
     lab: Lab, fault: str, kind: str, net: Any, batches: Any, *, gain_ns: float | None = None
 ) -> Iterator[Compared]:
-    """A training with a fault; what fixing it gains, or what its dataset measured."""
+    """Train with a fault; compare its saving with ``gain_ns``, else with its dataset's measurements."""
     callback = lab.callback(fault, active=3, flops=True)
     lab.fit(net, batches, _STEPS, [callback])
     assert callback.report is not None

@@ -1,4 +1,4 @@
-"""Times: phases, modules and overhead against clocks and events put by hand."""
+"""Check phases, modules and overhead against manual clocks and events."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from lightning_modelprof.units import Unit, format_amount
 _NS: Final = Unit.DURATION_NS
 
 STEPS: Final = 48
-"""Of the training whose phases sleep."""
+"""Steps of the training with sleeping phases."""
 
 
 def cpu_phases(lab: Lab) -> Iterator[Compared]:
-    """CPU times of phases, step time and speed; each phase sleeps for a time of its own."""
+    """Check CPU times of phases, step time and speed; each phase sleeps for a different time."""
     hand = _Hand()
     net = _Paced(hand)
     loader = DataLoader(_PacedBatches(hand, [lab.tensor(16, 32)], STEPS), batch_size=None)
@@ -45,7 +45,7 @@ def cpu_phases(lab: Lab) -> Iterator[Compared]:
     numbers = timings.clean().step.tolist()
     for phase, by_step in hand.ns.items():
         our = dict(zip(timings.step.tolist(), timings.phases_ns[:, PHASE_INDEX[phase]].tolist(), strict=True))
-        for part in (0, 1):  # every other step takes longer, so a step too late shows
+        for part in (0, 1):  # every other step takes longer, to reveal an offset of one step
             which = [one for one in numbers if one % 2 == part]
             truth = median(by_step[one] for one in which)
             ours = median(our[one] for one in which)
@@ -73,7 +73,7 @@ def cpu_phases(lab: Lab) -> Iterator[Compared]:
 
 
 class _Hand:
-    """Spans by the CPU's clock: phase → step → ns."""
+    """Manually measured CPU-clock spans: phase → step → ns."""
 
     def __init__(self) -> None:
         self.ns: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -81,7 +81,7 @@ class _Hand:
 
     @contextmanager
     def span(self, phase: str, step: int, sleep_ms: float) -> Iterator[None]:
-        """Sleep, by half longer in odd steps, and do what is inside."""
+        """Sleep, half as long again in odd steps, then run the body."""
         begin = time.perf_counter_ns()
         time.sleep(sleep_ms * (1.5 if step % 2 else 1) / 1e3)
         yield
@@ -144,7 +144,7 @@ class _PacedCallback(Callback):
 
 
 def device_phases(lab: Lab) -> Iterator[Compared]:
-    """Device times of phases, from events put by hand and from the kernels of a window."""
+    """Check device times of phases against manual events and a window's kernels."""
     width = lab.pick(2048, 256)
     yield from _device_phases(lab, "layers", layers(width, 6), lab.tensor(width, width))
     batch = lab.tensor(lab.pick(128, 4), 3, 64, 64)
@@ -202,7 +202,7 @@ def _device_phases(lab: Lab, name: str, net: nn.Module, batch: Tensor, **setting
 
 
 def _with_kernels(name: str, plain: PlainTrace, known: dict[int, Any]) -> Iterator[Compared]:
-    """A phase lasts as long as its kernels do, with or without the gaps between them."""
+    """A phase takes as long as its kernels, with or without the gaps between them."""
     for phase in ("forward", "backward"):
         busy, whole, elapsed = [], [], []
         ranges = [one for one in plain.ranges if one.name == f"modelprof: {phase}"]
@@ -221,7 +221,7 @@ def _with_kernels(name: str, plain: PlainTrace, known: dict[int, Any]) -> Iterat
 
 
 def module_times(lab: Lab) -> Iterator[Compared]:
-    """Time of each module, from clocks or events put around it in the same steps."""
+    """Check each module's time against clocks or events around it in the same steps."""
     width = lab.pick(4096, 512)
     net = nn.Sequential(
         *(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width // 4)),
@@ -248,15 +248,13 @@ def module_times(lab: Lab) -> Iterator[Compared]:
 
 
 class _NeedsGradients(Net):
-    """Torch's backward hooks of the first child only run if the batch has a gradient."""
+    """Give the batch a gradient, without which torch skips the first child's backward hooks."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch.requires_grad_(), batch_idx)
 
 
 class _ModuleClock:
-    """Times around each child of a module, by step."""
-
     def __init__(self, lab: Lab, net: nn.Module) -> None:
         self.lab, self.step = lab, 0
         self.times: dict[tuple[str, str, int], list[Any]] = defaultdict(list)
@@ -288,8 +286,8 @@ class _ModuleClock:
 
 
 def overhead(lab: Lab) -> Iterator[Compared]:
-    """A step with the callback and without, in turns; on a CPU only the time on the CPU counts."""
-    # Marks on a GPU may cost 50 ms of a fit however short, which is for 600 steps to share.
+    """Time steps with and without the callback in turns; on a CPU only CPU time counts."""
+    # GPU marks may take 50 ms of any fit, so spread them over 600 steps.
     steps, width = lab.pick(600, 200), lab.pick(256, 32)
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(lab.pick(7, 6)):
@@ -300,7 +298,7 @@ def overhead(lab: Lab) -> Iterator[Compared]:
                 lab.step_ns(Net(layers(width, 4)), [lab.tensor(width, width)], steps, callbacks=callbacks)
             )
     more = [ours - bare for ours, bare in zip(times[True], times[False], strict=True)]
-    bare = min(times[False])  # other programs only make them longer
+    bare = min(times[False])  # other programs only make steps longer
     floor = max(250_000, 0.05 * bare, 3 * stdev(more) / len(more) ** 0.5)
     name = f"added to a step of {format_amount(bare, _NS)}"
     yield Compared(name, min(times[True]) - bare, 0, unit=_NS, floor=floor, at_most=True)

@@ -1,4 +1,4 @@
-"""Windows: tables of a trace against plain sums over its file, and calls that wait for the device."""
+"""Check a trace's tables against plain sums over its file, and count calls that wait for the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NS: Final = Unit.DURATION_NS
 
 
 def window(lab: Lab) -> Iterator[Compared]:
-    """Three steps recorded by the callback, of three trainings."""
+    """Check three recorded steps of three trainings."""
     size = lab.pick(512, 64)
     trainings: tuple[tuple[str, nn.Module, Any], ...] = (
         ("layers", layers(size, 4), lab.tensor(size, size)),
@@ -51,7 +51,7 @@ def window(lab: Lab) -> Iterator[Compared]:
 
 
 class _Waits(Net):
-    """Reads a value in each step, copies from pageable memory and uses a second stream."""
+    """Read a value in each step, copy from pageable memory and use a second stream."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -67,7 +67,7 @@ class _Waits(Net):
 
 
 def compare_trace(path: Path, name: str) -> Iterator[Compared]:
-    """Our tables of any trace, with one device or none, and sums over its events."""
+    """Compare the tables of any trace, with at most one device, with sums over its events."""
     report, plain = analyze(path), PlainTrace(path)
 
     def total(table: str, column: str) -> float:
@@ -117,11 +117,11 @@ def compare_trace(path: Path, name: str) -> Iterator[Compared]:
 
 
 _WAITS: Final = re.compile(r"Synchronize|^(cuda|hip)Memcpy(2D)?$|^(cu|cuda|hip)(Malloc|Free)|HostAlloc")
-"""Calls of the runtime that wait for the device, or may."""
+"""Runtime calls that wait for the device, or may wait."""
 
 
 def waiting_calls(lab: Lab) -> Iterator[Compared]:
-    """The callback adds no call that waits for the device outside windows."""
+    """Check that the callback adds no call that waits for the device outside windows."""
     for name, settings in (
         ("clipping", {"gradient_clip_val": 1.0}),
         ("16-mixed", {"precision": "16-mixed", "accumulate_grad_batches": 2}),
@@ -141,8 +141,6 @@ def waiting_calls(lab: Lab) -> Iterator[Compared]:
 
 
 class _Traced(Callback):
-    """Counts the runtime's calls in steps 40 to 69 with torch's own profiler."""
-
     def __init__(self, lab: Lab) -> None:
         self.lab, self.calls, self.kernels = lab, Counter[str](), 0
 

@@ -1,4 +1,4 @@
-"""One check in a process of its own: ``python -m lightning_modelprof.selftest.child NAME ...``."""
+"""Run one check in this process: ``python -m lightning_modelprof.selftest.child NAME ...``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FRAME: Final = re.compile(r'lightning_modelprof[\\/]([\w\\/]+)\.py", line (\d+)
 
 
 def function_of(path: str) -> Callable[[Any], Iterator[Compared]]:
-    """The check ``module:function``."""
+    """Import the check ``module:function``."""
     module, _, name = path.partition(":")
     found: Callable[[Any], Iterator[Compared]] = getattr(import_module(module), name)
     return found
 
 
 def places(text: str) -> str:
-    """The innermost of our own lines in a traceback, such as ``engine.session:120``."""
+    """This package's innermost lines in a traceback, such as ``engine.session:120``."""
     found = [
         f"{module.replace(chr(92), '/').replace('/', '.')}:{line}" for module, line in _FRAME.findall(text)
     ]
@@ -39,7 +39,7 @@ def places(text: str) -> str:
 
 
 def main() -> None:
-    """Write each comparison as soon as it is made, so that those before a crash are kept."""
+    """Write each comparison immediately, to keep those before a crash."""
     parser = argparse.ArgumentParser()
     parser.add_argument("check")
     parser.add_argument("--device")
@@ -58,7 +58,7 @@ def main() -> None:
         if options.check == "machine":
             write(facts=facts(options.device))
             return
-        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415 -- may fail, which is told
+        from lightning_modelprof.selftest.lab import Lab  # noqa: PLC0415 -- reports a failing import
 
         for one in function_of(options.check)(Lab(options.device, options.folder)):
             write(comparison=one.as_json())
@@ -66,7 +66,7 @@ def main() -> None:
         write(skip=scrubbed(str(reason)))
     except Exception as error:
         traceback.print_exc()
-        # Of the machine the terminal alone is told, where a whole message helps.
+        # Errors of "machine" only reach the terminal, where the whole message helps.
         said = printable(describe_error(error)) if options.check == "machine" else told(error)
         write(error=f"raised {said}", place=places(traceback.format_exc()))
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""A number of the profiler, next to the same number found in another way."""
+"""Compare a profiler number with the same number from another source."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Value = float | str | None
 
 @dataclass(frozen=True)
 class Compared:
-    """Ours and the truth agree if they differ by at most a share of the truth, or by at most ``floor``.
+    """A comparison; it passes if the difference is at most a share of the truth, or at most ``floor``.
 
     Attributes:
         ours: the profiler's number; ``None`` if it has none.
         truth: found without the profiler.
-        limit: how much of the truth they may differ by.
-        floor: how much they may differ by in any case, in the unit.
-        at_most: whether ours may be any smaller number.
+        limit: maximum difference as a share of the truth.
+        floor: difference that is always allowed, in the unit.
+        at_most: whether ``ours`` may be any smaller number.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Compared:
     at_most: bool = False
 
     def used(self) -> float:
-        """The difference as a share of the largest that is allowed; above 1 it is a failure."""
+        """The difference as a share of the maximum; above 1 it's a failure."""
         if not isinstance(self.ours, int | float) or not isinstance(self.truth, int | float):
             return 0.0 if self.ours == self.truth and self.ours is not None else math.inf
         difference = self.ours - self.truth if self.at_most else abs(self.ours - self.truth)
@@ -48,7 +48,7 @@ class Compared:
         return self.used() <= 1
 
     def sentence(self) -> str:
-        """Both numbers, and what is allowed."""
+        """Both numbers, and the limit."""
         ours = DASH if self.ours is None else format_amount(self.ours, self.unit)
         sign = "at most " if self.at_most else ""
         allowed = [percent(self.limit)] if self.limit else []
@@ -61,7 +61,7 @@ class Compared:
 
 
 def there(name: str, count: float | None) -> Compared:
-    """Without it, other comparisons may be of nothing with nothing."""
+    """Require a count above 0; otherwise other comparisons may compare nothing with nothing."""
     return Compared(name, int(bool(count and count > 0)), 1)
 
 

@@ -1,4 +1,4 @@
-"""What the checks share: a device, small models and trainings, and tables by the names of their columns."""
+"""Shared by the checks: a device, small models and trainings, and tables by column name."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Lab:
-    """A device, and a folder for the files of trainings.
+    """A device, and a directory for the files of trainings.
 
     Args:
         kind: ``cuda``, ``xpu``, ``mps`` or ``cpu``.
-        folder: an empty one.
+        folder: an empty directory.
 
     Attributes:
-        half: the 16-bit type that the device computes fast with, if there is one.
+        half: a 16-bit type that is fast on the device, if there is one.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
@@ -47,16 +47,16 @@ class Lab:
             torch.bfloat16 if kind == "cuda" and not is_old else torch.float16 if is_old else torch.float32
         )
         if not self.is_gpu:
-            torch.set_num_threads(1)  # threads that wait for each other make small models slower
+            torch.set_num_threads(1)  # synchronizing threads slows down small models
         for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
             logging.getLogger(name).setLevel(logging.ERROR)
 
     def pick(self, gpu: Any, cpu: Any) -> Any:
-        """A size for a GPU, or a small one."""
+        """Choose the size for this device."""
         return gpu if self.is_gpu else cpu
 
     def product_ns(self, size: int) -> float:
-        """What a 16-bit product of two square matrices takes, of a few in a row."""
+        """Time of one 16-bit product of two square matrices, the fastest of a few series."""
         x, times = torch.randn(size, size, device=self.device, dtype=self.half), []
         for _ in range(3):
             self.synchronize()
@@ -75,7 +75,7 @@ class Lab:
             getattr(torch, self.kind).synchronize()
 
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32, pinned: bool = True) -> Tensor:
-        """Random values in the CPU's memory."""
+        """Random values in CPU memory."""
         made = torch.randn(*shape).to(dtype)
         return made.pin_memory() if pinned and self.kind == "cuda" else made
 
@@ -85,7 +85,7 @@ class Lab:
         return ModelProfCallback(report=report, dirpath=self.folder / name, **arguments)
 
     def trainer(self, callbacks: Sequence[Callback] = (), **settings: Any) -> Trainer:
-        """A Trainer with nothing else in it."""
+        """A Trainer without other callbacks, loggers or output."""
         accelerator = {"cuda": "gpu"}.get(self.kind, self.kind)
         usual: dict[str, Any] = {"accelerator": accelerator, "devices": 1, "max_epochs": 1, "logger": False}
         quiet = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
@@ -100,7 +100,7 @@ class Lab:
         callbacks: Sequence[Callback] = (),
         **settings: Any,
     ) -> None:
-        """Train on the same few batches; warnings of ours are added to ``warnings``."""
+        """Train on the same few batches; collect this package's warnings in ``warnings``."""
         loader = batches if isinstance(batches, DataLoader) else loader_of(batches, steps)
         with self._watching():
             self.trainer(callbacks, **settings).fit(net, loader)
@@ -113,14 +113,14 @@ class Lab:
         self.warnings += [str(one.message) for one in seen if "modelprof" in f"{one.message}".lower()]
 
     def step_ns(self, net: LightningModule, batches: Any, steps: int, **settings: Any) -> float:
-        """Mean step time from outside, without the first third of the steps; on a CPU its time on the CPU."""
+        """Mean step time from outside, without the first third of the steps; on a CPU, its CPU time."""
         clock = _StepClock(self, steps // 3, steps - 1)
         self.fit(net, batches, steps, [*settings.pop("callbacks", ()), clock], **settings)
         return clock.ns
 
 
 class _StepClock(Callback):
-    """Waits for the device twice, and not in between. What waits for a CPU is no cost of anything here."""
+    """Wait for the device only at the first and last step. CPU time excludes waits for a CPU."""
 
     def __init__(self, lab: Lab, first: int, last: int) -> None:
         self.lab, self.first, self.last, self.ns, self.start = lab, first, last, 0.0, 0
@@ -134,7 +134,7 @@ class _StepClock(Callback):
 
 
 class Batches(Dataset[Any]):
-    """The same few batches, over and over: a fetch costs nothing."""
+    """The same few batches in turn, with no fetch time."""
 
     def __init__(self, batches: Sequence[Any], count: int) -> None:
         self.batches, self.count = batches, count
@@ -147,7 +147,7 @@ class Batches(Dataset[Any]):
 
 
 def loader_of(batches: Sequence[Any], count: int) -> DataLoader[Any]:
-    """A loader without workers."""
+    """Make a loader without workers."""
     return DataLoader(Batches(batches, count), batch_size=None)
 
 
@@ -157,10 +157,10 @@ def mean_loss(net: nn.Module, batch: Any) -> Tensor:
 
 
 class Net(LightningModule):
-    """A module and a loss.
+    """A LightningModule around a module and a loss.
 
     Args:
-        mark: called where a phase starts or ends, with the step's number and the border's name.
+        mark: called where a phase starts or ends, with the step number and the border's name.
         loss: of the module and a batch.
     """
 
@@ -197,11 +197,11 @@ class Net(LightningModule):
 
 
 def _no_mark(step: int, border: str) -> None:
-    """Not timed by hand."""
+    """Do nothing."""
 
 
 def layers(width: int, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Square linear layers with ReLU between them."""
+    """Square linear layers, each with a ReLU."""
     return nn.Sequential(
         *(nn.Sequential(nn.Linear(width, width, dtype=dtype), nn.ReLU()) for _ in range(depth))
     )
@@ -217,18 +217,18 @@ def pictures(width: int) -> nn.Sequential:
 
 
 def rows(report: Report, table: str) -> list[dict[str, Any]]:
-    """A table of a report, a dict per row; nothing where the table is absent."""
+    """A report table as one dict per row; empty without the table."""
     found = [one for one in report.tables if one.id == table]
     return [dict(zip((c.key for c in one.columns), row, strict=True)) for one in found for row in one.rows]
 
 
 def row(report: Report, table: str, name: str) -> dict[str, Any]:
-    """One row by its first cell; empty where there is none."""
+    """A row by its first cell; empty if missing."""
     return next((one for one in rows(report, table) if next(iter(one.values())) == name), {})
 
 
 def middle(values: Iterable[float]) -> float | None:
-    """The median, ``None`` of nothing."""
+    """The median; ``None`` without values."""
     known = list(values)
     return median(known) if known else None
 
@@ -239,5 +239,5 @@ def weights(net: nn.Module) -> list[Tensor]:
 
 
 def differing(before: Sequence[Tensor], after: Sequence[Tensor]) -> int:
-    """How many tensors aren't bit for bit the same."""
+    """Number of tensors that aren't bitwise equal."""
     return sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))

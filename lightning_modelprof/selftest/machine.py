@@ -1,4 +1,4 @@
-"""The machine in an attachment: card, driver and versions, and nothing that names its owner."""
+"""Describe the machine for an attachment: card, driver and versions, but nothing identifying."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _KNOWN: Final = re.compile(
     r"|Failed to find C compiler|working triton installation|No module named '(?:torch|triton|lightning)'"
     r"|No space left on device|Address already in use|Permission denied|Too many open files"
 )
-"""What errors of others say and nobody has to hide."""
+"""Third-party error texts that are safe to share."""
 
 
 def facts(asked: str | None) -> dict[str, Any]:
-    """Which device is used, and what the numbers depend on.
+    """The device in use, and everything the numbers depend on.
 
     Args:
         asked: a kind of device; ``None`` for the best one that torch finds.
     """
-    import torch  # noqa: PLC0415 -- the parent process does without
+    import torch  # noqa: PLC0415 -- not in the parent process
 
     kinds = [kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_available()]
     kinds += ["mps"] if torch.backends.mps.is_available() else []
@@ -84,7 +84,7 @@ def _driver() -> str:
 
 
 def told(error: BaseException) -> str:
-    """What may be sent of an error: of somebody else's only the type, and a known text."""
+    """The shareable part of an error: for third-party errors only the type and a known text."""
     text = describe_error(error)
     if isinstance(error, ModelProfError):
         return scrubbed(text)
@@ -93,7 +93,7 @@ def told(error: BaseException) -> str:
 
 
 def scrubbed(text: str) -> str:
-    """A message without paths, addresses, file names and the names of users and machines."""
+    """Remove paths, addresses, file names and the names of users and machines from a message."""
     text = printable(" ".join(text.split()))
     names = {socket.gethostname(), platform.node(), Path.home().name, _user()}
     names |= {name.partition(".")[0] for name in names}

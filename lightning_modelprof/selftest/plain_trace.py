@@ -1,4 +1,4 @@
-"""Sums over the JSON of a trace, event by event, by nothing but the standard library."""
+"""Sum over the JSON of a trace, event by event, with only the standard library."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ class PlainEvent:
 
     @property
     def ns(self) -> int:
-        """Its duration."""
         return self.end - self.begin
 
 
 class PlainTrace:
-    """The events of a trace file: work of the device, calls of its runtime, operators and ranges."""
+    """Events of a trace file: device work, runtime calls, operators and ranges."""
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        document = json.loads(text, parse_float=Decimal)  # a stamp since 1970 has more digits than a float
+        document = json.loads(text, parse_float=Decimal)  # a stamp since 1970 has too many digits for a float
         self.kernels: list[PlainEvent] = []
         self.copies: list[PlainEvent] = []
         self.calls: list[PlainEvent] = []
@@ -76,12 +75,12 @@ class PlainTrace:
         return [*self.kernels, *self.copies]
 
     def launched_in(self, span: PlainEvent) -> list[PlainEvent]:
-        """Work whose launching call is inside a range."""
+        """Work with its launching call inside a range."""
         inside = (one for one in self.work if one.launch is not None)
         return [one for one in inside if span.begin <= one.launch.begin and one.launch.end <= span.end]  # type: ignore[union-attr]
 
     def step_bounds(self) -> list[Span]:
-        """Each step ends when the work that it launched ends, and the next one starts there."""
+        """Start and end of each step; it ends with the work that it launched, where the next one starts."""
         known = {id(one) for step in self.steps for one in self.launched_in(step)}
         start = min((one.begin for one in self.launched_in(self.steps[0])), default=0)
         before = [one.end for one in self.work if id(one) not in known and one.end < start]
@@ -98,7 +97,7 @@ def spans(events: Iterable[PlainEvent]) -> list[Span]:
 
 
 def covered(events: Iterable[Span], low: int | None = None, high: int | None = None) -> int:
-    """Time in which there is at least one of the spans, between two times."""
+    """Total time within any of the spans, between two times."""
     total, reached = 0, -(10**30) if low is None else low
     for begin, end in sorted(events):
         last = end if high is None else min(end, high)

@@ -1,4 +1,4 @@
-"""Runs the checks one after the other, each in a process with a time limit, within a budget."""
+"""Run the checks one after the other, each in a process with a time limit, within a budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_modelprof.selftest.comparison import Compared, from_json
 CHILD: Final = ("-m", "lightning_modelprof.selftest.child")
 
 _LEAST_S: Final = 8.0
-"""No check starts with less time than it takes to import torch."""
+"""Minimum time left to start a check: enough to import torch."""
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -35,17 +35,17 @@ _STRANGE: Final = (
     "MASTER_",
     "NODE_RANK",
 )
-"""How variables begin that would change what a Trainer does."""
+"""Prefixes of environment variables that would change a Trainer's behavior."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A generator of comparisons, and how long it may take.
+    """A generator of comparisons, and its time limit.
 
     Attributes:
         function: its module and name, as ``module:name``.
         seconds: its time limit.
-        kinds: of devices that it needs; empty for any.
+        kinds: of devices that it supports; empty for any.
     """
 
     name: str
@@ -74,16 +74,16 @@ CHECKS: Final = (
     Check("ddp", f"{_CHECKS}_fit:ddp", 90),
     Check("compiled", f"{_CHECKS}_fit:compiled", 120, ("cuda",)),
 )
-"""In order of value: those that don't fit into the budget are skipped."""
+"""Most valuable first; those that don't fit into the budget are skipped."""
 
 
 @dataclass
 class Result:
-    """What became of a check.
+    """Outcome of a check.
 
     Attributes:
         status: ``PASS``, ``FAIL`` or ``SKIP``.
-        reason: why it was skipped, all or the rest of it, or why it didn't finish.
+        reason: why all or the rest of it was skipped, or why it didn't finish.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Result:
 def run_checks(
     device: str, budget_s: float, on_start: Callable[[Check], None], on_result: Callable[[Result], None]
 ) -> None:
-    """All checks in order.
+    """Run all checks in order.
 
     Args:
         on_start: called before each check that runs.
@@ -117,7 +117,7 @@ def run_checks(
 
 
 def run_check(check: Check, device: str, limit_s: float) -> Result:
-    """One check; a limit below its own is that of the budget."""
+    """Run one check; a limit below its own comes from the budget."""
     begin = time.monotonic()
     lines, ending = run_child(check.function, device, limit_s)
     result = Result(check.name, "PASS", time.monotonic() - begin)
@@ -136,24 +136,24 @@ def run_check(check: Check, device: str, limit_s: float) -> Result:
 
 
 def run_child(function: str, device: str | None, limit_s: float) -> tuple[list[dict[str, Any]], str]:
-    """The lines that a process wrote, and how it ended; ``""`` as it should.
+    """Run a check in a process; return the lines it wrote, and how it ended (``""`` if normally).
 
     Args:
         function: a check's, or ``machine``.
         device: a kind; ``None`` for the best one.
-        limit_s: after which it is stopped, with all that it started.
+        limit_s: time until it's killed, with all its child processes.
     """
-    # Not where the user is: of a file there, such as a select.py, Python would make a module.
+    # Not in the user's directory, where Python would import a file such as select.py as a module.
     paths = [str(Path(one).resolve()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    paths += [str(_ROOT)] if Path.cwd() == _ROOT else []  # an own copy, which isn't installed
-    # Windows keeps open files, and a process may still be ending.
+    paths += [str(_ROOT)] if Path.cwd() == _ROOT else []  # a clone that isn't installed
+    # Windows can't delete open files, and a process may still be exiting.
     with tempfile.TemporaryDirectory(prefix="selftest_", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         command = [sys.executable, *CHILD, function]
         command += ["--folder", name, "--seconds", f"{limit_s}", *(["--device", device] if device else [])]
         environment = {key: one for key, one in os.environ.items() if not key.startswith(_STRANGE)}
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the same sums each time
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # reproducible sums
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -180,7 +180,7 @@ def run_child(function: str, device: str | None, limit_s: float) -> tuple[list[d
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started, which are a group of their own."""
+    """Kill a process and its children, which are one process group."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a person reads of the results, in at most 40 lines, and the file for an issue."""
+"""Print the results in at most 40 lines, and make the file for an issue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAIL_MEANS: Final = (
 
 
 def heading(machine: dict[str, Any]) -> list[str]:
-    """The machine, in a line."""
+    """Describe the machine in one line."""
     versions = machine.get("versions", {})
     known = {"driver": machine.get("driver"), "CUDA": machine.get("cuda"), "ROCm": machine.get("hip")}
     parts = [
@@ -34,7 +34,7 @@ def heading(machine: dict[str, Any]) -> list[str]:
 
 
 def line_of(result: Result) -> str:
-    """A check in a line: how many numbers, and both numbers of the one nearest to its limit."""
+    """Describe a check in one line: how many numbers, and both of the one nearest to its limit."""
     text = result.reason
     if result.comparisons and result.status == "PASS":
         nearest = max(result.comparisons, key=lambda one: one.used())
@@ -48,7 +48,7 @@ def line_of(result: Result) -> str:
 
 
 def closing(results: Sequence[Result], file: str) -> list[str]:
-    """The lines after those of the checks: numbers that differ, what it means, and the file."""
+    """The lines after the checks: differing numbers, their meaning, and the file."""
     counts = {status: sum(one.status == status for one in results) for status in ("PASS", "FAIL", "SKIP")}
     last = [", ".join(f"{count} {status}" for status, count in counts.items())]
     last += [f"Wrote {file}: the results, the card and versions, to attach to an issue. No names or paths."]
@@ -68,7 +68,7 @@ def _wrong(results: Sequence[Result]) -> Iterator[str]:
 
 
 def attachment(machine: dict[str, Any], results: Sequence[Result]) -> bytes:
-    """The file for an issue: nothing in it names a user, a machine, a folder or a file."""
+    """The file for an issue, without names of users, machines, directories or files."""
     checks = [
         {
             "name": one.name,

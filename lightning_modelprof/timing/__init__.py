@@ -1,1 +1,1 @@
-"""Times of functions and models without a Trainer."""
+"""Timing of functions and models without a Trainer."""

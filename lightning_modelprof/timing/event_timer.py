@@ -1,4 +1,4 @@
-"""EventTimer: the stages of a pipeline timed while it runs."""
+"""EventTimer: time the stages of a pipeline while it runs."""
 
 from __future__ import annotations
 
@@ -71,8 +71,6 @@ class EventTimer:
 
 
 class _Record:
-    """What has been measured of one stage."""
-
     def __init__(self) -> None:
         self.real_ns = array("q")
         self.device_ns = array("q")
@@ -92,7 +90,7 @@ class _Record:
 
 
 class _Stage(AbstractContextManager[None]):
-    """One call of a stage. The device's marks are innermost but for the host clock."""
+    """Time one call of a stage. Only the CPU clock is read inside the device's marks."""
 
     __slots__ = ("_begin_cpu", "_begin_mark", "_begin_ns", "_record", "_spans")
 
@@ -114,7 +112,7 @@ class _Stage(AbstractContextManager[None]):
             if self._spans is not None:
                 self._spans.close(self._begin_mark, record.device_ns)
         except RuntimeError:
-            if error is None:  # else the device failed, and the stage's own error says how
+            if error is None:  # otherwise the device failed, and the stage's own error shows how
                 raise
         finally:
             end_cpu = cpu_time()

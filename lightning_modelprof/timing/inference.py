@@ -1,4 +1,4 @@
-"""benchmark_inference: one model's inference on one batch, many times."""
+"""benchmark_inference: time a model's inference on one batch many times."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def benchmark_inference(
 
 
 def samples_in(batch: Any) -> int | None:
-    """The number that all parts of the batch allow; ``None`` without one."""
+    """Sample count that fits all parts of the batch; ``None`` without one."""
     counted = SampleCounter()(batch)
     return None if counted == NOT_MEASURED else counted
 
@@ -115,7 +115,7 @@ def samples_in(batch: Any) -> int | None:
 def time_runs(
     call: Callable[[], Any], runs: int, spans: DeviceSpans | None, wait: Callable[[], None] | None
 ) -> array[int]:
-    """Nanoseconds of each run, by device events, or by the host clock with or without waiting."""
+    """Time each run in nanoseconds, by device events or by the CPU clock, with or without waiting."""
     times_ns = array("q")
     for _ in range(runs):
         if spans is not None:
@@ -137,7 +137,7 @@ def time_runs(
 
 
 def choose_method(method: Method | None, devices: tuple[torch.device, ...]) -> Method:
-    """The method for these devices; refuses device events where they cannot tell the time."""
+    """Choose the method for these devices; refuse device events that can't measure time."""
     names = ", ".join(map(str, devices))
     has_events = len(devices) == 1 and device_clock(devices[0]) is not None
     on_cpu = all(device.type == "cpu" for device in devices)
@@ -155,7 +155,7 @@ def choose_method(method: Method | None, devices: tuple[torch.device, ...]) -> M
 
 
 def check_arguments(model: Any, method: Any, **numbers: Any) -> None:
-    """Refuses what ``benchmark_inference`` cannot use."""
+    """Refuse arguments that ``benchmark_inference`` can't use."""
     if not callable(model):
         raise ConfigError(f"benchmark_inference(model): expected a callable, got {quoted(model)}.")
     if method is not None and method not in METHODS:
@@ -169,9 +169,9 @@ def check_arguments(model: Any, method: Any, **numbers: Any) -> None:
 
 
 def devices_of(module: torch.nn.Module | None, batch: Any) -> tuple[torch.device, ...]:
-    """Where the work is: the devices of the model and, if it has no tensors, of the batch; else the CPU.
+    """The devices of the model and the batch.
 
-    The CPU counts only if there is nothing else.
+    The CPU counts only if there's no other device.
     """
     tensors = [] if module is None else [*module.parameters(), *module.buffers()]
     if any(is_lazy(tensor) for tensor in tensors):
@@ -191,14 +191,14 @@ def devices_of(module: torch.nn.Module | None, batch: Any) -> tuple[torch.device
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How the batch is passed: positional and keyword arguments."""
+    """Positional and keyword arguments for the batch."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, tuple) else ((batch,), {})
 
 
 def run_first(call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], warm_up: int) -> None:
-    """The runs before the timed ones; says how the batch was passed if the model cannot take it."""
+    """Run the warm-up; if the model can't take the batch, show how it was passed."""
     try:
         if warm_up:
             call()
@@ -217,7 +217,7 @@ def run_first(call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @contextmanager
 def in_eval_mode(module: torch.nn.Module | None) -> Iterator[None]:
-    """The module and its children in eval mode; every ``training`` flag as before afterwards."""
+    """Switch the module and its children to eval mode, then restore every ``training`` flag."""
     if module is None or not any(child.training for child in module.modules()):
         yield
         return
@@ -226,7 +226,7 @@ def in_eval_mode(module: torch.nn.Module | None) -> Iterator[None]:
         module.eval()
         yield
     finally:
-        # train() first: some modules override it to merge weights for eval, and to split them again.
+        # train() first: some modules override it to merge weights for eval and to split them again.
         module.train(flags[0][1])
         for child, training in flags:
             child.training = training

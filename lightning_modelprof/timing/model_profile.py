@@ -32,7 +32,7 @@ from lightning_modelprof.timing.spans import wait_for, whole_number
 from lightning_modelprof.units import format_cell, format_duration
 
 _MAX_NAMED: Final = 4
-"""Tensors of a batch that the head of the report describes."""
+"""Maximum tensors of a batch described in the head of the report."""
 
 
 class ModelProfile(NamedTuple):
@@ -52,7 +52,7 @@ class ModelProfile(NamedTuple):
 
 
 class _Latency(NamedTuple):
-    """Mean time of one call, and of one loss with its backward; ``None`` without."""
+    """Mean time of one call, and of one loss and backward; ``None`` without."""
 
     forward_ns: float
     backward_ns: float | None
@@ -178,7 +178,7 @@ def _count(model: nn.Module, call: ProfiledCall, formulas: Mapping[Any, Formula]
 def _time(
     model: nn.Module, call: ProfiledCall, timer: ModuleTimer, steps: int, device: torch.device
 ) -> _Latency:
-    """Time whole calls without hooks, which in a small model take as long as it does; then its modules."""
+    """Time whole calls without hooks, which in a small model take as long as it does, then its modules."""
     calls = [_time_call(model, call, device) for _ in range(steps)]
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
@@ -198,7 +198,7 @@ def _time(
 
 
 def _time_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _Latency:
-    """Time one call; the device is waited for around it, and never inside."""
+    """Time one call, waiting for the device around it but never inside."""
     model.zero_grad(set_to_none=True)
     wait_for(device)
     begin_ns = host_clock()
@@ -219,7 +219,6 @@ def _time_call(model: nn.Module, call: ProfiledCall, device: torch.device) -> _L
 
 
 def _device_of(model: nn.Module, batch: Any) -> torch.device:
-    """Where the work is: the first device that is not the CPU, if there is one."""
     tensors = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     others = [tensor.device for tensor in tensors if tensor.device.type != "cpu"]
     return others[0] if others else torch.device("cpu")
@@ -316,7 +315,7 @@ MODES: Final = ("forward", "generate")
 
 
 def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
-    """What is called."""
+    """The callable to profile."""
     if not isinstance(model, nn.Module):
         raise ModelProfError(f"profile_model(model): expected a torch.nn.Module, got {kind_of(model)}.")
     if mode not in MODES:
@@ -334,11 +333,11 @@ def target_of(model: Any, mode: str, loss_fn: Any) -> Callable[..., Any]:
             f"profile_model(mode='generate'): {type(model).__name__} has no generate method. Use"
             " mode='forward'."
         )
-    return target  # type: ignore[no-any-return]  # an attribute of anybody's model
+    return target  # type: ignore[no-any-return]  # an attribute of the user's model
 
 
 def writeable_file(output_file: str | Path | None) -> Path | None:
-    """Where the report goes; ``None`` for nowhere."""
+    """Path of the report; ``None`` without one."""
     if output_file is None:
         return None
     path = as_path(output_file, ModelProfError)
@@ -351,7 +350,7 @@ def writeable_file(output_file: str | Path | None) -> Path | None:
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Refuses what has no values yet: running it would give it some, or could not."""
+    """Refuse tensors without values: running the model would create them, or fail."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
@@ -367,7 +366,7 @@ def check_tensors(model: nn.Module) -> None:
 
 
 def input_of(model: nn.Module, shape: Any, args: tuple[Any, ...]) -> torch.Tensor:
-    """A batch of ones in the wanted shape, like the model's first parameter."""
+    """A batch of ones with the given shape, like the model's first parameter."""
     is_shape = isinstance(shape, tuple | list) and all(type(size) is int and size >= 0 for size in shape)
     if not is_shape or not shape:
         raise ModelProfError(
@@ -384,7 +383,7 @@ def input_of(model: nn.Module, shape: Any, args: tuple[Any, ...]) -> torch.Tenso
 
 
 def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any) -> set[str]:
-    """Paths of the modules that are meant; a class means its subclasses too."""
+    """Paths of the modules to ignore; a class includes its subclasses."""
     by_path = {record.path: record.type_name for record in records}
     by_path_modules = [(plain_path(path), module) for path, module in model.named_modules()]
     paths: set[str] = set()
@@ -413,14 +412,14 @@ def ignored_paths(model: nn.Module, records: Iterable[ModuleRecord], wanted: Any
 
 
 def kind_of(value: Any) -> str:
-    """Shape and dtype of a tensor, or what else it is, for a person."""
+    """Shape and dtype of a tensor, else the type, as shown to users."""
     if isinstance(value, torch.Tensor):
         return f"{' × '.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
     return type(value).__name__
 
 
 class ProfiledCall:
-    """One call of the model with the batch, and of what makes a loss of it."""
+    """One call of the model with the batch, and of its loss."""
 
     def __init__(
         self,
@@ -432,14 +431,14 @@ class ProfiledCall:
         self._target, self._args, self._kwargs, self._loss_fn = target, args, kwargs, loss_fn
 
     def grad_mode(self) -> AbstractContextManager[Any]:
-        """Gradients are recorded for a loss only."""
+        """Record gradients only for a loss."""
         return torch.no_grad() if self._loss_fn is None else torch.enable_grad()
 
     def forward(self) -> Any:
         """Call the model.
 
         Raises:
-            ModelProfError: when that fails, for whatever reason.
+            ModelProfError: on any failure.
         """
         try:
             return self._target(*self._args, **self._kwargs)
@@ -452,10 +451,10 @@ class ProfiledCall:
             ) from error
 
     def loss(self, output: Any) -> torch.Tensor | None:
-        """The loss of an output; ``None`` where there is none to be made.
+        """The loss of an output; ``None`` without a loss function.
 
         Raises:
-            ModelProfError: when there is no loss that has a backward.
+            ModelProfError: without a loss that has a backward.
         """
         if self._loss_fn is None:
             return None
@@ -485,13 +484,13 @@ class ProfiledCall:
         if loss is None:
             return
         try:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         except Exception as error:
             raise ModelProfError(
                 f"profile_model: the loss's backward pass failed: {describe_error(error)}."
             ) from error
 
     def run(self, model: nn.Module) -> None:
-        """All of it, from no gradients."""
+        """Run forward and backward with cleared gradients."""
         model.zero_grad(set_to_none=True)
         self.backward(self.loss(self.forward()))

@@ -1,8 +1,8 @@
-"""Times between two marks on a device's stream, and waiting for a device.
+"""Measure time between two marks on a device's stream, and wait for a device.
 
-A device works behind the host's back. A host clock around a model's call therefore sees how long the launches
-took; a host clock with a wait on either side sees the device's time but stops the host; device events see the
-device's time and stop nobody.
+A device works asynchronously. A CPU clock around a model's call therefore measures only the launches; with a
+wait on either side it measures the device's time but blocks the CPU; device events measure the device's time
+and block nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_modelprof.record import Record
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until ``device`` has done all its work; there is none to wait for on the CPU."""
+    """Wait until ``device`` has done all its work; return immediately on the CPU."""
     if device.type == "cpu":
         return
     synchronize = getattr(getattr(torch, device.type, None), "synchronize", None)
@@ -35,13 +35,13 @@ def wait_for(device: torch.device) -> None:
 
 
 class DeviceSpans:
-    """Times between two marks on a device's stream, read when the device has passed them.
+    """Time between two marks on a device's stream, read once the device has passed them.
 
     Args:
-        device: one that has events.
+        device: one with events.
 
     Raises:
-        ConfigError: when it is not there or has none.
+        ConfigError: when it doesn't exist or has no events.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,39 +58,39 @@ class DeviceSpans:
         self._pending: deque[tuple[Any, Any, array[int]]] = deque()
 
     def mark(self) -> Any:
-        """A mark on the device's current stream, whichever device is current."""
+        """Record a mark on this device's current stream, even if another device is current."""
         with self._current_device():
             return self._clock.mark()
 
     def close(self, begin: Any, into: array[int]) -> None:
-        """Ends at a mark of now; the time goes ``into`` the list once it is known."""
+        """End a span now; its time is appended to ``into`` once known."""
         self._pending.append((begin, self.mark(), into))
         self.collect()
 
     def collect(self) -> None:
-        """Reads the spans that the device has passed; does not wait."""
+        """Read the spans that the device has passed, without waiting."""
         pending, clock = self._pending, self._clock
         while pending:
             begin, end, into = pending[0]
             if not clock.is_reached(end):
                 return
             elapsed_ns = clock.elapsed_ns(begin, end)
-            if elapsed_ns is None:  # the mark of another stream, which is behind
+            if elapsed_ns is None:  # the mark of another stream that is behind
                 return
             pending.popleft()
             clock.release(begin)
             clock.release(end)
-            if elapsed_ns >= 0:  # marks of streams that overtook each other tell nothing
+            if elapsed_ns >= 0:  # meaningless if the streams overtook each other
                 into.append(elapsed_ns)
 
     def finish(self) -> None:
-        """Reads all spans; waits for the device once if it is not there yet."""
+        """Read all spans; wait for the device once if necessary."""
         self.collect()
         if self._pending:
             wait_for(self._device)
         while self._pending:
             self.collect()
-            if self._pending:  # marks that cannot be compared: not measured
+            if self._pending:  # marks that can't be compared aren't measured
                 self._pending.popleft()
 
     def _current_device(self) -> AbstractContextManager[Any]:
@@ -195,10 +195,10 @@ def spread_of(times_ns: array[int]) -> dict[str, Any]:
 
 
 def whole_number(function: str, name: str, value: Any, at_least: int) -> int:
-    """An argument of a function that is a number.
+    """Check a function's whole-number argument.
 
     Raises:
-        ConfigError: when it is none, or too small.
+        ConfigError: when it isn't a whole number or is too small.
     """
     try:
         number = index(value)
@@ -212,5 +212,5 @@ def whole_number(function: str, name: str, value: Any, at_least: int) -> int:
 
 
 def per_second(count: int | None, avg_ns: float) -> float | None:
-    """``count`` in ``avg_ns``, as a rate; ``None`` if it is unknown or no time passed."""
+    """Rate of ``count`` per ``avg_ns``; ``None`` if it's unknown or no time passed."""
     return None if count is None or avg_ns <= 0 else count * 1e9 / avg_ns

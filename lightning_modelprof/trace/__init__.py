@@ -1,1 +1,1 @@
-"""Traces of torch.profiler: the reader and its records."""
+"""Reader of torch.profiler traces, and its records."""

@@ -1,4 +1,4 @@
-"""Decoded events become columns: piece by piece while a file is read, and one :class:`Trace` in the end."""
+"""Turn decoded events into columns, piece by piece, and the columns into one :class:`Trace`."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _MAX_KINDS: Final = 5
 
 
 _MAX_KIND: Final = 40
-"""Unknown kinds that are named, and letters of each."""
+"""Characters shown of each unknown kind."""
 
 
 _IS_DEVICE_WORK: Final = np.isin(np.arange(256), DEVICE_WORK)
-"""By category."""
+"""Indexed by category."""
 
 
 _ON_HOST: Final = (Category.RUNTIME, Category.CPU_OP)
@@ -65,7 +65,7 @@ _K = TypeVar("_K")
 
 
 class _Numbers(dict[_K, int]):
-    """Numbers its keys in the order in which they come."""
+    """Number keys in order of appearance."""
 
     def __missing__(self, key: _K) -> int:
         number = self[key] = len(self)
@@ -73,15 +73,13 @@ class _Numbers(dict[_K, int]):
 
 
 class _Categories(dict[str | None, int]):
-    """Category by ``cat``; decided once for each."""
-
     def __missing__(self, key: str | None) -> int:
         category = self[key] = int(category_of(key))
         return category
 
 
 class _Tracks(dict[tuple[int | str | None, int | str | None], int]):
-    """Number of a track by process and thread; torch 1.9 wrote one thread as 25738 and as "25738"."""
+    """Track number by process and thread; torch 1.9 wrote one thread as both 25738 and "25738"."""
 
     def __init__(self) -> None:
         self.texts: _Numbers[tuple[str, str]] = _Numbers()
@@ -93,15 +91,15 @@ class _Tracks(dict[tuple[int | str | None, int | str | None], int]):
 
 @dataclass(frozen=True, slots=True)
 class _MayWork:
-    """Events that are a device's if the host launched them or they are in a queue.
+    """Events that are device work if the CPU launched them or they're in a queue.
 
     Attributes:
-        events: columns of all that were read with them.
-        rows: of these events in the columns, shape (k,).
+        events: columns of all events read with them.
+        rows: their rows in these columns, shape (k,).
         kinds: k texts.
         categories: shape (k,).
         has_queue: shape (k,).
-        device: columns of what they are as device events.
+        device: their columns as device events.
     """
 
     events: Columns
@@ -113,11 +111,11 @@ class _MayWork:
 
 
 class TraceBuilder:
-    """Takes events and makes a trace of them.
+    """Build a trace from events.
 
     Attributes:
-        num_events: events of any kind that were taken.
-        has_kinds: whether any of them says what kind it is, as the events of a trace do.
+        num_events: events of any kind added so far.
+        has_kinds: whether any of them has a kind, as events of a trace do.
         num_dropped: timed events without usable times.
     """
 
@@ -140,13 +138,13 @@ class TraceBuilder:
         self._unknown_kinds: Counter[str] = Counter()
 
     def add(self, text: bytes) -> None:
-        """Take some events.
+        """Add events.
 
         Args:
             text: JSON list of events, in any order.
 
         Raises:
-            msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it is something else.
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it's anything else.
         """
         events = self._decode(text)
         self.num_events += events.number
@@ -167,7 +165,7 @@ class TraceBuilder:
         self._add_memory([event for event in events.instants if event.name == _MEMORY_EVENT])
 
     def _decode(self, text: bytes) -> Events:
-        """Decode with doubles for stamps, unless the file's stamps would lose digits in them."""
+        """Decode with doubles for stamps, unless they would lose digits of the file's stamps."""
         self._needs_all_digits = self._needs_all_digits or begins_with_long_stamps(text)
         if not self._needs_all_digits:
             events = decode_events(text)
@@ -177,7 +175,7 @@ class TraceBuilder:
         return decode_events(text, with_digits=True)
 
     def remarks(self) -> list[str]:
-        """What is to be said of the events that were taken, one sentence each."""
+        """Remarks about the added events, one sentence each."""
         self._settle_work()
         remarks = []
         if self._num_begin_end:
@@ -206,15 +204,15 @@ class TraceBuilder:
         damage: Sequence[str],
         is_cut: bool = False,
     ) -> Trace:
-        """Make the trace; ``base_ns`` is what the recorder subtracted from every time stamp."""
+        """Build the trace; ``base_ns`` is what the recorder subtracted from every time stamp."""
         self._settle_work()
         columns = concatenate(self._parts, EMPTY_EVENTS)
         begin_ns = columns.pop("begin_ns")
         end_ns = columns.pop("duration_ns")
         end_ns += begin_ns
         first_ns = int(begin_ns.min()) if len(begin_ns) else 0
-        # Of two with the same interval the outer one comes first: operators are numbered as they begin, a
-        # call of the runtime has its operator's number, and Python functions have none.
+        # If two have the same interval, the outer one comes first: operators are numbered by their start, a
+        # runtime call has its operator's number, and Python functions have none.
         order = np.lexsort((columns["category"], columns["external_id"], -end_ns, begin_ns))
         begin_ns, end_ns = (begin_ns - first_ns)[order], (end_ns - first_ns)[order]
         return Trace(
@@ -301,7 +299,7 @@ class TraceBuilder:
         self._num_rows += count
 
     def _settle_work(self) -> None:
-        """Tell which events of unknown kinds are a device's, now that all launches are known."""
+        """Decide which events of unknown kinds are device work, now that all launches are known."""
         if not self._may_work:
             return
         launches = np.concatenate(
@@ -318,7 +316,7 @@ class TraceBuilder:
             self._unknown_kinds.update(one.kinds[index] for index in np.flatnonzero(works).tolist())
             self._device_parts.append({key: column[works] for key, column in one.device.items()})
 
-    # Most files do not record these three; asking all events at once whether they do is much faster.
+    # Most files don't record these three; checking all events together is much faster.
 
     def _shapes_of(self, all_args: list[Args]) -> NDArray[np.int32]:
         all_dims = [args.input_dims for args in all_args]
@@ -351,10 +349,9 @@ class TraceBuilder:
     def _device_columns(
         self, events: list[Event], rows: NDArray[np.int64], category: NDArray[np.uint8]
     ) -> Columns:
-        """Of the device events in some rows of these events, which are of the categories."""
         pairs = [(events[row], events[row].args or NO_ARGS) for row in rows.tolist()]
         all_args = [args for _, args in pairs]
-        # As in "stream 7", or in the queue; else it is the thread.
+        # The stream if given, as in "stream 7", else the queue, else the thread.
         streams = [
             args.stream if args.stream is not None else event.tid if args.queue is None else args.queue
             for event, args in pairs
@@ -367,7 +364,7 @@ class TraceBuilder:
             size_bytes = np.where(is_unsized, sizes([args.dma_bytes for args in all_args]), size_bytes)
         return {
             "event": rows + self._num_rows,
-            # On the device's side the process is the device and the thread the stream.
+            # A device event's process is the device, and its thread the stream.
             "device": integers(
                 [device_number(event) if args.device is None else args.device for event, args in pairs]
             ),
@@ -446,17 +443,17 @@ _STREAM_TEXT: Final = re.compile(r"(?:stream )?([0-9]{1,18})")
 
 
 _MAX_SIZE: Final = 2**48
-"""More bytes, elements or ranks than anybody has; what is above is garbage, and sums of it would overflow."""
+"""Limit of plausible bytes, elements or ranks; larger values are garbage, and their sums would overflow."""
 
 
 def sizes(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
-    """Numbers of bytes as a column; what is none becomes ``missing``."""
+    """Byte counts as a column; invalid ones become ``missing``."""
     column = integers(values, missing)
     return np.where((column < _MAX_SIZE) & (column > -_MAX_SIZE), column, missing)
 
 
 def device_number(event: Event) -> Any:
-    """The process, which is the device; of a row without a category, as Ascend's, it is not known."""
+    """The device, which is the process; unknown for a row without a category, as in Ascend's."""
     return NOT_RECORDED if event.cat is None else event.pid
 
 
@@ -469,7 +466,7 @@ def stream_number(value: Any) -> Any:
 
 
 def collective_of(args: Args) -> Collective:
-    """What the arguments of a communication event say, as far as they have the expected types."""
+    """Details of a communication event, from the arguments of the expected types."""
 
     def text(value: Any) -> str | None:
         return value if isinstance(value, str) and value else None
@@ -531,7 +528,7 @@ EMPTY_ALLOCATIONS: Final[Columns] = {
 
 
 def concatenate(parts: list[Columns], empty: Columns) -> Columns:
-    """All parts in one, freeing them; ``empty`` gives the columns and their types."""
+    """Concatenate all parts, freeing them; ``empty`` defines the columns and their types."""
     columns = {
         key: np.concatenate([column, *(part.pop(key) for part in parts)]) for key, column in empty.items()
     }

@@ -1,7 +1,7 @@
-"""A trace file in which something is not as it should be, read event by event.
+"""Read a damaged trace file event by event.
 
-What can be read is kept, what cannot is counted and said. A few bad events among thousands cost themselves; a
-file with more of them than that is refused, because its figures could not be believed.
+Readable events are kept, the others are counted and reported. A file with too many of them is refused,
+because its figures would be unreliable.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from lightning_modelprof.trace.text import (
 )
 
 _MAX_BAD_SHARE: Final = 0.01
-"""Share of the events that may be unreadable before the whole file is refused."""
+"""Maximum share of unreadable events; above it, the whole file is refused."""
 
 _BATCH: Final = 50_000
 OF_WHOLE_FILE: Final = "The file is "
-"""Start of the sentence that says that a file is cut off or damaged as a whole."""
+"""Start of the sentence for a file that is cut off or damaged as a whole."""
 
 CUT_OFF: Final = f"{OF_WHOLE_FILE}cut off"
-"""The same where the end of the list of events is missing."""
+"""Start of that sentence if the end of the event list is missing."""
 
 _DEEP: Final = 200
-"""Brackets; with fewer an event is not nested too deeply for any recursion limit that lets programs run."""
+"""Brackets; an event with fewer isn't nested too deeply for any sensible recursion limit."""
 
 _FIRST_KEY: Final = re.compile(rb'\s*\{\s*"([^"\\]{1,80})"')
 _HEAD: Final = b'{"traceEvents": ['
@@ -60,14 +60,14 @@ _Json = bytes | memoryview | msgspec.Raw
 
 @dataclass(slots=True)
 class _Contents:
-    """What a file holds other than its events.
+    """Contents of a file other than its events.
 
     Attributes:
         metadata: the entries around them.
-        problem: why the file as a whole is no JSON; ``""`` if it is.
-        is_cut: whether the end of the list of events is missing.
-        lost_bytes: text at the end that is no whole event.
-        lost_keys: entries around the events that cannot be decoded.
+        problem: why the file as a whole isn't JSON; ``""`` if it is.
+        is_cut: whether the end of the event list is missing.
+        lost_bytes: text at the end that isn't a whole event.
+        lost_keys: entries around the events that can't be decoded.
     """
 
     metadata: dict[str, Any]
@@ -78,11 +78,11 @@ class _Contents:
 
 
 class _Events:
-    """Takes events one at a time and hands on to a builder those that can be decoded.
+    """Take events one at a time and pass decodable ones to a builder.
 
     Attributes:
-        num_bad: of them that cannot be decoded.
-        first_bad: what is wrong with the first of those.
+        num_bad: events that can't be decoded.
+        first_bad: problem of the first of those.
     """
 
     def __init__(self, builder: TraceBuilder) -> None:
@@ -93,7 +93,7 @@ class _Events:
         self._num_bytes = 0
 
     def add(self, text: _Json, problem: str | None = None) -> None:
-        """Take one event; ``problem`` is why it cannot be decoded, if the caller knows."""
+        """Add one event; ``problem`` is why it can't be decoded, if the caller knows."""
         if problem is None:
             problem = _event_problem(text)
         if problem:
@@ -113,7 +113,7 @@ class _Events:
         good, self._good, self._num_bytes = self._good, [], 0
         try:
             self._builder.add(b"[" + b",".join(good) + b"]")
-        except RecursionError:  # one that is just not too deep alone is so in a list: without the deep ones
+        except RecursionError:  # an event at the depth limit exceeds it inside a list: leave out deep ones
             shallow = [text for text in good if text.count(b"[") + text.count(b"{") < _DEEP]
             self._builder.add(b"[" + b",".join(shallow) + b"]")
             self.num_bad += len(good) - len(shallow)
@@ -123,14 +123,14 @@ class _Events:
 def read_with_care(
     text: TextSource, builder: TraceBuilder, source: str
 ) -> tuple[dict[str, Any], tuple[str, ...], int]:
-    """Read what can be read.
+    """Read whatever is readable.
 
     Returns:
-        The file's entries other than its events; what could not be read, one sentence each; and how many
-        events and entries that were.
+        The file's entries other than its events; the unreadable parts, one sentence each; and the number of
+        unreadable events and entries.
 
     Raises:
-        TraceError: when it is no trace, or too much of it cannot be read.
+        TraceError: when it isn't a trace, or too much of it is unreadable.
     """
     whole = bytearray()
     for block in text.blocks():
@@ -171,7 +171,6 @@ def read_with_care(
 
 
 def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
-    """What is wrong with the file as a whole, and how much of it that costs."""
     if not contents.problem:
         return (
             f"{OF_WHOLE_FILE}damaged ({text_damage}). All {num_events:,} events were read, but they may have"
@@ -187,7 +186,7 @@ def _damage_of(contents: _Contents, text_damage: str, num_events: int) -> str:
 
 
 def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
-    """Find the events, by decoding the file's outline, or by their looks where it has none."""
+    """Find the events by decoding the file's outline, or by pattern if it has none."""
     try:
         items = RAW_VALUE.decode(whole) if is_list(whole) else OUTLINE.decode(whole).traceEvents
     except msgspec.ValidationError as error:
@@ -199,7 +198,7 @@ def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
         return _take_apart_by_looks(whole, events, str(error))
     text = memoryview(items)
     if not text:
-        first = _FIRST_KEY.match(whole)  # of a file that is too long to be decoded for its keys
+        first = _FIRST_KEY.match(whole)  # for a file too long to decode its keys
         of_long_file = f"{first[1].decode('utf-8', 'replace')} and more" if first else "none"
         keys = ", ".join(list(_entries_of(whole))[:5]) or of_long_file
         raise TraceError(
@@ -227,7 +226,7 @@ def _take_apart(whole: bytearray, events: _Events, source: str) -> _Contents:
 
 
 def _take_apart_by_looks(whole: bytearray, events: _Events, problem: str) -> _Contents:
-    """Cut wherever an event may end; the entries around the events are kept if they are whole."""
+    """Cut wherever an event may end; keep the entries around the events if they're whole."""
     begin = events_begin(whole)
     if begin is None:
         return _Contents({}, problem)
@@ -255,14 +254,14 @@ def _take_apart_by_looks(whole: bytearray, events: _Events, problem: str) -> _Co
 
 
 def _add_until_end_of_list(whole: bytearray, begin: int, events: _Events) -> int:
-    """Add the events but the last; returns where that begins: behind the list objects may stand, too."""
+    """Add all events except the last, and return where that starts; objects may follow the list."""
     was_good = True
     for start, end in event_spans(whole, begin):
         if end == len(whole):
             return start
         piece = memoryview(whole)[start:end]
         problem = _event_problem(piece)
-        # A piece behind a bad one may be the end of a list inside of an event.
+        # A piece after a bad one may be the end of a list inside an event.
         if was_good and problem and _LIST_ENDS.match(piece, _end_of_object(piece)):
             return start
         events.add(piece, problem)
@@ -271,7 +270,6 @@ def _add_until_end_of_list(whole: bytearray, begin: int, events: _Events) -> int
 
 
 def _event_problem(text: _Json) -> str:
-    """Why the event cannot be decoded, ``""`` if it can be."""
     num_bytes = memoryview(text).nbytes
     if num_bytes > MAX_EVENT_BYTES:
         return f"which has {num_bytes:,} bytes; at most {MAX_EVENT_BYTES:,} are expected"
@@ -279,8 +277,8 @@ def _event_problem(text: _Json) -> str:
 
 
 def _end_of_object(text: bytes | memoryview) -> int:
-    """Where the JSON object at the begin of the text ends; 0 if it does not, or is too long for an event."""
-    # In Latin-1 every byte is one character, and what is JSON's own is ASCII.
+    """Where the JSON object at the start of the text ends; 0 if it doesn't, or is too long for an event."""
+    # In Latin-1 every byte is one character, and JSON's syntax is ASCII.
     letters = str(text[:MAX_EVENT_BYTES], "latin-1")
     try:
         return json.JSONDecoder().raw_decode(letters, len(letters) - len(letters.lstrip()))[1]
@@ -289,7 +287,6 @@ def _end_of_object(text: bytes | memoryview) -> int:
 
 
 def _entries_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """The entries of an object; none if it is no whole one, or too long."""
     if len(text) > MAX_AROUND_BYTES:
         return {}
     try:
@@ -299,14 +296,13 @@ def _entries_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
 
 
 def _decode_entries(entries: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The entries around the events, and the keys of those that cannot be decoded."""
     problems = {key: _problem(ANYTHING, value) for key, value in entries.items()}
     decoded = {key: ANYTHING.decode(value) for key, value in entries.items() if not problems[key]}
     return decoded, tuple(key for key, problem in problems.items() if problem)
 
 
 def _problem(decoder: msgspec.json.Decoder[Any], text: _Json) -> str:
-    """Why the text cannot be decoded, ``""`` if it can be."""
+    """Why the text can't be decoded, ``""`` if it can."""
     try:
         decoder.decode(text)
     except NOT_JSON as error:

@@ -1,7 +1,7 @@
-"""The events of a Chrome trace as torch.profiler writes them, decoded into typed objects.
+"""Decode the events of a Chrome trace, as torch.profiler writes them, into typed objects.
 
-Only the fields that are used are decoded. What a figure cannot do without (kind, time, duration) must have
-its type; all else may have any, because exporters differ: ROCm writes streams as text.
+Only used fields are decoded. Essential ones (kind, time, duration) must have their type; the others may have
+any, because exporters differ: ROCm writes streams as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lightning_modelprof.trace.model import NOT_RECORDED, Category
 
 _MTIA_WORK: Final = "mtia_ccp_events"
-"""All that Meta's accelerator does; what it is stands in the name."""
+"""All work of Meta's accelerator; the event's name has its kind."""
 
 
 _MTIA_NAMES: Final = {
@@ -50,7 +50,7 @@ _CATEGORIES: Final[dict[str, Category]] = {
 
 
 def category_of(text: str | None) -> Category:
-    """What kind of event a ``cat`` of any torch version and backend stands for."""
+    """Category of a ``cat`` of any torch version and backend."""
     lower = (text or "").lower()
     # cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_driver, ...
     if lower.endswith(("_runtime", "_driver")) or lower.startswith("hip"):
@@ -61,18 +61,18 @@ def category_of(text: str | None) -> Category:
 _NO_WORK: Final = re.compile(
     r"sync|event|counter|range|annotation|instant|overhead|correlation|insight|trace"
 )
-"""In kinds of device events in which a device does no work."""
+"""In kinds of device events without device work."""
 
 
 _ASCEND_COLLECTIVE: Final = "hcom_"
-"""Names of Ascend's collectives begin with it; on other rows of the file their parts have other names."""
+"""Name prefix of Ascend's collectives; their parts in other rows of the file have other names."""
 
 
 def unknown_work(event: Event) -> tuple[str, Category] | None:
-    """Kind and category of a device event whose kind is none of those above; ``None`` for other events.
+    """Kind and category of a device event of an unknown kind; ``None`` for other events.
 
-    What works on a device says on which stream, or on which device; whether the latter is enough, see
-    :func:`needs_launch`. Ascend's profiler writes the type of the task instead, and no category.
+    Device work names its stream or its device; :func:`needs_launch` decides whether a device alone is enough.
+    Ascend's profiler writes the task type instead, and no category.
     """
     args = event.args or NO_ARGS
     task = args.task_type if isinstance(args.task_type, str) else None
@@ -89,21 +89,21 @@ def unknown_work(event: Event) -> tuple[str, Category] | None:
 
 
 def needs_launch(event: Event) -> bool:
-    """Whether what may be a device event says on which device it is, but neither a stream nor a task.
+    """Whether a possible device event has a device but neither a stream nor a task.
 
-    Then it is one only on a row without work of the host, in a queue or with the correlation of a launch.
+    Then it is one only in a row without CPU work, and with a queue or a launch's correlation.
     """
     args = event.args or NO_ARGS
     return args.device is not None and args.stream is None and not isinstance(args.task_type, str)
 
 
 def is_named_apart(text: str | None) -> bool:
-    """Whether the names of events with this ``cat`` say what kind they are."""
+    """Whether the names of events with this ``cat`` have their kind."""
     return text is not None and text.lower() == _MTIA_WORK
 
 
 def category_by_name(event: Event) -> Category:
-    """What kind of event one is whose name says so, such as a copy of MTIA."""
+    """Category of an event whose name has its kind, such as an MTIA copy."""
     return _MTIA_NAMES.get(event.name, category_of(event.cat))
 
 
@@ -127,7 +127,7 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class Args(msgspec.Struct, gc=False):
-    """What a timed event says beyond its time; in about the order of the files, which makes it faster."""
+    """Arguments of a timed event, in about the order of the files, which is faster."""
 
     external_id: Any = msgspec.field(name="External id", default=NOT_RECORDED)
     device: Any = None
@@ -153,9 +153,9 @@ class Args(msgspec.Struct, gc=False):
 
 
 class UnusedEvent(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
-    """An event that is in no figure, such as the begin of an arrow; its times must be some, as those of all.
+    """An unused event, such as the start of an arrow; its times must still be numbers.
 
-    Which class an event is of is told by its ``ph``, so most of an unused one is passed over.
+    ``ph`` selects the class of an event, so most of an unused one is skipped.
     """
 
     ts: int | float | None = None
@@ -171,21 +171,21 @@ class FlowEndEvent(UnusedEvent, gc=False, tag="f"):
 
 
 class CounterEvent(UnusedEvent, gc=False, tag="C"):
-    """A value at a time."""
+    """A counter's value."""
 
 
 class BeginEvent(UnusedEvent, gc=False, tag="B"):
-    """The begin of a span whose end is an event of its own; such spans are counted and not read."""
+    """Start of a span whose end is a separate event; such spans are counted but not read."""
 
 
 class EndEvent(UnusedEvent, gc=False, tag="E"):
-    """The end of such a span."""
+    """End of such a span."""
 
 
 class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """A complete event: a span with its duration, which is what most entries of ``traceEvents`` are.
+    """A complete event: a span with its duration, the most common entry of ``traceEvents``.
 
-    Times are microseconds; whole numbers stay such, as those lose no digits.
+    Times are in microseconds; whole numbers stay integers, which lose no digits.
     """
 
     cat: str | None = None
@@ -220,13 +220,13 @@ class NamedEvent(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
 
 
 class ExactEvent(Event, gc=False, tag="X"):
-    """An event whose begin is the digits of the file."""
+    """An event with its start as the file's digits."""
 
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]  # decoded, not used, by its type
 
 
 class ExactInstantEvent(InstantEvent, gc=False, tag="i"):
-    """A moment that is the digits of the file."""
+    """A moment with its time as the file's digits."""
 
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
 
@@ -242,7 +242,7 @@ class AllArgs(Args, gc=False):
 
 
 class OddEvent(msgspec.Struct, gc=False):
-    """An event of any kind, of which only kind and times have their types."""
+    """An event of any kind, with types only for its kind and times."""
 
     ph: str = ""
     cat: Any = None
@@ -255,19 +255,19 @@ class OddEvent(msgspec.Struct, gc=False):
 
 
 class ExactOddEvent(OddEvent, gc=False):
-    """One of those whose begin is the digits of the file."""
+    """An odd event with its start as the file's digits."""
 
     ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
 
 
 class Outline(msgspec.Struct):
-    """A file as far as it is known before its events are: nothing else of it is decoded."""
+    """A file with its events undecoded and nothing else."""
 
     traceEvents: msgspec.Raw = NOTHING  # noqa: N815  # its name in the file
 
 
 NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoders raise for a text that is no JSON, is nested too deeply or has values of wrong types."""
+"""Decoders' errors for text that isn't JSON, is nested too deeply or has values of wrong types."""
 
 
 NO_ARGS: Final = AllArgs()
@@ -311,13 +311,13 @@ ANYTHING: Final = msgspec.json.Decoder()
 
 
 class Events(NamedTuple):
-    """The events of a text by what is done with them.
+    """The events of a text by how they are used.
 
     Attributes:
-        has_kinds: whether any of them says what kind it is.
+        has_kinds: whether any of them has a kind.
         timed: with a duration.
-        stamps_us: when each of those begins.
-        num_begin_end: begins and ends, which are not read.
+        stamps_us: start of each of those.
+        num_begin_end: begin and end events, which aren't read.
     """
 
     number: int
@@ -333,10 +333,10 @@ def decode_events(text: bytes, *, with_digits: bool = False) -> Events:
     """Decode a JSON list of events.
 
     Args:
-        with_digits: whether the begin of each is to be its digits in the text.
+        with_digits: whether to keep each start as its digits in the text.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it is something else.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: when it's anything else.
     """
     try:
         events = (_EXACT_EVENTS if with_digits else _EVENTS).decode(text)
@@ -376,7 +376,7 @@ def _odd_events(events: Sequence[OddEvent]) -> Events:
 
 
 def _make_usual(event: OddEvent) -> None:
-    """What is no text, as text; arguments that are no object, as none."""
+    """Convert names and ids to text, and drop arguments that aren't an object."""
     event.cat = event.cat if isinstance(event.cat, str) else None
     event.name = "" if event.name is None else str(event.name)
     event.pid, event.tid = _process_or_thread(event.pid), _process_or_thread(event.tid)
@@ -390,17 +390,16 @@ def _process_or_thread(value: Any) -> int | str | None:
 
 
 _EXACT_IN_DOUBLE_US: Final = 2.0**43
-"""Below this (101 days) doubles lie less than a nanosecond apart, so none of the written digits is lost."""
+"""Below this (101 days) doubles are less than a nanosecond apart, so no written digit is lost."""
 
 
 _MAX_STAMP_US: Final = 4e15
 
 
 _MAX_DURATION_US: Final = 1e11
-"""Stamps to the year 2096 and durations of 27 hours, longer than any window of torch.profiler.
+"""With stamps up to the year 2096 and durations up to 27 hours, longer than any torch.profiler window.
 
-Differences and ends stay inside int64 nanoseconds, and so do sums of 90,000 events that last as long as they
-may."""
+Differences and ends stay within int64 nanoseconds, and so do sums of 90,000 events of this duration."""
 
 
 _MAX_INT: Final = 2**63
@@ -416,7 +415,7 @@ _SNIFFED_BYTES: Final = 4096
 
 
 _MAX_REGULAR_DIGITS: Final = 16
-"""Before the point: nanoseconds stay inside uint64, and those beyond int64 come out negative."""
+"""Before the point: nanoseconds stay within uint64, and those beyond int64 become negative."""
 
 
 def begins_with_long_stamps(text: bytes) -> bool:
@@ -425,18 +424,18 @@ def begins_with_long_stamps(text: bytes) -> bool:
 
 
 def loses_digits(stamps_us: Sequence[float | None]) -> bool:
-    """Whether any of the decoded stamps has lost digits; whole microseconds lose none."""
+    """Whether any decoded stamp has lost digits; whole microseconds lose none."""
     return float in set(map(type, stamps_us)) and bool(
         np.any(np.abs(_as_floats(stamps_us)) >= _EXACT_IN_DOUBLE_US)
     )
 
 
 def begins_ns(stamps_us: list[Any], *, are_digits: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Nanoseconds of stamps, and which of them are usable; the others are 0.
+    """Convert stamps to nanoseconds, and return which of them are usable; the others are 0.
 
     Args:
-        stamps_us: microseconds; ``None`` where there is none.
-        are_digits: whether they are the digits in the file rather than doubles.
+        stamps_us: microseconds; ``None`` if missing.
+        are_digits: whether they are the file's digits rather than doubles.
     """
     if are_digits:
         return _from_digits([bytes(stamp) for stamp in stamps_us])
@@ -446,7 +445,7 @@ def begins_ns(stamps_us: list[Any], *, are_digits: bool) -> tuple[NDArray[np.int
 
 
 def _as_floats(stamps: Sequence[float | None]) -> NDArray[np.float64]:
-    """As doubles: a missing one becomes NaN, and so does an integer that is beyond all of them."""
+    """Convert to doubles; missing stamps and integers beyond their range become NaN."""
     try:
         return np.array(stamps, np.float64)
     except OverflowError:
@@ -455,10 +454,10 @@ def _as_floats(stamps: Sequence[float | None]) -> NDArray[np.float64]:
 
 
 def _from_digits(texts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Nanoseconds of decimal numbers of microseconds, and which of the texts are such numbers.
+    """Parse decimal microseconds to nanoseconds, and return which of the texts are valid.
 
-    Nearly always all have as many digits before the point as the first and at most three behind it; then all
-    are read at once, digit by digit. Else each goes through a decimal.
+    Nearly always, all have as many digits before the point as the first and at most three after it; then all
+    are read together, digit by digit. Otherwise each goes through a decimal.
     """
     if not texts:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
@@ -467,7 +466,7 @@ def _from_digits(texts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool
         return _from_decimals(texts)
     letters = np.array(texts, np.bytes_)
     width = letters.dtype.itemsize
-    # A text that is shorter than the longest ends in zero bytes.
+    # Shorter texts are padded with zero bytes.
     grid = letters.view(np.uint8).reshape(len(texts), width)
     digits = grid.astype(np.int64) - ord("0")
     is_digit = (digits >= 0) & (digits <= 9)
@@ -491,7 +490,7 @@ def _from_digits(texts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool
 def _from_decimals(texts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     limit = Decimal(_MAX_STAMP_US)
     begins: list[int | None] = []
-    with localcontext(Context(prec=60)):  # the caller's context could round
+    with localcontext(Context(prec=60)):  # the caller's context might round
         for text in texts:
             stamp = Decimal(text.decode()) if _NUMBER.fullmatch(text) else None
             begins.append(round(stamp * 1000) if stamp is not None and abs(stamp) <= limit else None)
@@ -502,16 +501,16 @@ def _from_decimals(texts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bo
 
 
 def durations_ns(durations_us: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Nanoseconds of durations, and which of them are usable; the others are 0."""
+    """Convert durations to nanoseconds, and return which of them are usable; the others are 0."""
     durations = np.array(durations_us, np.float64)
     usable = (durations >= 0) & (durations <= _MAX_DURATION_US)
     return _to_ns(np.where(usable, durations, 0.0)), usable
 
 
 def integers(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64]:
-    """Whole numbers as a column, also those in quotes; what is none becomes ``missing``."""
+    """Whole numbers as a column, including quoted ones; anything else becomes ``missing``."""
     try:
-        return np.asarray(array("q", values), np.int64)  # NumPy itself would make 7 of 7.9
+        return np.asarray(array("q", values), np.int64)  # NumPy would truncate 7.9 to 7
     except (TypeError, OverflowError):  # null, a text, a fraction, a list, more than 64 bits
         return np.array(
             [
@@ -523,7 +522,7 @@ def integers(values: list[Any], missing: int = NOT_RECORDED) -> NDArray[np.int64
 
 
 def positive_floats(values: list[Any]) -> NDArray[np.float64]:
-    """Numbers as a column, also those in quotes; what is none, is negative or beyond 64 bits becomes NaN."""
+    """Numbers as a column, including quoted ones; negative, invalid and huge ones become NaN."""
     try:
         column = np.asarray(array("d", values), np.float64)
     except (TypeError, OverflowError):
@@ -538,7 +537,7 @@ def positive_floats(values: list[Any]) -> NDArray[np.float64]:
 
 
 def unquoted(value: Any) -> Any:
-    """The number of a text that is one, as torch_npu writes them; anything else as it is."""
+    """Convert a text that is a number, as torch_npu writes them; return anything else unchanged."""
     if not isinstance(value, str) or not _QUOTED.fullmatch(value):
         return value
     return int(value) if value.lstrip("-").isdecimal() else float(value)
@@ -548,6 +547,6 @@ _QUOTED: Final = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,19})?")
 
 
 def _to_ns(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round to whole nanoseconds, splitting off whole microseconds so that nothing is lost on the way."""
+    """Round to whole nanoseconds, splitting off whole microseconds to lose no digits."""
     whole = np.floor(microseconds)
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)

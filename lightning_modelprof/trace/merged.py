@@ -1,4 +1,4 @@
-"""Several processes in one file, as tools that merge ranks write them: each becomes a trace of its own."""
+"""Split a file of several processes, as tools that merge ranks write it, into one trace per process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOST: Final = (
 )
 
 _MOST: Final = 256
-"""Processes in one file; a file with more is no merge of ranks."""
+"""Maximum processes of a merged file."""
 
 _MOST_RANKS: Final = 2**20
 
@@ -35,9 +35,9 @@ _PER_EVENT: Final = (
 
 
 def split_processes(trace: Trace) -> tuple[Trace, ...]:
-    """One trace for each process that wrote host events, as ranks in the order of their numbers.
+    """Split into one trace per process that wrote CPU events, as ranks in the order of their numbers.
 
-    Correlation and External ids are unique only within a process, so device events are given to a process
+    Correlation and External ids are unique only within a process, so device events are assigned to a process
     first: by the label that a tool put into each ``pid`` (``[TP01] 7``), else by the launches they match.
     """
     pids = [pid for pid, _ in trace.tracks]
@@ -67,7 +67,7 @@ _Labels = Mapping[str, tuple[str, ...]]
 
 
 def _labels(processes: Sequence[str], devices: Sequence[str]) -> _Labels | None:
-    """The numbers in each ``pid`` but the original one, which is the last or the first; ``None`` without."""
+    """Numbers in each ``pid``, without the original one (the last or the first); ``None`` if none."""
     pids = (*processes, *devices)
     if len({_NUMBER.sub("#", pid) for pid in pids}) > 1:
         return None
@@ -80,7 +80,7 @@ def _labels(processes: Sequence[str], devices: Sequence[str]) -> _Labels | None:
 
 
 def _ranks(processes: Sequence[str], labels: _Labels | None) -> list[int]:
-    """Ranks by the label of the processes, where one number of it tells them apart; else their places."""
+    """Ranks from the one number in the labels that differs between processes, else by position."""
     columns = [] if labels is None else list(zip(*(labels[pid] for pid in processes), strict=True))
     varying = [[int(number[:9]) for number in column] for column in columns if len(set(column)) > 1]
     if len(varying) == 1 and len(set(varying[0])) == len(processes) and max(varying[0]) < _MOST_RANKS:
@@ -91,7 +91,7 @@ def _ranks(processes: Sequence[str], labels: _Labels | None) -> list[int]:
 def _owners(
     trace: Trace, pids: Sequence[str], which: tuple[list[str], list[str]], labels: _Labels | None
 ) -> NDArray[np.int64]:
-    """Place of the process of each event, shape (n,)."""
+    """Index of each event's process, shape (n,)."""
     processes, devices = which
     place_of = {pid: place for place, pid in enumerate(processes)}
     owner_of_pid = np.array([place_of.get(pid, -1) for pid in pids], np.int64)
@@ -106,7 +106,7 @@ def _owners(
         owner_of_device = {pid: place_of_label[labels[pid]] for pid in devices}
     elif len(devices) >= len(np.unique(trace.track[launches])):
         owner_of_device = _by_launches(trace, pids, devices, launches, owner)
-    else:  # processes of several hosts share the number of a device
+    else:  # processes on several machines share a device number
         _pair(trace, owner, launches)
         return np.maximum(owner, 0)
     given = np.array([owner_of_device.get(pid, -1) for pid in pids], np.int64)[trace.track]
@@ -120,9 +120,9 @@ def _by_launches(
     launches: NDArray[np.int64],
     owner: NDArray[np.int64],
 ) -> dict[str, int]:
-    """Place of the process that launched most of the work of each device, no later than it began.
+    """Index of the process that launched most of each device's work, no later than the work started.
 
-    Where ranks run in step, several fit: then the devices are given out in the order of their numbers.
+    With ranks in lockstep, several may fit; then devices are assigned in the order of their numbers.
     """
     work, owner_of_launch = trace.device.event, owner[launches]
     fits = np.zeros((len(devices), int(owner.max()) + 1), np.int64)
@@ -147,7 +147,7 @@ def _by_launches(
 
 
 def _pair(trace: Trace, owner: NDArray[np.int64], launches: NDArray[np.int64]) -> None:
-    """Give events without an owner to the launches of the same correlation id, in the order of time."""
+    """Assign events without an owner to launches with the same correlation id, in order of time."""
     events = np.flatnonzero((owner < 0) & (trace.correlation >= 0))
     events = events[np.argsort(trace.correlation[events], kind="stable")]
     order = np.argsort(trace.correlation[launches], kind="stable")
@@ -162,7 +162,7 @@ def _pair(trace: Trace, owner: NDArray[np.int64], launches: NDArray[np.int64]) -
 
 
 def _part(trace: Trace, rows: NDArray[np.int64], place: int, pid: str, rank_of: tuple[int, int]) -> Trace:
-    """The trace of some rows; what is said of the file as a whole goes with the first."""
+    """The trace of some rows; notes on the whole file go to the first."""
     first_ns = int(trace.begin_ns[rows].min())
     columns: dict[str, Any] = {key: getattr(trace, key)[rows] for key in _PER_EVENT}
     columns["begin_ns"] = columns["begin_ns"] - first_ns
@@ -197,7 +197,6 @@ def _part(trace: Trace, rows: NDArray[np.int64], place: int, pid: str, rank_of: 
 
 
 def _noted(trace: Trace, rank_of: tuple[int, int]) -> dict[str, Any]:
-    """What the file notes of one rank, as this part's."""
     rank, world_size = rank_of
     noted: dict[str, Any] = {}
     for key in ("distributedInfo", TRACE_METADATA_KEY):

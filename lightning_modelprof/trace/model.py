@@ -13,44 +13,44 @@ from lightning_modelprof.record import Record, field
 
 
 class Category(IntEnum):
-    """What kind of event a row is; names of every torch version and backend are mapped to these."""
+    """Kind of event; names of all torch versions and backends map to these."""
 
     OTHER = 0
     CPU_OP = 1
     USER_ANNOTATION = 2
     RUNTIME = 3
-    """A call of CUDA's, ROCm's, XPU's or MTIA's runtime or driver on the host."""
+    """A CPU call of the CUDA, ROCm, XPU or MTIA runtime or driver."""
     KERNEL = 4
     MEMCPY = 5
     MEMSET = 6
     DEVICE_ANNOTATION = 7
-    """The device's twin of an annotation: the span of the kernels launched in it."""
+    """The device-side counterpart of an annotation: the span of the kernels launched in it."""
     PYTHON_FUNCTION = 8
     DEVICE_SYNC = 9
-    """A wait for a stream or an event, as CUPTI records it on the device's side."""
+    """A wait for a stream or an event, as CUPTI records it on the device side."""
     OVERHEAD = 10
-    """The profiler's own work."""
+    """The recording profiler's own work."""
 
 
 DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 """Categories of events that occupy a device."""
 
 _TORCH_ENTRY: Final = "schemaVersion"
-"""Entry that torch.profiler puts into every file, also into one without a usable event."""
+"""Top-level key that torch.profiler writes into every file, even without a usable event."""
 
 NOT_RECORDED = -1
-"""Stands in the integer columns for what the file does not say; in the others it is NaN."""
+"""Missing value in integer columns; in float columns it's NaN."""
 
 
 class DeviceWork(Record, frozen=True, kw_only=True, eq=False):
-    """The m device events (kernels, copies, sets) of a trace in its order; arrays are not writeable.
+    """The m device events (kernels, copies, memsets) of a trace in its order, as read-only arrays.
 
     Attributes:
-        event: int64, shape (m,): row of each in the trace.
-        device: int64, shape (m,): number of the device, -1 if the file does not say.
-        stream: int64, shape (m,): number of the stream, -1 if the file does not say.
+        event: int64, shape (m,): row in the trace.
+        device: int64, shape (m,): device number, -1 if not recorded.
+        stream: int64, shape (m,): stream number, -1 if not recorded.
         size_bytes: int64, shape (m,): bytes copied or set, -1 for kernels.
-        blocks_per_sm: float64, shape (m,): thread blocks of a kernel by streaming multiprocessor, or NaN.
+        blocks_per_sm: float64, shape (m,): a kernel's thread blocks per streaming multiprocessor, or NaN.
         occupancy: float64, shape (m,): Kineto's estimate of a kernel's achieved occupancy, a fraction of 1,
             or NaN.
     """
@@ -67,14 +67,14 @@ class DeviceWork(Record, frozen=True, kw_only=True, eq=False):
 
 
 class Allocations(Record, frozen=True, kw_only=True, eq=False):
-    """The k allocations and releases (``profile_memory=True``) in order of time; arrays are not writeable.
+    """The k allocations and releases (``profile_memory=True``) in order of time, as read-only arrays.
 
     Attributes:
         time_ns: int64, shape (k,): on the clock of the trace's ``begin_ns``.
-        track: int32, shape (k,): host thread.
+        track: int32, shape (k,): CPU thread.
         size_bytes: int64, shape (k,): positive for an allocation, negative for a release.
         device_type: int64, shape (k,): torch's number of the device type (0 CPU, 1 CUDA, ...), -1 unknown.
-        device: int64, shape (k,): number of the device, -1 for the CPU.
+        device: int64, shape (k,): device number, -1 for the CPU.
         allocated_bytes: int64, shape (k,): allocated on that device after the event, -1 if not recorded.
         reserved_bytes: int64, shape (k,): reserved by the allocator, -1 if not recorded.
         address: int64, shape (k,): of the block, -1 if not recorded (torch before 2.0).
@@ -94,13 +94,13 @@ class Allocations(Record, frozen=True, kw_only=True, eq=False):
 
 
 class Collective(Record, frozen=True, kw_only=True):
-    """What a communication event says of itself (torch 2.1 and later); ``None`` is not recorded.
+    """Details of a communication event (torch 2.1 and later); ``None`` means not recorded.
 
     Attributes:
         name: such as ``allreduce`` or ``_allgather_base``.
         group: description of the process group, or its name.
-        dtype: of the elements, in torch's words.
-        in_elements, out_elements: number of elements that go in and come out.
+        dtype: of the elements, as torch names it.
+        in_elements, out_elements: number of input and output elements.
     """
 
     name: str | None
@@ -112,30 +112,30 @@ class Collective(Record, frozen=True, kw_only=True):
 
 
 class Trace(Record, frozen=True, kw_only=True, eq=False):
-    """Duration events of one rank, sorted by (begin_ns, -end_ns); arrays are not writeable.
+    """Duration events of one rank, sorted by (begin_ns, -end_ns), as read-only arrays.
 
     Attributes:
-        base_ns: what was subtracted from every time stamp, so that the first event begins at 0.
+        base_ns: subtracted from every time stamp, so that the first event starts at 0.
         begin_ns, end_ns: int64, shape (n,): half-open interval of the event, exact nanoseconds.
         category: uint8, shape (n,): :class:`Category`.
         name: int32, shape (n,): index into ``names``.
-        track: int32, shape (n,): index into ``tracks`` (host thread or device stream).
-        correlation: int64, shape (n,): joins a host launch to its device events, -1 without one.
+        track: int32, shape (n,): index into ``tracks`` (CPU thread or device stream).
+        correlation: int64, shape (n,): joins a launch to its device events, -1 without one.
         external_id: int64, shape (n,): joins device events and launches to an operator, -1 without one.
-        shape: int32, shape (n,): index into ``shapes``, -1 where not recorded.
-        stack: int32, shape (n,): index into ``stacks``, -1 where not recorded (torch 1 only).
-        collective: int32, shape (n,): index into ``collectives``, -1 where not recorded.
-        names: the distinct event names.
-        tracks: the distinct (pid, tid) pairs as written in the file, as text.
-        thread_names: name of a track where the file has one.
-        shapes: the distinct shapes of operators' inputs with their concrete values, as JSON texts.
-        stacks: the distinct call stacks, innermost frame first, separated by ``;``.
-        collectives: the distinct descriptions of communication.
+        shape: int32, shape (n,): index into ``shapes``, -1 if not recorded.
+        stack: int32, shape (n,): index into ``stacks``, -1 if not recorded (torch 1 only).
+        collective: int32, shape (n,): index into ``collectives``, -1 if not recorded.
+        names: distinct event names.
+        tracks: distinct (pid, tid) pairs as written in the file, as text.
+        thread_names: names of tracks that have one in the file.
+        shapes: distinct shapes of operators' inputs with their concrete values, as JSON texts.
+        stacks: distinct call stacks, innermost frame first, separated by ``;``.
+        collectives: distinct communication details.
         metadata: the file's top-level entries other than its events.
-        num_dropped: events that could not be used (no duration, negative duration, not a number).
-        damage: what of the file could not be read, or is not read (begin and end events apart), one sentence
+        num_dropped: unusable events (no duration, negative duration, not a number).
+        damage: unreadable parts of the file, and ignored ones (separate begin and end events), one sentence
             each; empty for a whole file.
-        is_cut: whether the end of the list of events is missing.
+        is_cut: whether the end of the event list is missing.
     """
 
     source: str
@@ -168,22 +168,22 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
 
     @property
     def duration_ns(self) -> NDArray[np.int64]:
-        """Length of each event, shape (n,)."""
+        """Duration of each event, shape (n,)."""
         return self.end_ns - self.begin_ns
 
     @property
     def is_of_another_tool(self) -> bool:
-        """Whether nothing says that torch.profiler wrote it: no event's category, no entry of the file."""
+        """Whether nothing shows that torch.profiler wrote it: no category, no top-level entry."""
         return len(self) > 0 and not self.category.any() and _TORCH_ENTRY not in self.metadata
 
     def is_category(self, *categories: Category) -> NDArray[np.bool_]:
-        """Which events are of one of the categories, shape (n,)."""
+        """Whether each event is of one of the categories, shape (n,)."""
         wanted = np.zeros(256, np.bool_)
         wanted[list(categories)] = True
         return wanted[self.category]
 
     def is_named(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which events have a name that passes the test, shape (n,)."""
+        """Whether each event's name passes the test, shape (n,)."""
         passes = np.fromiter((test(name) for name in self.names), np.bool_, len(self.names))
         return passes[self.name]
 
@@ -196,11 +196,11 @@ class Trace(Record, frozen=True, kw_only=True, eq=False):
 
 
 class InputShapes(Record, frozen=True):
-    """What an operator got (``record_shapes=True``), as JSON texts; ``concrete`` is "" before torch 2.
+    """Inputs of an operator (``record_shapes=True``), as JSON texts; ``concrete`` is "" before torch 2.
 
     Attributes:
         dims: shape of each input, ``[[32, 3, 8, 8], [], ...]``.
-        concrete: value of each input that is no tensor, ``["", "[1, 1]", ...]``.
+        concrete: value of each non-tensor input, ``["", "[1, 1]", ...]``.
     """
 
     dims: str

@@ -1,6 +1,6 @@
-"""Traces inside tar and zip archives, read where they are: nothing is ever unpacked to a path.
+"""Read traces inside tar and zip archives in place, without unpacking anything to a path.
 
-A member is named by a path below its archive, as in ``traces.zip/rank0_trace.json``. No file can be there.
+A member is named by a path below its archive, as in ``traces.zip/rank0_trace.json``, where no file can exist.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lightning_modelprof.run.opening import is_inside
 
 _MOST_MEMBERS: Final = 100_000
 _MOST_READ: Final = 2**22
-"""Bytes at once: what a hostile archive calls its directory or its header could fill the memory."""
+"""Bytes per read, as a hostile archive's directory or header could fill the memory."""
 
 _MOST_PACKED: Final = 200
-"""Times that a file of a zip archive may grow, once it has more than ``_LOOSE_BYTES``."""
+"""Maximum expansion of a zip member larger than ``_LOOSE_BYTES``."""
 
 _LOOSE_BYTES: Final = 2**28
 _HEAD_BYTES: Final = 512
@@ -43,14 +43,14 @@ BROKEN: Final = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
-    RuntimeError,  # a password, or a kind of compression that isn't known
+    RuntimeError,  # a password, or an unknown compression method
     UnicodeDecodeError,
     OverflowError,
 )
 
 
 class Forward(io.RawIOBase):
-    """Bytes that come in blocks, as a file that is read from its start to its end."""
+    """Blocks of bytes as a file that can only be read forward."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Forward(io.RawIOBase):
         self._position = 0
 
     def peek(self, count: int) -> bytes:
-        """The next bytes, which stay there; fewer at the end."""
+        """The next bytes without consuming them; fewer at the end."""
         while len(self._left) < count:
             block = next(self._blocks, b"")
             if not block:
@@ -68,10 +68,10 @@ class Forward(io.RawIOBase):
         return bytes(self._left[:count])
 
     def read(self, count: int = -1) -> bytes:
-        """At most so many bytes; fewer at the end alone.
+        """Read up to ``count`` bytes; fewer only at the end.
 
         Raises:
-            TarError: when it asks for more than is ever needed at once.
+            TarError: for more bytes than any valid archive needs at once.
         """
         if not 0 <= count <= _MOST_READ:
             raise tarfile.ReadError(f"{count:,} bytes in one read")
@@ -81,7 +81,7 @@ class Forward(io.RawIOBase):
         return found
 
     def blocks(self) -> Iterator[bytes]:
-        """All that is left, in blocks as they come."""
+        """The rest, in blocks as they come."""
         while block := bytes(self._left) or next(self._blocks, b""):
             self._left = memoryview(b"")
             self._position += len(block)
@@ -100,14 +100,14 @@ class Forward(io.RawIOBase):
 
 
 def format_of(head: bytes) -> str:
-    """What a file is that begins so, where it isn't text: ``zip archive``; ``""`` for anything else."""
+    """Format of a file with these first bytes, such as ``zip archive``; ``""`` for anything else."""
     if head[_TAR_MAGIC] == b"ustar":
         return "tar archive"
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def trace_members(path: Path, stream: Forward, file: IO[bytes]) -> list[Path]:
-    """The traces in an archive: those with ``trace`` in their name, else all JSON files.
+    """The traces in an archive: files with ``trace`` in their name, else all JSON files.
 
     Args:
         stream: its bytes, unpacked.
@@ -123,7 +123,7 @@ def trace_members(path: Path, stream: Forward, file: IO[bytes]) -> list[Path]:
             if len(names) >= _MOST_MEMBERS:
                 raise TraceError(f"{path}: expected at most {_MOST_MEMBERS:,} files per archive, got more.")
             names[name] = None
-    except BROKEN as error:  # what came before is kept, and the last one says so
+    except BROKEN as error:  # files before the damage are kept; reading the last one reports it
         problem = f" It's cut off or damaged ({printable(str(error))})."
     found = [name for name in names if _is_json(name)]
     found = [name for name in found if "trace" in PurePosixPath(name).name] or found
@@ -140,11 +140,11 @@ def member_blocks(
     """The bytes of one file of an archive, in blocks.
 
     Raises:
-        TraceError: when it isn't there or can't be read.
+        TraceError: when it's missing or can't be read.
     """
     is_found = False
     for found, opened in _members(format_of(stream.peek(_HEAD_BYTES)), stream, file):
-        if found == name and not is_found:  # what follows is read too: it may be cut off
+        if found == name and not is_found:  # read the rest too, to notice a cut-off archive
             is_found = True
             with opened() as member:
                 while block := member.read(block_bytes):
@@ -159,7 +159,6 @@ def _is_json(name: str) -> bool:
 
 
 def _members(kind: str, stream: Forward, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Name of each regular file, and what opens it."""
     found = _members_of_zip(file) if kind == "zip archive" else _members_of_tar(stream)
     for name, opened in found:
         if is_inside(name):
@@ -185,8 +184,6 @@ def _members_of_zip(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 class _SmallReads:
-    """A file of which no more than some megabytes are read at once."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
         self._file = file
@@ -197,4 +194,4 @@ class _SmallReads:
         return self._file.read(_MOST_READ if count < 0 else count)
 
     def close(self) -> None:
-        """The file stays open."""
+        """Keep the file open."""

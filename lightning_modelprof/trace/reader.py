@@ -1,13 +1,12 @@
-"""Chrome trace JSON, as torch.profiler writes it, read into the columns of a :class:`Trace`.
+"""Read Chrome trace JSON, as torch.profiler writes it, into the columns of a :class:`Trace`.
 
-Only the fields that are used are decoded, and time stamps become integer nanoseconds without loss. They
-are written as microseconds with up to three decimals, and not every such number fits a double: since
-torch 2.4 they count from ``baseTimeNanoseconds`` and are small, before that they were microseconds since
-1970. Small ones are decoded as doubles, which is fast; large ones are decoded once more as decimals.
+Only used fields are decoded, and time stamps become integer nanoseconds without loss. They're written as
+microseconds with up to three decimals, and not every such number fits a double: since torch 2.4 they count
+from ``baseTimeNanoseconds`` and are small; before that they were microseconds since 1970. Small ones are
+decoded as doubles, which is fast; large ones are decoded again as decimals.
 
-A file is decoded in pieces, so memory holds the columns and the objects of one piece. When anything in it is
-not as it should be, it is read once more with care (``damaged.py``): event by event,
-keeping what can be kept and counting what cannot.
+A file is decoded in pieces, so memory holds the columns and one piece's objects. If any of it is invalid,
+it's read again with care (``damaged.py``): event by event, keeping readable events and counting the others.
 """
 
 from __future__ import annotations
@@ -40,16 +39,15 @@ from lightning_modelprof.trace.text import (
 
 
 def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES, progress: Progress | None = None) -> Trace:
-    """Read a Chrome trace file, plain or gzip-compressed (told apart by content, not by name).
+    """Read a Chrome trace file, plain or gzip-compressed (detected by content, not by name).
 
     Args:
-        max_bytes: largest uncompressed JSON to read; a few kilobytes of gzip can hold gigabytes.
-        progress: told now and then how many bytes of the file are read, and its size.
+        max_bytes: maximum uncompressed JSON to read; a few kilobytes of gzip can hold gigabytes.
+        progress: called now and then with the number of bytes read and the file's size.
 
     Raises:
-        TraceError: when the file cannot be opened, is empty or too large, is not a trace, or is so damaged
-            that no figure of it could be believed. A file that is cut off is read as far as it goes, and
-            ``Trace.damage`` says so.
+        TraceError: when the file can't be opened, is empty or too large, isn't a trace, or is too damaged for
+            reliable figures. A cut-off file is read as far as possible, with a note in ``Trace.damage``.
     """
     text = TextFile(Path(path), max_bytes, progress)
     try:
@@ -59,7 +57,7 @@ def read_trace(path: str | Path, max_bytes: int = MAX_TRACE_BYTES, progress: Pro
 
 
 def parse_trace(raw: bytes, source: str) -> Trace:
-    """Turn the JSON text of a trace into columns.
+    """Parse the JSON text of a trace.
 
     Args:
         raw: the uncompressed JSON: an object with ``traceEvents``, or the list of events itself.
@@ -103,7 +101,7 @@ def _read_events(text: TextSource, source: str) -> Trace:
 
 
 def _read_damaged(text: TextSource, source: str) -> tuple[TraceBuilder, dict[str, Any], tuple[str, ...]]:
-    """Event by event, and once more from a repaired text if something in it cannot be read."""
+    """Read event by event, then again from a repaired text if anything was unreadable."""
     builder, problem = TraceBuilder(), None
     try:
         metadata, damage, num_unreadable = read_with_care(text, builder, source)
@@ -125,7 +123,7 @@ def _read_damaged(text: TextSource, source: str) -> tuple[TraceBuilder, dict[str
 
 
 def _read_pieces(text: TextSource, builder: TraceBuilder) -> dict[str, Any]:
-    """Decode a whole and healthy file; returns its entries other than its events."""
+    """Decode a valid file; return its entries other than its events."""
     cutter = EventPieces(text)
     for piece in cutter.pieces():
         builder.add(piece)
@@ -139,7 +137,7 @@ def _read_pieces(text: TextSource, builder: TraceBuilder) -> dict[str, Any]:
 
 
 def _base_time_ns(metadata: dict[str, Any], source: str) -> int:
-    """What torch subtracted from all time stamps before it wrote them, 0 before torch 2.4."""
+    """Offset that torch subtracted from all time stamps, 0 before torch 2.4."""
     base_ns = metadata.get("baseTimeNanoseconds", 0)
     if not isinstance(base_ns, int):
         raise TraceError(
@@ -150,7 +148,7 @@ def _base_time_ns(metadata: dict[str, Any], source: str) -> int:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: it would walk the decoded events again and again and find nothing."""
+    """Pause the garbage collector, which would walk all decoded events again for nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -161,9 +159,9 @@ def _collector_paused() -> Iterator[None]:
 
 
 _NO_VALUE: Final = (
-    # C's libraries; Microsoft's and glibc's may say in brackets what kind of NaN it is.
+    # C libraries; Microsoft's and glibc's may give the kind of NaN in brackets.
     rb"[-+]?\b(?:nan(?:\(\w{0,40}\)|\b)|(?:inf|infinity)\b)"
-    # Microsoft's before 2015, cut to as many digits as a number would have had.
+    # Microsoft's before 2015, cut to a number's digits.
     rb"|[-+]?(?<![\w.])1\.#(?:inf|ind|qnan|snan|[ijqrs])[0-9a-z]{0,40}|N/A"
 )
 
@@ -172,7 +170,7 @@ _STRING_OR_WORD: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|' + _NO_VALUE, r
 
 
 _ESCAPES_NOTHING: Final = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-"""After pairs of backslashes have been taken out."""
+"""In text without pairs of backslashes."""
 
 
 _BACKSLASH: Final = re.compile(rb'\\(["\\/])?')
@@ -187,21 +185,21 @@ _QUOTED_TIME: Final = re.compile(
 
 
 _MOST_REPAIRS: Final = 1_000_000
-"""A file with more is no trace that somebody wrote a little wrong."""
+"""A file that needs more isn't a slightly wrong trace."""
 
 
 _DECODED_BYTES: Final = 2**20
 
 
 def repair(text: bytes | bytearray) -> tuple[bytes | bytearray, str]:
-    r"""Make JSON of a text in which some writer did not follow its rules.
+    """Repair JSON that breaks common rules.
 
-    A backslash that escapes nothing is a backslash, and so are the others in its string. ``nan``,
-    ``1.#INF`` and ``N/A`` mean that there is no value. A time in quotes is a number. Strings that are not
-    UTF-8 are GBK where all of the file's can be, else Latin-1.
+    A backslash that escapes nothing is a literal backslash, and so are the others in its string. ``nan``,
+    ``1.#INF`` and ``N/A`` mean a missing value. A quoted time is a number. Strings that aren't UTF-8 are GBK
+    if all of the file's can be, else Latin-1.
 
     Returns:
-        The repaired text and one sentence that counts the repairs; ``""`` where nothing was repaired.
+        The repaired text and one sentence that counts the repairs; ``""`` if there were none.
     """
     counts: Counter[str] = Counter()
     fixed = _replace(text, _repairs_of_other_encodings(text, counts))
@@ -214,7 +212,7 @@ def repair(text: bytes | bytearray) -> tuple[bytes | bytearray, str]:
 
 
 _Repair = tuple[int, int, bytes]
-"""Where it begins and ends, and what is to stand there."""
+"""Start, end and replacement."""
 
 
 def _repairs_of_strings_and_words(text: bytes | bytearray, counts: Counter[str]) -> Iterator[_Repair]:
@@ -269,15 +267,15 @@ def _repairs_of_other_encodings(text: bytes | bytearray, counts: Counter[str]) -
 
 
 def _strings_beyond_ascii(text: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Begin and end of what stands between two quotation marks and is not all ASCII.
+    """Yield the start and end of each text between two quotation marks that isn't all ASCII.
 
-    No letter of GBK has a quotation mark or a comma in it, but the second byte of one may be a backslash.
+    A GBK character never contains a quotation mark or a comma, but its second byte may be a backslash.
     """
     end = 0
     while found := _BEYOND_ASCII.search(text, end):
         begin = text.rfind(b'"', end, found.start()) + 1 or end
         end = text.find(b'"', found.end())
-        if end < 0:  # the file is cut off in the midst of it
+        if end < 0:  # the file is cut off inside it
             return
         if end - begin > _DECODED_BYTES:
             end = text.find(b",", found.end() + _DECODED_BYTES, end) + 1 or end
@@ -292,9 +290,9 @@ def _decoded(string: bytes, encoding: str) -> str | None:
 
 
 def _are_gbk(strings: Counter[bytes]) -> bool:
-    """Whether all are GBK, and most letters are common ones.
+    """Whether all strings are GBK with mostly common characters.
 
-    Latin letters in pairs are letters of GBK too, but seldom common ones.
+    Pairs of accented Latin letters are valid GBK too, but rarely common characters.
     """
     num_letters = num_common = 0
     for string, number in strings.items():
@@ -307,7 +305,7 @@ def _are_gbk(strings: Counter[bytes]) -> bool:
 
 
 def _is_rather_gbk(string: bytes) -> bool:
-    """Whether a string of a file in GBK is GBK, though it happens to be UTF-8 as well."""
+    """Whether a string of a GBK file is GBK, although it's valid UTF-8 too."""
     is_chinese = any(letter >= _FIRST_OF_THREE_BYTES for letter in string.decode())
     return not is_chinese and _decoded(string, "gb18030") is not None and _are_gbk(Counter([string]))
 
@@ -323,14 +321,14 @@ _COMMON_GBK: Final = re.compile(rb"[\xa1-\xa3\xb0-\xd7][\xa1-\xfe]")
 
 
 _FIRST_OF_THREE_BYTES: Final = "\u0800"
-"""In UTF-8; what takes fewer bytes is Latin, Greek, Cyrillic or the like."""
+"""In UTF-8; letters of fewer bytes are Latin, Greek, Cyrillic and similar."""
 
 
 _ESCAPED: Final = "lightning_modelprof.escaped"
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    r"""The bytes that no letter of Windows-1252 has, as ``\xe9``."""
+    r"""Keep bytes that aren't in Windows-1252, as ``\xe9``."""
     assert isinstance(error, UnicodeDecodeError)
     return "".join(f"\\\\x{byte:02x}" for byte in error.object[error.start : error.end]), error.end
 

@@ -1,10 +1,9 @@
-"""The JSON text of a trace file, in pieces of whole events, so that memory does not grow with the file.
+"""The JSON text of a trace file, in pieces of whole events, so that memory doesn't grow with the file.
 
-A trace is one JSON object with the list ``traceEvents`` and some entries before and after it, or that list
-alone. JSON cannot be cut just anywhere, but between two events it can: the text ``}, {"`` with a name behind
-it never stands inside of a string, because its quote would end the string. It may stand inside of an event,
-and ``}, {`` alone may even stand inside of a string; a piece that was cut there is no valid JSON, so a wrong
-cut is always noticed.
+A trace is one JSON object with the list ``traceEvents`` and some entries before and after it, or only that
+list. JSON can't be cut anywhere, but it can between two events: the text ``}, {"`` followed by a name never
+occurs inside a string, because its quote would end the string. It may occur inside an event, and ``}, {``
+even inside a string; a piece cut there isn't valid JSON, so a wrong cut is always noticed.
 """
 
 from __future__ import annotations
@@ -27,65 +26,65 @@ from lightning_modelprof.trace.packed import BROKEN, Forward, format_of, member_
 from lightning_modelprof.units import digits, size
 
 BLOCK_BYTES: Final = 2**19
-"""Text that is decoded at once: what it becomes still fits into the caches, which makes it faster."""
+"""Text decoded at once; its objects still fit into the caches, which is faster."""
 
 _READ_BYTES: Final = 2**16
-"""Of a gzip file; what lies behind the end of one gzip file in another is copied for each."""
+"""Bytes per read of a gzip file; small, as data after the end of each concatenated gzip file is copied."""
 
 _CAREFUL_BYTES: Final = 2**12
-"""Inflated at once from a damaged gzip file: what a step gave is lost when it fails."""
+"""Bytes inflated at once from a damaged gzip file, as a failing step loses its output."""
 
 _MOST_PACKED: Final = 200
-"""Times that the text of a gzip file may be larger than the file, once it is larger than ``_LOOSE_BYTES``.
+"""Maximum expansion of a gzip file whose text is larger than ``_LOOSE_BYTES``.
 
-Traces of torch.profiler shrink to a tenth or a thirtieth; what shrinks so much says nothing new."""
+torch.profiler traces compress 10 to 30 times; text that compresses more has next to no information."""
 
 _LOOSE_BYTES: Final = 2**28
 _ITEM_BYTES: Final = 2**18
 _HEAD_BYTES: Final = 512
 _ARCHIVES: Final = ("tar archive", "zip archive")
 _MOST_LAYERS: Final = 4
-"""Times that gzip may be inside gzip."""
+"""Maximum depth of gzip inside gzip."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BOUNDARY: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"\w)')
 _WEAK_BOUNDARY: Final = re.compile(rb"\}\s*,\s*(?=\{)")
-"""Between events of which none has a usual name in front, such as empty ones."""
+"""Between events that don't start with a key, such as empty ones."""
 
 _NOT_SPACE: Final = re.compile(rb"\S")
 _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LIST_BEGINS: Final = re.compile(rb"^[^\[\{\w]*\[\s*\{")
 _PHASE: Final = re.compile(rb'"ph"\s*:\s*"\w"')
 _LOOK_BYTES: Final = 2**16
-"""What stands before the events of a job with many process groups has tens of kilobytes."""
+"""The text before a job's events takes tens of kilobytes with many process groups."""
 
 _NEAR_END: Final = (2**13, 2**16)
 
 MAX_EVENT_BYTES: Final = 4 * 2**20
-"""Text of one event that is decoded; those of torch.profiler have some kilobytes.
+"""Maximum text of a decoded event; torch.profiler's have some kilobytes.
 
-Decoded JSON may take thirty times the memory of its text, so what is decoded at once is limited."""
+Decoded JSON may take thirty times the memory of its text, so the text decoded at once is limited."""
 
 _LEAST_EVENT_BYTES: Final = 40
-"""Mean text of the events of a file with many; those of torch.profiler have more than a hundred.
+"""Minimum mean event text in a file with many events; torch.profiler's have more than a hundred bytes.
 
-So the work that a file makes is bounded by the size of its text."""
+This bounds the work for a file by the size of its text."""
 
 _MANY_EVENTS: Final = 2**20
 
 MAX_AROUND_BYTES: Final = 8 * 2**20
-"""Text of all entries before and behind the events that is decoded."""
+"""Maximum decoded text of all entries before and after the events."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the file that were read and the size of the file."""
+"""Called with the number of bytes read and the size of the file."""
 
 
 class TinyEventsError(Exception):
-    """The text has very many events that say next to nothing."""
+    """The text has very many, nearly empty events."""
 
 
 def check_event_sizes(num_events: int, num_bytes: int) -> None:
-    """Raises :class:`TinyEventsError` for very many events that say next to nothing."""
+    """Raise :class:`TinyEventsError` for very many, nearly empty events."""
     if num_events > _MANY_EVENTS and num_bytes < num_events * _LEAST_EVENT_BYTES:
         raise TinyEventsError(
             f"expected Chrome trace events of at least {_LEAST_EVENT_BYTES} bytes on average, got"
@@ -95,20 +94,20 @@ def check_event_sizes(num_events: int, num_bytes: int) -> None:
 
 
 class NotCutError(Exception):
-    """The text has nothing that looks like the events of a trace for so long that it is no usual trace."""
+    """The text has no trace events for so long that it isn't a usual trace."""
 
 
 class TextSource(Protocol):
-    """Text that can be read from its begin as often as needed."""
+    """Text that can be read from its start any number of times."""
 
     damage: str
-    """Why the text ends before its end; ``""`` while it does not."""
+    """Why the text is incomplete; ``""`` if it isn't."""
 
     def blocks(self) -> Iterator[bytes]: ...
 
 
 class Text:
-    """A text that is in memory already."""
+    """A text in memory."""
 
     def __init__(self, text: bytes | bytearray, damage: str = "") -> None:
         self._text = text
@@ -120,15 +119,15 @@ class Text:
 
 
 class TextFile:
-    """A file of text, plain or gzip-compressed (told apart by content, not by name).
+    """A file of text, plain or gzip-compressed (detected by content, not by name).
 
-    What can be read only once (a pipe) is copied to a temporary file first.
+    Input that can be read only once (a pipe) is copied to a temporary file first.
 
     Args:
-        max_bytes: largest uncompressed text to read; a few kilobytes of gzip can hold gigabytes.
+        max_bytes: maximum uncompressed text to read; a few kilobytes of gzip can hold gigabytes.
 
     Raises:
-        TraceError: while reading, when the file cannot be read or is too large.
+        TraceError: while reading, when the file can't be read or is too large.
     """
 
     def __init__(self, path: Path, max_bytes: int, progress: Progress | None = None) -> None:
@@ -141,7 +140,7 @@ class TextFile:
         self.damage = ""
 
     def blocks(self) -> Iterator[bytes]:
-        """The uncompressed text in blocks of megabytes; in small ones once it is known to be damaged."""
+        """Yield the uncompressed text in large blocks, or in small ones once damage is known."""
         block_bytes = _CAREFUL_BYTES if self.damage else BLOCK_BYTES
         self.damage = ""
         num_bytes = 0
@@ -158,13 +157,13 @@ class TextFile:
             ) from None
 
     def members(self) -> list[Path]:
-        """The traces inside, if it is an archive; none for any other file, a pipe among them.
+        """The traces inside, if it's an archive; none for any other file, including pipes.
 
         Raises:
-            TraceError: when it is an archive that can't be read.
+            TraceError: when it's an archive that can't be read.
         """
         try:
-            if not self._path.is_file():  # whoever writes to a pipe would be left alone
+            if not self._path.is_file():  # opening and closing a pipe would break its writer
                 return []
             with open_regular(self._path) as file:
                 stream = self._unpacked(file, BLOCK_BYTES)
@@ -174,7 +173,7 @@ class TextFile:
             return []
 
     def looks_like_trace(self) -> bool:
-        """Whether the first kilobytes are those of a Chrome trace; never of a pipe or what can't be read."""
+        """Whether it starts like a Chrome trace; false for pipes and unreadable files."""
         try:
             if not self._path.is_file():
                 return False
@@ -182,16 +181,15 @@ class TextFile:
                 head = self._unpacked(file, _CAREFUL_BYTES).peek(_LOOK_BYTES)
         except (OSError, ValueError):
             return False
-        head = head.replace(b"\0", b"")  # text of two bytes a letter
+        head = head.replace(b"\0", b"")  # UTF-16 text
         return bool(_EVENTS_BEGIN.search(head) or (_LIST_BEGINS.search(head) and _PHASE.search(head)))
 
     def _text_of(self, file: IO[bytes], block_bytes: int) -> Iterator[bytes]:
-        """The text of the file, or of the member that is meant."""
         stream = self._unpacked(file, block_bytes)
         if self._member:
             try:
                 blocks = member_blocks(self._path, self._member, stream, file, block_bytes)
-                yield from self._checked(self._layers(Forward(blocks), block_bytes)).blocks()
+                yield from self._checked(self._without_gzip(Forward(blocks), block_bytes)).blocks()
             except BROKEN as error:
                 self.damage = self.damage or f"the archive is cut off or damaged ({printable(str(error))})"
             return
@@ -200,10 +198,9 @@ class TextFile:
     def _unpacked(self, file: IO[bytes], block_bytes: int) -> Forward:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        return self._layers(Forward(self._read(file, size)), block_bytes)
+        return self._without_gzip(Forward(self._read(file, size)), block_bytes)
 
-    def _layers(self, stream: Forward, block_bytes: int) -> Forward:
-        """Without the gzip around it, and the gzip around that."""
+    def _without_gzip(self, stream: Forward, block_bytes: int) -> Forward:
         for _ in range(_MOST_LAYERS):
             if stream.peek(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
                 break
@@ -211,7 +208,7 @@ class TextFile:
         return stream
 
     def _checked(self, stream: Forward) -> Forward:
-        """The stream, if it isn't of a format that is known and can't be read here."""
+        """Refuse a stream in a known format that can't be read here."""
         head = stream.peek(_HEAD_BYTES)
         kind = "gzip file nested in many others" if head.startswith(_GZIP_MAGIC) else format_of(head)
         if kind:
@@ -220,7 +217,6 @@ class TextFile:
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
-        """The file, or its copy, as often as needed."""
         if self._copy is None:
             with open_regular(self._archive or self._path, or_pipe=True) as file:
                 if file.seekable():
@@ -241,7 +237,7 @@ class TextFile:
         num_bytes = 0
         while block := pipe.read(_READ_BYTES):
             num_bytes += len(block)
-            if num_bytes > self._max_bytes:  # compressed or not, its text is larger still
+            if num_bytes > self._max_bytes:  # its text is at least as large, compressed or not
                 raise self._too_large()
             self._copy.write(block)
         return self._copy
@@ -252,13 +248,13 @@ class TextFile:
             yield block
 
     def _inflate(self, file: Forward, block_bytes: int) -> Iterator[bytes]:
-        """Inflate as far as possible: of a file that is cut off, all that came over."""
+        """Inflate as far as possible, as much as is left of a cut-off file."""
         inflater = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         packed = b""
         num_bytes = 0
         try:
             while True:
-                if inflater.eof:  # a file may consist of several gzip files, one behind the other
+                if inflater.eof:  # a file may be several concatenated gzip files
                     packed = _without_padding(inflater.unused_data, file)
                     if not packed:
                         return
@@ -295,7 +291,7 @@ class TextFile:
 
 
 def _archive_of(path: Path) -> Path | None:
-    """The file that a path leads into, ``None`` if it leads into folders alone."""
+    """The file that a path leads into, ``None`` if it leads only through directories."""
     try:
         return next((parent for parent in path.parents if parent.is_file()), None)
     except (OSError, ValueError):
@@ -303,7 +299,7 @@ def _archive_of(path: Path) -> Path | None:
 
 
 def _without_padding(packed: bytes, file: Forward) -> bytes:
-    """What comes next in the file behind zero bytes, which some programs fill up with; ``b""`` at its end."""
+    """Skip zero bytes, which some programs use as padding; ``b""`` at the end of the file."""
     packed = packed.lstrip(b"\0")
     while not packed:
         packed = file.read(_READ_BYTES)
@@ -314,10 +310,10 @@ def _without_padding(packed: bytes, file: Forward) -> bytes:
 
 
 class EventPieces:
-    """Cuts the text of a trace between events.
+    """Cut the text of a trace between events.
 
     Attributes:
-        rest: after :meth:`pieces`, the text without the events that were handed out, as valid as the whole.
+        rest: after :meth:`pieces`, the text without the yielded events, as valid as the whole.
     """
 
     def __init__(self, source: TextSource) -> None:
@@ -325,13 +321,13 @@ class EventPieces:
         self.rest = b""
 
     def pieces(self) -> Iterator[bytes]:
-        """JSON lists of whole events, but for the last events, which stay in ``rest``.
+        """Yield JSON lists of whole events, except the last events, which stay in ``rest``.
 
         Raises:
-            NotCutError: when the events do not begin soon, or one of them does not end soon.
+            NotCutError: when the events don't start soon, or one of them doesn't end soon.
         """
         head = b""
-        left: list[bytes] = []  # text behind the last event that was handed out
+        left: list[bytes] = []  # text after the last yielded event
         num_left = num_searched = 0
         in_events = False
         for block in self._source.blocks():
@@ -365,7 +361,7 @@ class EventPieces:
 
 
 def events_begin(text: bytes | bytearray) -> int | None:
-    """Where the list of events begins, behind its bracket; ``None`` where there is none yet."""
+    """Where the event list starts, after its bracket; ``None`` if it isn't in the text."""
     if is_list(text):
         return text.index(b"[") + 1
     found = _EVENTS_BEGIN.search(text)
@@ -378,7 +374,7 @@ def is_list(text: bytes | bytearray) -> bool:
 
 
 def _is_top_level(head: bytes) -> bool:
-    """Whether the list that begins behind the text is the file's own, not one inside of another entry."""
+    """Whether the list starting after the text is the file's own, not one inside another entry."""
     if is_list(head):
         return True
     try:
@@ -388,7 +384,7 @@ def _is_top_level(head: bytes) -> bool:
 
 
 def event_spans(text: bytearray | memoryview, begin: int) -> Iterator[tuple[int, int]]:
-    """Cut the text from the first event on wherever an event may end; the last piece is all that is left."""
+    """Cut the text wherever an event may end, from the first event; the last piece is the rest."""
     for boundary in _BOUNDARY.finditer(text, begin):
         yield begin, boundary.start() + 1
         begin = boundary.end()
@@ -396,7 +392,7 @@ def event_spans(text: bytearray | memoryview, begin: int) -> Iterator[tuple[int,
 
 
 def list_items(text: memoryview) -> Iterator[msgspec.Raw | memoryview]:
-    """The text of each item of a valid JSON list, found some kilobytes at once."""
+    """Yield the text of each item of a valid JSON list, found some kilobytes at a time."""
     begin, end = 1, len(text) - 1
     size = _ITEM_BYTES
     while begin < end:
@@ -409,14 +405,14 @@ def list_items(text: memoryview) -> Iterator[msgspec.Raw | memoryview]:
                 size = _ITEM_BYTES
                 continue
             except NOT_JSON:
-                if is_last:  # one is nested too deeply
+                if is_last:  # an item is nested too deeply
                     yield from (text[start:stop] for start, stop in event_spans(text[:end], begin))
                     return
-        size *= 2  # the only place to cut is inside of an event
+        size *= 2  # the only place to cut is inside an event
 
 
 def _last_boundary(text: bytes | memoryview) -> tuple[int, int] | None:
-    """Where the last whole event ends and where the next begins; ``None`` without two events."""
+    """Where the last whole event ends and the next starts; ``None`` without two events."""
     for boundaries in (_BOUNDARY, _WEAK_BOUNDARY):
         for begin in (*(max(0, len(text) - near) for near in _NEAR_END), 0):
             last = None

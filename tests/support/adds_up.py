@@ -1,4 +1,4 @@
-"""Whether one report says one step time, and numbers that add up to the last digit shown."""
+"""Check that a report shows one step time, and numbers that add up to the last digit shown."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _NUMBER = r"(\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
 
 
 def wrong_sums(report: Report) -> list[str]:
-    """What of a report doesn't add up."""
+    """Sentences about numbers in the report that don't add up."""
     return [*_of_card(report), *_of_findings(report), *_of_verdict(report), *_of_terminal(report)]
 
 
 def found(report: Report) -> list[Finding]:
-    """The findings that were found."""
     return [one for one in report.findings if one.status is Status.FOUND]
 
 
@@ -86,7 +85,7 @@ def _of_findings(report: Report) -> Iterator[str]:
 
 
 def _off(ms: str, share: str, step_ns: float) -> float:
-    """How far a share may be from that of the printed milliseconds: half of each last digit."""
+    """Allowed deviation of a share from the printed milliseconds' share: half of each last digit."""
     half_ms = 0.5 * 10.0 ** -len(ms.partition(".")[2]) if "." in ms else 0.5
     half_share = 0.5 * 10.0 ** -len(share.partition(".")[2]) if "." in share else 0.5
     return half_share + half_ms * 1e6 / step_ns * 100 + 1e-9
@@ -126,7 +125,7 @@ def _of_terminal(report: Report) -> Iterator[str]:
             continue
         best = re.search(rf"all findings are fixed: {_NUMBER} ms", text)
         savings = [one.saving_ns_per_step or 0.0 for one in found(report) if one.share_of == "step"]
-        if best is not None and _same(sum(savings), card.saved_ns):  # each is counted once
+        if best is not None and _same(sum(savings), card.saved_ns):  # each counts once
             places = len(total[1].partition(".")[2])
             left = _number(total[1]) - round(sum(savings) / 1e6, places)
             if abs(left - _number(best[1])) > 0.01 * 10.0**-places:

@@ -1,8 +1,8 @@
-"""A fake clock, and user code whose every hook costs a known time and keeps its own account of it.
+"""A fake clock, and user code that spends known times in every hook and keeps its own account of them.
 
-The account (:class:`Truth`) knows nothing of profiler actions: costs are booked by the code that causes
-them, and steps are cut by the data set and the public hooks. So what is expected is independent of what is
-measured. Each cost differs from every other one by some nanoseconds, so that a mix-up cannot cancel out.
+The account (:class:`Truth`) is independent of profiler actions: costs are booked by the code that causes
+them, and steps are delimited by the data set and the public hooks, so the expected values are independent of
+the measured ones. All costs differ by some nanoseconds, so mix-ups can't cancel out.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests.support.fits import grouped
 
 LIGHTNING = Version(lightning.__version__)
 HAS_SAVE_ACTION = Version("2.5") <= LIGHTNING
-"""Before 2.5 Lightning did not tell its profiler of checkpoints: they are part of the callback that saves."""
+"""Before 2.5, Lightning's profiler had no action for checkpoints, which are part of the saving callback."""
 MIXES_PACKAGES = Version("2.6") <= LIGHTNING
-"""Before 2.6 a Trainer of pytorch_lightning refused callbacks of lightning.pytorch."""
+"""Before 2.6, a pytorch_lightning Trainer rejected lightning.pytorch callbacks."""
 
 MS = 1_000_000
 
@@ -84,11 +84,11 @@ COST_MS = {
     "scaler": 2,
 }
 HOOK_COST_MS = 2
-"""What every other hook costs."""
+"""Cost of every other hook."""
 
 
 class FakeClock:
-    """Integer nanoseconds that pass only when told to; counts how often it is read."""
+    """Integer nanoseconds that only advance on request; counts its reads."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * MS
@@ -103,20 +103,20 @@ class FakeClock:
 
 
 def thread_clock() -> HostClock:
-    """CPU time of the thread that calls this, whichever thread reads it: it stands still while others run."""
+    """CPU time of the calling thread, from any thread; it stands still while others run."""
     clock_id = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime_ns(clock_id)
 
 
 class UndisturbedClock:
-    """Real time of the thread that makes this, less what it waited for a CPU: sleeps are in it.
+    """Real time of the creating thread, including sleep, minus its waits for a CPU.
 
-    Only that thread can know its time. Others read its CPU time since it read the clock itself.
+    Only that thread can read it; others get its CPU time since its own last read.
     """
 
     def __init__(self) -> None:
         self._owner, self._cpu_clock = threading.get_ident(), thread_clock()
-        # Of the scheduler: time on a CPU, time that waited for one, turns.
+        # Scheduler statistics: time on a CPU, time waiting for one, time slices.
         path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._statistics = path.open("rb", buffering=0) if path.exists() else None
         self._held_ns = 0
@@ -141,25 +141,25 @@ class UndisturbedClock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Leaves out what passes in here, but for CPU time."""
+        """Exclude the body's time, except CPU time."""
         began_ns, began_cpu_ns = self(), self._cpu_clock()
         yield
         self._held_ns += max(0, self() - began_ns - (self._cpu_clock() - began_cpu_ns))
 
 
 class Truth:
-    """What user code spent, step by step and phase by phase, by its own account."""
+    """Time spent by user code per step and phase, by its own account."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.trainer: Any = None
-        self.device: Any = None  # a FakeDeviceClock whose time passes with the host's, at its own pace
+        self.device: Any = None  # a FakeDeviceClock that advances with the CPU clock, at its own pace
         self.is_on = False
         self._serial = 0
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was; a new fit begins."""
+        """Start a new fit."""
         self.steps: list[dict[str, int]] = []
         self.device_steps: list[dict[str, int]] = []
         self.outside: Counter[str] = Counter()
@@ -172,7 +172,7 @@ class Truth:
         self._open_device: Counter[str] = Counter()
 
     def spend(self, phase: str, what: str) -> None:
-        """Let the time of ``what`` pass; it belongs to ``phase``, or to validation if that is running."""
+        """Let the time of ``what`` pass, in ``phase`` or in a running validation."""
         self._serial += 1
         ns = COST_MS.get(what, HOOK_COST_MS) * MS + self._serial
         self.clock.advance(ns)
@@ -181,7 +181,7 @@ class Truth:
         self.book(phase, what, ns)
 
     def book(self, phase: str, what: str, ns: int) -> None:
-        """Note time that has passed."""
+        """Record time that has passed."""
         if not self.is_on:
             return
         is_inside_fit = self.trainer.validating and self.trainer.state.fn == "fit"
@@ -189,7 +189,7 @@ class Truth:
             self.validation[_part_of(phase, what)] += ns
             phase = "validation"
         self._open[phase] += ns
-        # Callbacks put no marks on a device: there their time is that of the phase around them.
+        # Callbacks put no marks on a device; there their time counts in the enclosing phase.
         is_between = phase == "callbacks" and not self.in_epoch
         self._open_device["epoch_turn" if is_between else phase] += 3 * ns
         if phase == "callbacks":
@@ -197,10 +197,10 @@ class Truth:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a batch has begun and not ended."""
+        """Whether a batch has started and not ended."""
         return self._batch_began and not self._batch_ended
 
-    # Where steps begin and end, as the public hooks and the data set see it. All may be called repeatedly.
+    # Boundaries of steps, from the public hooks and the data set. All may be called repeatedly.
 
     def training_begins(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -208,7 +208,7 @@ class Truth:
         self.is_on = True
 
     def epoch_begins(self) -> None:
-        """The loop over batches begins; before the first finished step this is where step 0 starts."""
+        """The batch loop starts; before the first finished step, step 0 starts here."""
         if self.is_on and not self.in_epoch:
             self.in_epoch = True
             if not self.steps:
@@ -228,7 +228,7 @@ class Truth:
         self._batch_ended = True
 
     def epoch_ended(self) -> None:
-        """The loop over batches is over; a batch that was begun and not ended is no step."""
+        """The batch loop is over; a batch without an end is no step."""
         if self.in_epoch:
             self.in_epoch = False
             if self._batch_ended:
@@ -258,14 +258,14 @@ class Truth:
 
 
 def _part_of(phase: str, what: str) -> str:
-    """Which part of a validation it is that user code spends time in."""
+    """Part of the validation for time spent in user code."""
     if what == "on_validation_epoch_end":
         return "epoch_end"
     return {"validation": "forward"}.get(phase, phase)
 
 
 class MeasuredCallback(ModelProfCallback):
-    """The callback under test, which tells the truth when it begins and ends to measure."""
+    """The callback under test, which tells the account when its measurement starts and ends."""
 
     def __init__(self, truth: Truth, **arguments: Any) -> None:
         quiet = dict.fromkeys(("terminal", "files", "progress_bar", "flops", "sampling"), False) | {
@@ -321,7 +321,7 @@ class CostlyDataset(Dataset[Tensor]):
 
 
 class CostlyStream(IterableDataset[Tensor]):
-    """Like :class:`CostlyDataset` but without a length; running dry costs time, too."""
+    """Like :class:`CostlyDataset`, but without a length; running dry takes time too."""
 
     def __init__(self, truth: Truth, length: int = 3) -> None:
         self.items = CostlyDataset(truth, length)
@@ -333,13 +333,13 @@ class CostlyStream(IterableDataset[Tensor]):
 
 
 class CostlyLoader(DataLoader[Tensor]):
-    """Making its iterator costs time, as starting workers would."""
+    """Creating its iterator takes time, like starting workers."""
 
     def __iter__(self) -> Any:
         data: Any = getattr(self.dataset, "items", self.dataset)
         if data.is_training:
             data.truth.epoch_begins()
-        # A CombinedLoader begins a loader that ran dry once more, in the middle of a fetch.
+        # A CombinedLoader restarts an exhausted loader during a fetch.
         data.truth.spend("dataloader" if data.truth.is_fetching else "dataloader_init", "loader_iter")
         return super().__iter__()
 
@@ -348,7 +348,7 @@ class CostlyLoader(DataLoader[Tensor]):
 
 
 class CostlyBackward(torch.autograd.Function):
-    """Changes nothing; its backward costs time."""
+    """Identity with a slow backward."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, truth: Truth, phase: str) -> Tensor:
@@ -388,7 +388,7 @@ class CostlyScheduler(torch.optim.lr_scheduler.LambdaLR):
 
 
 class CostlySteps:
-    """``training_step`` and what cannot be left out; a mixin, as there are two Lightnings."""
+    """``training_step`` and other required methods; a mixin, as there are two Lightning packages."""
 
     automatic_optimization: bool
     layer: nn.Linear
@@ -413,7 +413,7 @@ class CostlySteps:
         self.truth.spend("validation", "validation_step")
 
     def configure_optimizers(self) -> Any:
-        phase = "zero_grad" if self.automatic_optimization else "forward"  # no action brackets a manual one
+        phase = "zero_grad" if self.automatic_optimization else "forward"  # no action surrounds a manual one
         optimizer = CostlySGD(self.truth, self.layer.parameters(), phase)
         if self.scheduler_interval is None:
             return optimizer
@@ -425,7 +425,7 @@ class CostlySteps:
 
 
 class CostlyHooks(CostlySteps):
-    """Every hook of a LightningModule that a step can run into, besides :class:`CostlySteps`."""
+    """Every other hook of a LightningModule that a step can call."""
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         self.truth.spend("transfer", "on_before_batch_transfer")
@@ -464,7 +464,7 @@ for _hook in (*TRAIN_HOOKS, *VALIDATION_HOOKS):
 
 
 class PlainModel(CostlySteps, LightningModule):
-    """Overrides no hook that it does not need."""
+    """Overrides only required hooks."""
 
 
 class HookedModel(CostlyHooks, LightningModule):
@@ -472,7 +472,7 @@ class HookedModel(CostlyHooks, LightningModule):
 
 
 class ManualSteps(CostlySteps):
-    """One optimizer, stepped by hand."""
+    """One optimizer with manual optimization."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__(truth)
@@ -488,7 +488,7 @@ class ManualSteps(CostlySteps):
 
 
 class PlainManualModel(ManualSteps, LightningModule):
-    """Overrides no hook that it does not need."""
+    """Overrides only required hooks."""
 
 
 class ManualModel(ManualSteps, CostlyHooks, LightningModule):
@@ -499,7 +499,7 @@ class ManualModel(ManualSteps, CostlyHooks, LightningModule):
 
 
 class CostlyCallbackHooks:
-    """Every hook of a callback; a mixin, as there are two Lightnings."""
+    """Every hook of a callback; a mixin, as there are two Lightning packages."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
@@ -515,11 +515,11 @@ for _hook in _CALLBACK_HOOKS:
 
 
 class CostlyCallback(CostlyCallbackHooks, Callback):
-    """Another callback, at work in every hook."""
+    """Another callback that takes time in every hook."""
 
 
 class CostlyLogger(Logger):
-    """Takes its time over every point; during the batch loop that is logging, after it Lightning's loop."""
+    """Slow at every point; in the batch loop that's logging, after it Lightning's loop."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__()
@@ -532,7 +532,7 @@ class CostlyLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.logged.append(metrics)
         if any(name.startswith("modelprof/") for name in metrics):
-            self.truth.step_ends()  # our own figures: at a step's start, and at our own expense
+            self.truth.step_ends()  # our own figures: at a step's start, as profiler time
             self.truth.spend("profiler", "logger")
         else:
             self.truth.spend("logging" if self.truth.in_epoch else "epoch_turn", "logger")
@@ -552,7 +552,7 @@ class CostlyCheckpointIO(TorchCheckpointIO):
 
 
 class CostlyProfiler(Profiler):
-    """A user's own profiler: slow, and told of everything."""
+    """A slow user profiler that records every action."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__()
@@ -581,7 +581,7 @@ class CostlyProfiler(Profiler):
 
 
 def make_trainer(trainer_class: Any = Trainer, **arguments: Any) -> Any:
-    """A Trainer that is quiet, writes nothing and does nothing that was not asked for."""
+    """A quiet Trainer that writes nothing, with everything optional turned off."""
     logging.getLogger(trainer_class.__module__.partition(".trainer")[0]).setLevel(logging.ERROR)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     defaults: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": 1}
@@ -597,7 +597,7 @@ def make_trainer(trainer_class: Any = Trainer, **arguments: Any) -> Any:
 
 
 class Bench:
-    """A clock, the truth and the callback that is to find it out.
+    """A clock, the account and the callback under test.
 
     Args:
         arguments: of the callback.
@@ -619,7 +619,7 @@ class Bench:
         return make_trainer(callbacks=[*before, self.callback, *after], **arguments)
 
     def fit(self, model: Any, data: Any = None, *, trainer: Any = None, **arguments: Any) -> Any:
-        """Train, and see that nothing of ours stays behind; Trainer's arguments, or a Trainer.
+        """Train with Trainer arguments or a Trainer, and check that nothing of ours remains.
 
         ``raises``, ``validation`` and ``ckpt_path`` are for the fit.
         """
@@ -632,7 +632,7 @@ class Bench:
         with pytest.raises(raises) if raises is not None else contextlib.nullcontext():
             trainer.fit(model, **data, ckpt_path=path)
         assert trainer.profiler is profiler
-        # Lightning itself appends callbacks of its own, such as those of configure_callbacks
+        # Lightning appends callbacks, such as those of configure_callbacks
         assert [callback for callback in trainer.callbacks if callback in callbacks] == callbacks
         assert remains(trainer) == []
         return trainer
@@ -643,11 +643,11 @@ class Bench:
         return self.callback.run.ranks[0]
 
     def has_tag(self, tag: StepTag) -> list[bool]:
-        """Which steps carry a tag."""
+        """Whether each step has a tag."""
         return [bool(tags & tag) for tags in self.record.steps.tags.tolist()]
 
     def check(self, num_steps: int) -> None:
-        """Everything that was measured is the truth, to the nanosecond."""
+        """Check that all measurements equal the account, to the nanosecond."""
         record, truth = self.record, self.truth
         steps = record.steps
         assert steps.step.tolist() == list(range(num_steps))
@@ -661,7 +661,7 @@ class Bench:
         assert int(steps.duration_ns.sum()) + sum(record.outside_ns.values()) == wall_ns
 
     def check_callback_times(self) -> None:
-        """The times by callback are what the callbacks spent, in steps or not."""
+        """Check that times by callback equal the account, inside and outside steps."""
         measured: Counter[str] = Counter()
         for callback in self.record.callbacks:
             measured[callback.hook] += callback.total_ns
@@ -669,7 +669,7 @@ class Bench:
 
 
 def differences(measured: list[Any], expected: list[Any]) -> list[str]:
-    """What is not as expected, in words; a comparison of whole dictionaries is hard to read."""
+    """Differences as sentences, which are easier to read than compared dictionaries."""
     found = [] if len(measured) == len(expected) else [f"{len(measured)} steps and not {len(expected)}"]
     for step, (got, wanted) in enumerate(zip(measured, expected, strict=False)):
         found += [
@@ -681,19 +681,19 @@ def differences(measured: list[Any], expected: list[Any]) -> list[str]:
 
 
 def named_phases(columns: Any) -> list[dict[str, int]]:
-    """Phase key → nanoseconds for every step, without the phases that took no time."""
+    """Phase key → nanoseconds for every step, without phases that took no time."""
     keys = [phase.key for phase in PHASES]
     return [{key: ns for key, ns in zip(keys, row, strict=True) if ns} for row in columns.tolist()]
 
 
 def parts_of(record: RankRecord) -> dict[str, int]:
-    """Part of the validations → nanoseconds, without the parts that took no time."""
+    """Validation part → nanoseconds, without parts that took no time."""
     assert record.validation is not None
     return {part.key: part.total_ns for part in record.validation.parts if part.total_ns}
 
 
 def remains(trainer: Any) -> list[str]:
-    """What of ours is still to be found on a trainer and what belongs to it."""
+    """Attributes of ours on a trainer and its parts."""
     owners = [
         *(trainer, trainer.strategy, trainer.lightning_module, trainer.fit_loop, trainer.fit_loop.epoch_loop),
         trainer._logger_connector,

@@ -1,6 +1,6 @@
 """Selenium's keys and actions; ``None`` without selenium, where the fixture ``browser`` skips the tests.
 
-``importorskip`` at the top of a module skips that module alone: others that import its functions would fail.
+``importorskip`` at the top of a module only skips that module; importing its functions elsewhere would fail.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Trainings with one fault that one statement has, each a file of a user's, and what mends it."""
+"""Trainings with one fault in one statement, each a user's file, and their fixes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def main(callback, folder):
 
 
 def net(step="", init="", optimizer="", more=""):
-    """A module whose parts are given, the others as in ``NET``."""
+    """A module with the given parts, otherwise as in ``NET``."""
     text = NET
     for old, new in (
         ("        self.layer = nn.Linear(48, 2)\n", init),
@@ -82,7 +82,7 @@ def net(step="", init="", optimizer="", more=""):
 
 
 def main(fit, trainer="max_epochs=1"):
-    """A function that trains."""
+    """A training function."""
     return (
         "\n\ndef main(callback, folder):\n    seed_everything(1, verbose=False)\n    model = Net()\n"
         + textwrap.indent(textwrap.dedent(fit).replace("TRAINER", f"{trainer}, {QUIET}"), 4 * " ")
@@ -92,9 +92,9 @@ def main(fit, trainer="max_epochs=1"):
 
 @dataclass(frozen=True)
 class Training:
-    """A training, the finding that it is for, and how its change is labelled.
+    """A training, its expected finding, and the label of its change.
 
-    ``doctor`` gives the run the device that a finding needs, with the source's lines as places.
+    ``doctor`` gives the run the device that a finding needs, with places from the source's lines.
     """
 
     name: str
@@ -108,12 +108,12 @@ class Training:
 
     @property
     def text(self):
-        """Of the file."""
+        """Content of the file."""
         return PRELUDE + self.source
 
 
 def with_cuda(run, source):
-    """The run as if the model had been on a GPU."""
+    """The run as if on a GPU."""
     setup = replace(run.ranks[0].setup, cuda=CUDA)
     return replace(
         run,
@@ -131,7 +131,7 @@ def with_pinned(run, source):
 
 
 def with_site(kind, mark):
-    """On a GPU, where the line with a mark blocks the host."""
+    """On a GPU, where the line with a mark blocks the CPU."""
 
     def doctored(run, source):
         run = with_cuda(run, source)
@@ -162,7 +162,7 @@ def with_site(kind, mark):
 
 
 def with_samples(run, source):
-    """As if half of the time were in the line that logs: seen in 50 samples of 100."""
+    """As if half of the time were in the logging line: 50 of 100 samples."""
     file = run.ranks[0].setup.statements[0].file
     line = next(at for at, text in enumerate(source.split("\n"), 1) if "self.log(" in text)
     frames = (
@@ -451,7 +451,7 @@ TRAININGS = [
 
 
 def _without_line(run):
-    """The copy is Lightning's own: no line of the user's makes it."""
+    """As for Lightning's own copy, which no user line makes."""
     cost = run.ranks[0].model_cost
     sites = tuple(replace(one, file=None, line=None, phase="batch_start") for one in cost.sites.sites)
     cost = replace(cost, sites=replace(cost.sites, sites=sites))
@@ -459,7 +459,7 @@ def _without_line(run):
 
 
 def several(text, *parts):
-    """The same text with parts replaced."""
+    """Replace several parts of a text."""
     for old, new in parts:
         assert old in text
         text = text.replace(old, new)
@@ -540,4 +540,4 @@ REFUSED = [
         NET + MAIN.replace("max_epochs=1", '**{"detect_anomaly": True}, max_epochs=1'),
     ),
 ]
-"""Where more than one statement, or none, is at fault: the line to write, and no diff."""
+"""Trainings without exactly one faulty statement, which get the line to write but no diff."""

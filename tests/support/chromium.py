@@ -1,4 +1,4 @@
-"""Chromium for the tests of pages: started once, and asked what it said and whom it asked."""
+"""Chromium for page tests: start it, and read its console messages and requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_NOBODY = ("data:", "blob:", "about:")
 
 
 def start_chromium() -> Any:
-    """A driver of a new Chromium; the test is skipped where there is none."""
+    """A driver of a new Chromium; skips the test without one."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("Chromium or chromedriver is not installed")
@@ -33,7 +33,7 @@ def start_chromium() -> Any:
 
 
 def requested(browser: Any) -> set[str]:
-    """The addresses that were asked for since the last call."""
+    """Addresses requested since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = {
         one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"
@@ -42,5 +42,5 @@ def requested(browser: Any) -> set[str]:
 
 
 def said(browser: Any) -> list[str]:
-    """What the console was told since the last call."""
+    """Console messages since the last call."""
     return [entry["message"] for entry in browser.get_log("browser")]

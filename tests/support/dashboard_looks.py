@@ -1,13 +1,12 @@
-"""Every view of the dashboard at three widths, light and dark: what is wrong with it, and pictures of it.
+"""Check every dashboard view at three widths, light and dark, and take pictures.
 
     PYTHONPATH=. python -m tests.support.dashboard_looks --out pictures
     PYTHONPATH=. python -m tests.support.dashboard_looks --out pictures --only cifar --views overview trace
 
-Profiles are made on the spot: ``examples/cifar10.py``, a fit with two windows that recorded stacks and
-memory, a fit of two ranks, and the traces of a V100, an A100 and an MI250.
-A view fails when the console says anything, it is wider than the page, text is cut and nothing shows the
-rest, or two texts of a drawing lie on each other. ``contact_sheet.png`` has twelve of the pictures.
-The whole takes about five minutes.
+Profiles are made first: ``examples/cifar10.py``, a fit with two windows that recorded stacks and memory, a
+fit of two ranks, and the traces of a V100, an A100 and an MI250. A view fails if the console has a message,
+it's wider than the page, text is cut without a way to see the rest, or two texts of a drawing overlap.
+``contact_sheet.png`` has twelve of the pictures. All of it takes about five minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ REAL: Final = {
     "A100": "a100_nccl",
     "MI250": "mi250_toy",
 }
-"""What a real trace is called here → the name of its file and of its run."""
+"""Subject of a real trace → name of its file and run."""
 
 SHEET: Final = (
     ("V100", "overview", 1400, "light"),
@@ -60,7 +59,7 @@ SHEET: Final = (
     ("ranks", "distributed", 1000, "dark"),
     ("V100", "overview", 400, "light"),
 )
-"""Subject, view, width and theme of the twelve pictures that are looked at."""
+"""Subject, view, width and theme of the twelve pictures on the contact sheet."""
 
 _WINDOWS: Final = """
     import warnings; warnings.simplefilter("ignore")
@@ -88,7 +87,7 @@ _RANKS: Final = """
 """
 
 FAULTS: Final = (ROOT / "tests/support/dashboard_faults.js").read_text(encoding="utf-8")
-"""What is wrong with the view that the page shows, as sentences."""
+"""Script that returns the visible view's faults, as sentences."""
 
 _READY: Final = (
     "const main = document.querySelector('main');"
@@ -98,7 +97,7 @@ _READY: Final = (
 
 
 def write_logs(logs: Path) -> dict[str, dict[str, str]]:
-    """Make the profiles; returns what each subject's links choose."""
+    """Make the profiles; return the link parameters of each subject."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     work = logs.parent / "work"
     work.mkdir()
@@ -130,14 +129,14 @@ def write_logs(logs: Path) -> dict[str, dict[str, str]]:
 
 
 class Pages:
-    """The dashboard's page alone, of a size and in a theme."""
+    """The dashboard's page alone, in a given size and theme."""
 
     def __init__(self, browser: Any, server: Server) -> None:
         self.browser = browser
         self.server = server
 
     def show(self, choice: dict[str, str], width: int) -> None:
-        """Open a view at a width, and wait until it is drawn."""
+        """Open a view at a width, and wait until it's drawn."""
         size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.browser.get("about:blank")
@@ -148,7 +147,7 @@ class Pages:
         wait(self.browser, _READY)
 
     def dress(self, theme: str) -> None:
-        """Light or dark, as TensorBoard would say it."""
+        """Set the theme as TensorBoard does."""
         self.browser.execute_async_script(
             "document.documentElement.dataset.theme = arguments[0];"
             "document.dispatchEvent(new CustomEvent('themechange'));"
@@ -158,14 +157,14 @@ class Pages:
         )
 
     def faults(self) -> list[str]:
-        """What is wrong with what is shown."""
+        """Faults of the visible view."""
         return [
             *self.browser.execute_script(FAULTS),
             *(f"console: {line}" for line in said(self.browser) if "favicon" not in line),
         ]
 
     def picture(self) -> bytes:
-        """What is seen, as PNG."""
+        """Screenshot as PNG."""
         shot = self.browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         return base64.b64decode(shot["data"])
 
@@ -177,7 +176,7 @@ def look(
     widths: Sequence[int],
     out: Path | None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Open everything; yields the name of each picture and what is wrong with it."""
+    """Open everything; yield each picture's name and faults."""
     for subject, choice in subjects.items():
         for view in views:
             for width in widths:
@@ -191,7 +190,7 @@ def look(
 
 
 def contact_sheet(out: Path) -> Path:
-    """Twelve of the pictures on one, each under its name."""
+    """Put twelve of the pictures on one, each under its name."""
     across, size, head = 3, (700, 450), 22
     sheet = Image.new("RGB", (across * size[0], -(-len(SHEET) // across) * (size[1] + head)), "#808080")
     draw = ImageDraw.Draw(sheet)
@@ -209,7 +208,7 @@ def contact_sheet(out: Path) -> Path:
 
 
 def main() -> int:
-    """Look at everything; 1 if anything is wrong."""
+    """Check everything; return 1 on any fault."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, help="folder for the pictures")
     parser.add_argument("--logs", type=Path, help="folder of profiles that this made before, or is to make")

@@ -1,4 +1,4 @@
-"""A page with one view of the dashboard: served as TensorBoard does, watched and waited for."""
+"""A page with one dashboard view, served as TensorBoard does, with checks and waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from lightning_modelprof.tensorboard_plugin.plugin import static_files
 from tests.support.chromium import requested, said
 
-# What TensorBoard 2.21 sends with every page of a plugin.
+# TensorBoard 2.21 sends it with every plugin page.
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -34,7 +34,7 @@ Files = dict[str, tuple[bytes, str]]
 
 @contextmanager
 def serve(own: Files) -> Iterator[str]:
-    """Serve the dashboard's files, before them ``own``, which may change meanwhile; yields the address."""
+    """Serve ``own``, which may change while served, then the dashboard's files; yield the address."""
     files = {name: (file.content, file.media_type) for name, file in static_files().items()}
 
     class Handler(BaseHTTPRequestHandler):
@@ -50,10 +50,10 @@ def serve(own: Files) -> Iterator[str]:
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: the tests' output is for failures."""
+            """Keep the tests' output for failures."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    # The default looks every half a second whether to end.
+    # The default polls for shutdown every half second.
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -66,7 +66,7 @@ def serve(own: Files) -> Iterator[str]:
 
 @contextmanager
 def watched(browser: Any, address: str) -> Iterator[None]:
-    """In the end nothing was said in the console, and nobody else was asked for anything."""
+    """Check that the console stays empty and that requests only go to the address."""
     requested(browser)
     said(browser)
     yield
@@ -77,7 +77,7 @@ def watched(browser: Any, address: str) -> Iterator[None]:
 
 
 def wait(browser: Any, script: str, *arguments: Any, seconds: float = 60) -> Any:
-    """What a script returns once it is true of the page."""
+    """Wait until the script returns a true value, and return it."""
     end = time.monotonic() + seconds
     while not (answer := browser.execute_script(script, *arguments)):
         assert time.monotonic() < end, said(browser)

@@ -1,4 +1,4 @@
-"""Runs made by hand, to be diagnosed: steps whose every phase is known, and a setup."""
+"""Hand-made runs to diagnose: steps with known phases, and a setup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETUP = TrainingSetup(
 
 
 def steps_of(num_steps=20, tags=None, device_ms=None, **phases_ms):
-    """Steps with so many milliseconds in each phase: a number for all of them, or one for each."""
+    """Steps with the given milliseconds per phase: one number for all, or one per step."""
     phases_ns = np.zeros((num_steps, len(PHASES)), np.int64)
     device_ns = np.full((num_steps, len(PHASES)), NOT_MEASURED, np.int64)
     for key, value in phases_ms.items():
@@ -86,7 +86,7 @@ def analysis_of(
 
 
 def cost_of(*modules, steps=1):
-    """Modules with their own times: (path, trainable of 10 parameters, forward ms, backward ms)."""
+    """Modules with their self times: (path, trainable of 10 parameters, forward ms, backward ms)."""
     return ModelCost(
         modules=tuple(
             ModuleRecord(path=path, type_name="Linear" if path else "Net", parameters=10, trainable=trainable)
@@ -104,12 +104,12 @@ def cost_of(*modules, steps=1):
 
 
 def with_loader(**changes):
-    """``SETUP`` with another loader."""
+    """``SETUP`` with a changed loader."""
     return replace(SETUP, loaders=(replace(SETUP.loaders[0], **changes),))
 
 
 def only(findings):
-    """The one finding of a rule."""
+    """The only finding."""
     [finding] = findings
     return finding
 

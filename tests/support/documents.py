@@ -1,4 +1,4 @@
-"""What tests read of a report.json."""
+"""Read parts of a report.json."""
 
 from __future__ import annotations
 

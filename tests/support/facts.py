@@ -1,4 +1,4 @@
-"""Facts that tests make up, or that aren't measured."""
+"""Invented and missing facts for tests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.traces import make_trace
 
 
 def why_not(derive: Callable[..., object], *args: Any, **kwargs: Any) -> str:
-    """The reason that a function of a fact raises."""
+    """The reason that a fact isn't measured."""
     with pytest.raises(NotMeasured) as caught:
         derive(*args, **kwargs)
     return caught.value.reason
 
 
 def fact_or_why(derive: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The fact, or the text why there's none."""
+    """The fact, or why it isn't measured."""
     try:
         return derive(*args, **kwargs)
     except NotMeasured as why:
@@ -33,13 +33,13 @@ def fact_or_why(derive: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def tables_of(facts: Facts, *kinds: TableSpec, options: TableOptions = DEFAULT_OPTIONS) -> list[Table]:
-    """The tables of these kinds that a run has."""
+    """The run's tables of these kinds."""
     entries = [entry for entry in TABLES if any(kind is one for kind in kinds for one in entry.kinds)]
     return [table for entry in entries for table in entry.of(facts, options)]
 
 
 def ranks_with(name: str, by_rank: Mapping[int, Any]) -> dict[int, TraceFacts]:
-    """Traces of ranks of which one fact is known: for each rank the fact, or a text why there's none."""
+    """Traces of ranks with one known fact: by rank the fact, or a text why it isn't measured."""
     facts = TraceFacts(make_trace([]))
     return {
         rank: facts.replaced(**{name: NotMeasured(known) if isinstance(known, str) else known})
@@ -48,6 +48,6 @@ def ranks_with(name: str, by_rank: Mapping[int, Any]) -> dict[int, TraceFacts]:
 
 
 def table_of(kind: TableSpec, by_rank: Mapping[int, Any], options: TableOptions = DEFAULT_OPTIONS) -> Table:
-    """The table of one fact of each rank, or of the text why there's none."""
+    """The table of one fact by rank, or of the text why it isn't measured."""
     [entry] = [one for one in TRACE_TABLES if one.kind is kind]
     return entry.of(ranks_with(entry.which.name, by_rank), options)

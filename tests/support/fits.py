@@ -1,4 +1,4 @@
-"""Real fits on the CPU for the tests: tiny models, quick trainers, and what a fit left behind."""
+"""Real CPU fits for tests: tiny models, quick trainers, and the fits' results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# After how many seconds without a batch torch looks whether its workers are still there; 5 otherwise.
+# Seconds without a batch until torch checks its workers; 5 by default.
 _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
 
 REPORT_FILES = {"report.html", "report.json", "report.txt", "run.json"}
@@ -49,7 +49,7 @@ class Numbers(Dataset):
 
 
 class Net(LightningModule):
-    """A small regression; ``at_batch`` is called with each batch's number inside ``training_step``."""
+    """A small regression; ``at_batch`` is called with the batch number in ``training_step``."""
 
     def __init__(self, at_batch=None, dropout=0.0):
         super().__init__()
@@ -77,7 +77,7 @@ class Net(LightningModule):
 
 
 class Manual(Net):
-    """The same by manual optimization."""
+    """The same with manual optimization."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ class Manual(Net):
 
 
 class Fetching(Net):
-    """The same, fetching for itself."""
+    """The same with its own fetches."""
 
     def training_step(self, dataloader_iter):
         batch, *_ = next(dataloader_iter)
@@ -103,14 +103,14 @@ def loader(size=64, batch_size=2, **kwargs):
 
 
 def loop_of_trainer(trainer, kind=FIT):
-    """A loop of a trainer that has no more than what is asked of it."""
+    """A loop of an incomplete trainer."""
     loop = TrainerLoop.__new__(TrainerLoop)
     loop.trainer, loop.kind = trainer, kind
     return loop
 
 
 def make_trainer(folder, *callbacks, **kwargs):
-    """A quiet trainer; ``kwargs`` win."""
+    """A quiet trainer; ``kwargs`` override its settings."""
     quiet = {
         "accelerator": "cpu",
         "callbacks": list(callbacks),
@@ -126,7 +126,7 @@ def make_trainer(folder, *callbacks, **kwargs):
 
 
 def grouped(values):
-    """Arguments of the callback, in which each value of a group stands in its group."""
+    """Move the values of groups into their groups' arguments."""
     arguments = {}
     for name, value in values.items():
         group = GROUP_OF.get(name, name if name in GROUPS and isinstance(value, dict) else None)
@@ -138,15 +138,15 @@ def grouped(values):
 
 
 def flat(config):
-    """Every value of a configuration by its name, those of groups too; the other way round of ``grouped``."""
+    """All values of a configuration by name, including grouped ones; the inverse of ``grouped``."""
     values = {name: getattr(config, name) for name in FIELDS if name not in GROUPS}
     return values | {name: getattr(getattr(config, group), name) for name, group in GROUP_OF.items()}
 
 
 def make_callback(folder, **kwargs):
-    """A callback that writes to ``folder/modelprof``; quiet: no inspection, no samples, early windows.
+    """A callback that writes to ``folder/modelprof``, without inspection and samples and with early windows.
 
-    Values of groups are given as if they were arguments.
+    Values of groups are passed like arguments.
     """
     defaults = {"skip_first": 0, "dirpath": folder / "modelprof"}
     defaults |= dict.fromkeys(("terminal", "flops", "sampling"), False)
@@ -154,7 +154,7 @@ def make_callback(folder, **kwargs):
 
 
 def run_fit(folder, *, module=None, data=None, val=None, others=(), trainer=None, **kwargs):
-    """One fit with the callback; returns the callback. ``kwargs`` are the callback's arguments."""
+    """Fit with the callback and return it; ``kwargs`` are its arguments."""
     callback = make_callback(folder, **kwargs)
     fit_quietly(
         make_trainer(folder, callback, *others, **(trainer or {})), module or Net(), data or loader(), val
@@ -163,21 +163,21 @@ def run_fit(folder, *, module=None, data=None, val=None, others=(), trainer=None
 
 
 def fit_quietly(trainer, module, data, val=None, **kwargs):
-    """Lightning's own advice is silenced; ours is not."""
+    """Silence Lightning's own advice, but not our warnings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?!ModelProfCallback)")
         trainer.fit(module, data, val, **kwargs)
 
 
 def table_of(report, table_id):
-    """The only table of this id."""
+    """The only table with this id."""
     (table,) = (table for table in report.tables if table.id == table_id)
     return table
 
 
 @contextmanager
 def our_warnings():
-    """Collects the messages of this package's warnings."""
+    """Collect the messages of this package's warnings."""
     messages = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -190,7 +190,7 @@ def steps_of(callback):
 
 
 def flops_of(callback):
-    """FLOPs of the counted step by its part."""
+    """FLOPs of the counted step by phase."""
     return added_up(callback.run.ranks[0].model_cost.count).flops
 
 
@@ -199,7 +199,7 @@ def windows_of(callback):
 
 
 def ranges(trace, prefix):
-    """(what follows the prefix, begin, end) of the host ranges that start with ``prefix``, in order."""
+    """(rest of the name, start, end) of the CPU ranges that start with ``prefix``, in order."""
     names = set(trace.name_ids(prefix).tolist())
     return [
         (trace.names[trace.name[i]][len(prefix) :], int(trace.begin_ns[i]), int(trace.end_ns[i]))
@@ -229,9 +229,9 @@ def is_profiling():
 
 
 def run_script(source, *arguments, cwd, timeout=120, env=None, fresh=False):
-    """Runs a program in a process of its own, where a crash or a kill hurts nobody.
+    """Run a program in its own process, where a crash or a kill is harmless.
 
-    It finds torch and Lightning imported, unless it has to be fresh.
+    torch and Lightning are already imported, unless ``fresh``.
     """
     source = textwrap.dedent(source)
     if not fresh:

@@ -1,4 +1,4 @@
-"""Models with the multiply-adds of their contractions, derived by hand."""
+"""Models with their contractions' multiply-adds, derived by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def case(model, *args, forward, backward=None, recompute=None, **kwargs):
-    """Truths are multiply-adds of contractions; backward is None where nobody can derive it exactly."""
+    """A case in multiply-adds of contractions; backward is None if it can't be derived exactly."""
     return SimpleNamespace(**locals())
 
 
@@ -32,7 +32,7 @@ def total(output):
 
 
 def convolution(batch, inputs, outputs, kernel, positions, groups=1):
-    """Every output element sums over the kernel and the input channels of its group."""
+    """Every output element sums over the kernel and its group's input channels."""
     return batch * prod(positions) * outputs * inputs // groups * prod(kernel)
 
 
@@ -47,7 +47,7 @@ def convolutional():
     model = nn.Sequential(
         *layers, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(), nn.Linear(64 * 8 * 8, 10)
     )
-    # The batch needs no gradient, so the first convolution has only its weight's.
+    # The batch needs no gradient, so the first convolution computes only its weight's.
     return case(model, torch.randn(8, 3, 32, 32), forward=forward, backward=2 * forward - c1)
 
 
@@ -72,7 +72,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50():
-    """64 x 64 pixels: the stem leaves 32, its pool 16, the stages 16, 8, 4 and 2."""
+    """64 x 64 pixels: 32 after the stem, 16 after its pool, then 16, 8, 4 and 2 after the stages."""
     stem = convolution(1, 3, 64, (7, 7), (32, 32))
     forward, channels, side, blocks = stem, 64, 16, []
     for width, count, first_stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
@@ -89,7 +89,7 @@ def resnet50():
     forward += 2048 * 1000
     first = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
-    model = nn.Sequential(*first, *blocks, *last).eval()  # one image: no statistics of a batch at 2 x 2
+    model = nn.Sequential(*first, *blocks, *last).eval()  # one image has no batch statistics at 2 x 2
     return case(model, torch.randn(1, 3, 64, 64), forward=forward, backward=2 * forward - stem)
 
 
@@ -113,7 +113,7 @@ class Recurrent(nn.Module):
 def lstm():
     # Batch 4, 20 steps; 4 gates of 64 on an input of 32, then of 64, and on the state of 64.
     forward = 4 * 20 * 4 * 64 * (32 + 64 + 64 + 64) + 4 * 64 * 5
-    # oneDNN's kernel computes the input's gradient though nobody needs it: exactly twice.
+    # oneDNN's kernel computes the input's gradient without need, so backward is exactly twice forward.
     return case(Recurrent(nn.LSTM), torch.randn(4, 20, 32), forward=forward, backward=2 * forward)
 
 
@@ -142,7 +142,7 @@ def attention(need_weights):
     qkv = 3 * 2 * 32 * 64**2
     core = 2 * 2 * 32**2 * 64
     forward = qkv + 2 * 32 * 64**2 + core
-    # The fused kernel computes the scores, half of the core, once more in backward.
+    # The fused kernel recomputes the scores, half of the core, in backward.
     recompute = None if need_weights else core // 2
     model = SelfAttention(need_weights)
     batch = torch.randn(2, 32, 64)
@@ -204,7 +204,7 @@ class Bag(nn.Module):
 
 
 def embedding_bag():
-    # Looking up and averaging are no contractions; the linear layer's input needs its gradient.
+    # Lookups and averages aren't contractions; the linear layer's input needs its gradient.
     words = torch.randint(0, 1000, (80,)), torch.arange(0, 80, 5)
     return case(Bag(), *words, forward=16 * 32 * 4, backward=2 * 16 * 32 * 4)
 
@@ -299,7 +299,7 @@ class Checkpointed(nn.Module):
 
 def checkpointed(reentrant):
     forward = SMALL + 2 * 4 * 32**2
-    # Without re-entering, recomputing stops at the last tensor that backward needs: before the second layer.
+    # Non-reentrant recomputation stops at the last tensor that backward needs, before the second layer.
     recompute = (2 if reentrant else 1) * 4 * 32**2
     backward = 2 * forward - 4 * 16 * 32
     model = Checkpointed(reentrant)
@@ -328,7 +328,7 @@ class OwnFunction(nn.Module):
 
 
 def own_function():
-    # Its backward computes both gradients whoever asks.
+    # Its backward always computes both gradients.
     return case(OwnFunction(), torch.randn(4, 16), forward=4 * 16 * 32, backward=2 * 4 * 16 * 32)
 
 
@@ -339,7 +339,7 @@ def compiled(backend):
 
 
 class Products(nn.Module):
-    """What torch's registry lacks."""
+    """Operators missing in torch's registry."""
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,9 @@
-"""Damages small traces at random and reads them: nothing but a TraceError may come of it.
+"""Damage small traces at random and read them: only a TraceError may result.
 
     python tests/support/fuzz_traces.py --seconds 60 --seed 1
 
 Each damaged trace goes through reader, analysis, report, text and JSON. One that raises anything else is
-saved, and its number is printed; ``--only NUMBER`` makes the same one again.
+saved and its number is printed; ``--only NUMBER`` makes it again.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ HOSTILE_TOKENS = (
     b'[{"a": 1}, {"b": 2}]', b'{"a": [{"b": 1}, {"c": 2}]}', b'["", "[1, 1]", "x"]', b"[" * 60 + b"]" * 60,
     b"[" * 3000 + b"]" * 3000, b'{"a":' * 500 + b"1" + b"}" * 500,
 )  # fmt: skip
-"""What is put in the place of a value."""
+"""Replacements of values."""
 
 NUMBERS = (
     "ts", "dur", "correlation", "External id", "bytes", "Bytes", "In msg nelems", "Group size", "stream",
     "device", "Total Allocated", "Total Reserved", "Device Id", "Device Type", "pid", "tid", "Input Dims",
 )  # fmt: skip
-"""Fields that are moved to their limits."""
+"""Fields set to extreme values."""
 
 FRAGMENTS = (
     b"}", b"{", b"[", b"]", b",", b":", b'"', b"\\", b"\x00", b"\xff", b"}, {", b'}, {"', b'}, {"ph": "X"',
     b"]}", b'"traceEvents": [', b"\xef\xbb\xbf", b"NaN", b" " * 50, b'"ts": 5, ', b"\n",
 )  # fmt: skip
-"""What is put between two bytes."""
+"""Insertions between two bytes."""
 
 
 def _timed(cat: str, name: str, tid: int | str, begin: float, duration: float, **args: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ _SHAPES = {
 
 
 def _step(number: int, at: float) -> list[dict[str, Any]]:
-    """One step of training: every kind of event once."""
+    """One training step with every kind of event."""
     one, two, three, four, five = range(100 * number + 1, 100 * number + 6)
     compute = {"pid": 0, "device": 0, "stream": 7}
     communicate = {"pid": 0, "device": 0, "stream": 20, "correlation": four}
@@ -135,7 +135,7 @@ def _new_trace() -> dict[str, Any]:
 
 
 def _old_trace() -> list[dict[str, Any]]:
-    """As torch 1.9 wrote it: other categories, threads as text, time since 1970; the list alone."""
+    """As torch 1.9 wrote it: other categories, threads as text, time since 1970, only the list."""
     old = {
         "cpu_op": "Operator", "user_annotation": "Operator", "kernel": "Kernel", "gpu_memcpy": "Memcpy",
         "gpu_memset": "Memset", "cuda_runtime": "Runtime",
@@ -152,7 +152,7 @@ def _old_trace() -> list[dict[str, Any]]:
 
 
 def base_traces() -> list[bytes]:
-    """Sound traces, small ones, in all the forms that are read."""
+    """Small valid traces in all supported forms."""
     new, old = _new_trace(), _old_trace()
     epoch = json.dumps({**new, "baseTimeNanoseconds": 0}).replace("44586", "17121954955")
     rocm = json.dumps(new).replace('"stream": 7', '"stream": "7"').replace("cudaLaunch", "hipLaunch")
@@ -206,7 +206,7 @@ def _insert(chance: random.Random, data: bytes) -> bytes:
 
 
 def _replace_token(chance: random.Random, data: bytes) -> bytes:
-    """Another value behind one of the colons."""
+    """Replace the value after one of the colons."""
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         colon = data.find(b":", chance.randrange(len(data) + 1))
         if colon < 0:
@@ -217,7 +217,7 @@ def _replace_token(chance: random.Random, data: bytes) -> bytes:
 
 
 def _decoded(data: bytes) -> tuple[Any, list[dict[str, Any]]]:
-    """A whole JSON text and its events; none where it is not whole or not all of them are objects."""
+    """A valid JSON text and its events; none if invalid, or if not all events are objects."""
     try:
         document = json.loads(data)
         json.dumps(document)  # a number may have too many digits for that
@@ -230,7 +230,7 @@ def _decoded(data: bytes) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def _change_values(chance: random.Random, data: bytes) -> bytes:
-    """Well-formed JSON with values of other types, swapped, shuffled or missing."""
+    """Well-formed JSON with values that are swapped, shuffled, missing or of other types."""
     document, events = _decoded(data)
     if not events:
         return _replace_token(chance, data)
@@ -270,7 +270,7 @@ def _change_values(chance: random.Random, data: bytes) -> bytes:
 
 
 def _extreme_numbers(chance: random.Random, data: bytes) -> bytes:
-    """Well-formed JSON whose numbers are moved to the limits: all stamps equal, all ids equal, huge sizes."""
+    """Well-formed JSON with extreme numbers: equal stamps, equal ids, huge sizes."""
     document, events = _decoded(data)
     if not events:
         return _flip_bytes(chance, data)
@@ -299,7 +299,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def damaged_trace(bases: list[bytes], seed: int, number: int) -> bytes:
-    """The bytes of one damaged file, plain or gzip-compressed; the same for the same numbers."""
+    """One damaged file, plain or gzip-compressed, reproducible by seed and number."""
     chance = random.Random(f"{seed}/{number}")
     data = chance.choice(bases)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
@@ -311,7 +311,7 @@ def damaged_trace(bases: list[bytes], seed: int, number: int) -> bytes:
 
 
 def read_all(data: bytes, folder: Path) -> str:
-    """Put a file through everything; returns what came of it: ``whole``, ``damaged`` or ``refused``.
+    """Process a file completely; return its outcome: ``whole``, ``damaged`` or ``refused``.
 
     Args:
         data: of the file.
@@ -333,14 +333,14 @@ def read_all(data: bytes, folder: Path) -> str:
 
 
 def _place(error: Exception) -> str:
-    """What was raised, and the last line of this package on the way to it."""
+    """The error, and this package's last line in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = [one for one in frames if "lightning_modelprof" in one.filename or one is frames[0]][-1]
     return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {str(error)[:80]}"
 
 
 def main() -> int:
-    """Fuzz until the time is over; returns 1 after a failure."""
+    """Fuzz until the time is over; return 1 after a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -356,7 +356,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < end:
             data = damaged_trace(bases, options.seed, number)
-            # Of a small trace one bad event is too many; every other time the rest is read all the same.
+            # A single bad event exceeds a small trace's limit, so raise the limit every other time.
             share = 0.01 if number % 2 else 1.0
             try:
                 with patch.object(damaged, "_MAX_BAD_SHARE", share):

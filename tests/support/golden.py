@@ -1,4 +1,4 @@
-"""Golden files: what an output looked like when a person last looked at it.
+"""Golden files: approved outputs.
 
 Refresh them with ``MODELPROF_UPDATE_GOLDEN=1`` and read the difference before you commit it.
 """
@@ -13,7 +13,7 @@ UPDATE_VARIABLE = "MODELPROF_UPDATE_GOLDEN"
 
 
 def check_golden(name: str, actual: str) -> None:
-    """Compare with ``tests/golden/<name>``, or write it when the environment asks for that."""
+    """Compare with ``tests/data/golden/<name>``, or write it if the environment asks for that."""
     path = GOLDEN_DIR / name
     if os.environ.get(UPDATE_VARIABLE) == "1":
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Saved runs as somebody might make them who means no good: mutations of a good one."""
+"""Malicious saved runs: mutations of a good one."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def places(content: Any) -> list[tuple[Any, Any]]:
 
 
 def mutated(good: Any, seed: int) -> Any:
-    """One of the ways in which a good file may have been changed; every kind of place is as likely."""
+    """A random change of a good file; every kind of place is equally likely."""
     chance = random.Random(seed)
     content = copy.deepcopy(good)
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         found = places(content)
-        # Columns have most places: choose by the name of what holds them.
+        # Columns have the most places, so choose by name first.
         names: dict[str, list[tuple[Any, Any]]] = {}
         for container, key in found:
             name = str(key) if isinstance(container, dict) else f"item of {type(container[key]).__name__}"

@@ -1,4 +1,4 @@
-"""All that a fit could leave behind in its process, to be compared before and after."""
+"""Everything that a fit could leave in its process, to compare before and after."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PACKAGES = (
     *("lightning.pytorch", "pytorch_lightning", "builtins", "threading", "warnings", "logging"),
     *("multiprocessing", "subprocess", "signal", "os", "time", "random"),
 )
-"""Whose functions somebody could replace."""
+"""Packages whose functions might be replaced."""
 
 Leftovers = dict[str, Any]
 
 
 def things_of_process() -> Leftovers:
-    """Of the process: name → value that can be compared."""
+    """Comparable values of the process, by name."""
     gc.collect()
     return {
         "dispatch modes": [type(one).__name__ for one in _get_current_dispatch_mode_stack()],
@@ -63,7 +63,7 @@ def things_of_process() -> Leftovers:
 
 
 def things_of(trainer: Any, module: Any, *others: Any) -> Leftovers:
-    """Of the user's objects: their attributes, and what those are where they are code of ours."""
+    """Attributes of the user's objects, and which of them are our code."""
     loops = {"fit loop": trainer.fit_loop, "epoch loop": trainer.fit_loop.epoch_loop}
     loops["validation loop"] = trainer.fit_loop.epoch_loop.val_loop
     objects = {"trainer": trainer, "strategy": trainer.strategy, "data": trainer._data_connector, **loops}
@@ -92,7 +92,7 @@ def things_of(trainer: Any, module: Any, *others: Any) -> Leftovers:
 
 
 def differences(before: Leftovers, after: Leftovers) -> dict[tuple[str, Any], Any]:
-    """What is not as it was: (kind, name) → before and after."""
+    """Changes: (kind, name) → before and after."""
     none = "not there"
     kinds = [kind for kind in {**before, **after} if before.get(kind, none) != after.get(kind, none)]
     one, other = _flat(before, kinds), _flat(after, kinds)
@@ -119,7 +119,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _own(one: Any) -> dict[str, str]:
-    """Attributes that hold code, or something of ours."""
+    """Attributes that hold code, or anything of ours."""
     if _is_ours(one):
         return {}
     held = {name: value for name, value in vars(one).items() if callable(value) or _is_ours(value)}
@@ -135,7 +135,7 @@ def _code(members: Any) -> dict[str, int]:
 
 
 def _functions() -> dict[tuple[str, str], Any]:
-    """Functions and classes of other packages, and the methods of those classes."""
+    """Functions and classes of other packages, and those classes' methods."""
     found: dict[tuple[str, str], Any] = {}
     for name, module in list(sys.modules.items()):
         if module is None or not (name in PACKAGES or name.startswith(_BELOW_PACKAGES)):
@@ -187,7 +187,7 @@ def _children() -> list[str]:
 
 
 def _open_files() -> Counter[str]:
-    """What is open, without the numbers that differ each time."""
+    """Open files, without numbers that differ each time."""
     found: Counter[str] = Counter()
     for one in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -196,7 +196,7 @@ def _open_files() -> Counter[str]:
 
 
 def _shared_memory() -> list[str]:
-    """Files of this process, and its maps that others could have, too."""
+    """Shared-memory files of this process, and its shared maps."""
     named = [one.name for one in Path("/dev/shm").iterdir() if f"_{os.getpid()}_" in one.name]
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     return sorted(named + [one[5] for one in maps if one[1].endswith("s") and len(one) == 6])
@@ -217,12 +217,12 @@ def _loggers() -> dict[str, Any]:
 
 
 def _without_random(path: Path) -> str:
-    """The name of a temporary file, of which the last eight characters are random."""
+    """Name of a temporary file without its eight random characters."""
     return f"{path.name[:-8]}*"
 
 
 def _name(handler: Any) -> str:
-    """Lightning leaves handlers of its own behind, new ones each time."""
+    """Name of a handler, as Lightning leaves new ones each time."""
     return str(getattr(handler, "__qualname__", None) or getattr(handler, "name", type(handler).__qualname__))
 
 

@@ -1,4 +1,4 @@
-"""What report.html and the views of the dashboard draw in a browser, read from their JSON."""
+"""Read the JSON that report.html and the dashboard's views draw."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 Drawn = dict[str, Any]
-"""A document, or a table of one."""
+"""A document, or one of its tables."""
 
 
 def document_of(page: bytes) -> Drawn:
-    """The document in report.html."""
     found = re.findall(
         r'<script type="application/json" id="document">(.*?)</script>', page.decode(), re.DOTALL
     )
@@ -23,22 +22,22 @@ def document_of(page: bytes) -> Drawn:
 
 
 def tables_of(documents: Iterable[Drawn]) -> dict[str, Drawn]:
-    """All tables with rows by their ids."""
+    """All tables with rows, by id."""
     return {table["id"]: table for document in documents for table in document["tables"]}
 
 
 def texts(table: Drawn) -> list[list[str]]:
-    """The texts of the cells below the headings, the name of the row first."""
+    """Cell texts below the headings, with the row's name first."""
     return [[(cell if isinstance(cell, str) else cell[0]).strip() for cell in row] for row in table["rows"]]
 
 
 def values(table: Drawn) -> list[list[float | None]]:
-    """The raw numbers behind the names."""
+    """Raw numbers after the name."""
     return [[None if isinstance(cell, str) else cell[1] for cell in row[1:]] for row in table["rows"]]
 
 
 def numbers(table: Drawn) -> list[list[float]]:
-    """The same without texts, and without rows that have no number."""
+    """The same without texts and without rows that have no number."""
     rows = [[value for value in row if value is not None] for row in values(table)]
     return [row for row in rows if row]
 

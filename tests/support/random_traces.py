@@ -1,6 +1,6 @@
-"""Random traces of training: steps, nested ranges, graphs, several devices and streams, lost kernels.
+"""Random training traces: steps, nested ranges, graphs, several devices and streams, lost kernels.
 
-Times are whole nanoseconds. Every event is what it says, so that a slow second implementation can count it.
+Times are whole nanoseconds. Every event means what it shows, so a slow reference implementation can count it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LAUNCH = {"kernel": "cudaLaunchKernel", "memcpy": "cudaMemcpyAsync", "memset": "
 
 
 class RandomTrace:
-    """One trace, as it is drawn.
+    """One random trace.
 
     Args:
-        chance: what it is drawn from.
+        chance: random source.
 
     Attributes:
-        events: of the file, in no order.
+        events: of the file, in random order.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -69,7 +69,7 @@ class RandomTrace:
         )  # fmt: skip
 
     def _inside(self, tid: int, begin: int, end: int, depth: int) -> None:
-        """Ranges, operators and launches one after the other, and some in each other."""
+        """Add ranges, operators and launches in sequence, some of them nested."""
         at = begin
         while at < end - 3_000:
             until = min(end, at + self.chance.randrange(2_000, 60_000))
@@ -86,7 +86,7 @@ class RandomTrace:
             at = until + self.chance.randrange(0, 9_000)
 
     def _launch(self, tid: int, at: int, until: int) -> None:
-        """One call of the runtime, and what it starts."""
+        """Add one runtime call and the work it starts."""
         kind = self.chance.choice(("kernel",) * 6 + ("memcpy", "memset", "graph"))
         end = self.chance.randrange(at + 300, until + 1)
         self._correlation += 1
@@ -99,7 +99,7 @@ class RandomTrace:
             known = self.chance.choice((known, inner))
         if kind in ("kernel", "graph") and self.chance.random() < self._lost_share:
             return
-        if self.chance.random() < 0.05:  # nobody knows what launched it
+        if self.chance.random() < 0.05:  # its launch is unknown
             known = self.chance.choice(({}, {"correlation": 90_000 + self._correlation}))
         device = self.chance.randrange(self._num_devices)
         if kind != "graph":
@@ -126,5 +126,5 @@ class RandomTrace:
 
 
 def random_trace(number: int) -> list[dict[str, Any]]:
-    """The events of the trace of this number."""
+    """The events of the trace with this number."""
     return RandomTrace(random.Random(number)).events

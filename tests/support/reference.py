@@ -1,4 +1,4 @@
-"""What is generated from the package: definitions in docs/report.md, and the JSON Schema of report.json.
+"""Generate definitions in docs/report.md and the JSON Schema of report.json.
 
 ``python -m tests.support.reference`` writes both; a new table gets its section after the one before it.
 """
@@ -22,7 +22,7 @@ WIDTH = 140
 
 
 def with_definitions(page):
-    """The page with its generated parts as they are to be; what stands around them is not touched."""
+    """Update the generated parts of the page, and keep the rest."""
     before = ""
     for section in sections():
         begin, end = f"<!-- generated: {section.key} -->\n", "\n<!-- end -->\n"
@@ -38,7 +38,7 @@ def with_definitions(page):
 
 
 def wrapped(markdown):
-    """Lines of a length that can be read; rows of tables and formulas stay as they are."""
+    """Wrap lines to a readable length, except rows of tables and formulas."""
     lines = []
     for line in markdown.splitlines():
         indent = "  " if line.startswith("- ") else ""
@@ -49,7 +49,6 @@ def wrapped(markdown):
 
 
 def report_schema():
-    """The JSON Schema of report.json."""
     schema = msgspec.json.schema(Document)
     for one in schema["$defs"].values():
         if "description" in one:

@@ -1,4 +1,4 @@
-"""Flame graphs that the page is tried on."""
+"""Flame graphs to test pages with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTACKS = (
 
 
 def flame_of(tree: Sequence[tuple], *, detail: str = "", **fields: str) -> FlameGraph:
-    """A flame graph of nodes (name, own time, whether it is the user's, nodes on it)."""
+    """A flame graph of nodes (name, self time, whether it's the user's, child nodes)."""
     frames: list[FlameFrame | None] = []
 
     def put(node: tuple, parent: int | None, begin: float, depth: int) -> float:
@@ -47,7 +47,7 @@ def flame_of(tree: Sequence[tuple], *, detail: str = "", **fields: str) -> Flame
 
 
 def stacks_flame() -> FlameGraph:
-    """100 ms: the dataset takes 30, the loss 40 of 50 in forward, the optimizer 20."""
+    """100 ms: 30 in the dataset, 40 of forward's 50 in the loss, 20 in the optimizer."""
     loss = ("weighted_nll", 25e6, True, (("log_softmax", 15e6, False, ()),))
     model = ("Net.forward", 1e6, True, (("Module._call_impl", 8e6, False, ()),))
     dataset = ("Digits.__getitem__", 2e6, True, (("Image.convert", 28e6, False, ()),))
@@ -62,7 +62,7 @@ def stacks_flame() -> FlameGraph:
 
 
 def hostile_flame(names: Sequence[str]) -> FlameGraph:
-    """Boxes of equal width with these names and some that mean harm."""
+    """Boxes of equal width with these names and some malicious ones."""
     names = (*names, *ATTACKS)
     inner = tuple((name, 1e6, index % 2 == 0, ()) for index, name in enumerate(names))
     root = ("<b>all</b>", 0.0, None, inner)
@@ -70,7 +70,7 @@ def hostile_flame(names: Sequence[str]) -> FlameGraph:
 
 
 def wide_flame(count: int = 2_000) -> FlameGraph:
-    """A graph of ``count`` boxes on 40 levels, most of them narrow: each box holds up to four."""
+    """A graph of ``count`` boxes on 40 levels, most of them narrow; each box holds up to four."""
     levels, frames = 40, []
     waiting = [(None, 0, 0.0, 1e9)]  # parent, depth, begin and total of boxes to come, widest first
     while len(frames) < count:

@@ -1,7 +1,7 @@
-"""Reports that every output is tried on; the GPU one has the numbers of the founding article.
+"""Reports to test every output with; the GPU one has the numbers of the article that inspired it.
 
-The article's Model Summary is ``ProfileStep 11  138.99 / 12.64 / 17.91 / 10.65 / 100.00`` and so on. Its
-GPU total of Optimization is printed as 1.05, which contradicts its own ratio; here it is 1.02.
+The article's Model Summary is ``ProfileStep 11  138.99 / 12.64 / 17.91 / 10.65 / 100.00`` and so on. It
+prints 1.05 as the GPU total of Optimization, which contradicts its own ratio; here it's 1.02.
 """
 
 from __future__ import annotations
@@ -178,13 +178,13 @@ def absent_table() -> Table:
 
 
 def statistics(avg: float, **others: float) -> Statistics:
-    """A figure that is the same in every step, but for what is given."""
+    """A figure that is the same in every step, except for the given values."""
     same = dict.fromkeys(("max", "min", "p50", "p90", "p99"), avg)
     return Statistics(avg=avg, standard_error=None, **(same | others))
 
 
 def benchmark_of(step_ns: float, **others: Any) -> Benchmark:
-    """A benchmark of steps of one length."""
+    """A benchmark of equally long steps."""
     unknown = dict.fromkeys(
         ("reader_cost_ns", "reader_ratio", "steps_per_s", "samples_per_s", "samples_per_step")
     )
@@ -274,7 +274,7 @@ _KERNELS = (
 
 
 def operators() -> Table:
-    """Operator Summary in detail: the widest table, with a tree of operators, children and kernels."""
+    """A detailed Operator Summary, the widest table, with a tree of operators, children and kernels."""
     rows: list[tuple[Cell, ...]] = []
     depths = []
     for number, operator in enumerate(("aten::convolution_backward", "aten::linear", "aten::add_")):

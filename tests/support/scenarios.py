@@ -1,12 +1,12 @@
-"""Trainings with one known fault each, or none, and what the report has to say about them.
+"""Trainings with at most one known fault each, and the expected report.
 
-The faulty code measures what the fault takes. Where it computes, the fault and the steps are both measured in
-CPU time of the training's thread, which a busy machine does not change. Where another process is waited for,
-both are measured by a clock that stands still while the training's thread waits for a CPU. So they are where
-a finding rests on samples alone: those faults sleep, because a thread that wants to look at one that computes
-has to wait for a CPU, and on a busy machine it then sees some places more often than others. The line to find
-is the one that carries ``# fault: <name>``: the statement that takes the time, or the ``def`` of a function
-that no thread of the training process runs, or that costs nothing itself.
+The faulty code measures its own time. If it computes, the fault and the steps are both measured in CPU time
+of the training thread, which a busy machine doesn't change. If another process is waited for, both are
+measured by a clock that stands still while the training thread waits for a CPU. So are faults whose finding
+relies on samples alone; they sleep, because a thread that samples a computing one has to wait for a CPU and
+on a busy machine sees some places more often than others. The line to find is marked with ``# fault:
+<name>``: the slow statement, or the ``def`` of a function that no thread of the training process runs or that
+costs nothing itself.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SlowGradient(torch.autograd.Function):
         return gradient.view_as(gradient)
 """
 _MADE: dict[str, Any] = {"__name__": "busy"}
-# As code of a library, so that the innermost line of the user's is the one that calls it.
+# As library code, so that the user's innermost line is the one that calls it.
 exec(compile(_BUSY, "<busy>", "exec"), _MADE)
 wait: Callable[[float], None] = _MADE["wait"]
 SlowCell: type[nn.GRUCell] = _MADE["SlowCell"]
@@ -97,11 +97,11 @@ SlowGradient: type[torch.autograd.Function] = _MADE["SlowGradient"]
 
 
 class Costs:
-    """What the faults of one training took, by their own reading of the clock.
+    """Time of one training's faults, by their own measurement.
 
     Attributes:
-        spent_ns: what does not depend on who looks on.
-        measured_ns: of each step, what does: many small calls take longer in steps that we inspect.
+        spent_ns: time that doesn't depend on inspection.
+        measured_ns: per-step time that does: many small calls take longer in steps that we inspect.
         clock: the clock of the fit.
     """
 
@@ -112,14 +112,14 @@ class Costs:
         self.clock: Any = time.perf_counter_ns
 
     def per_step_ns(self, num_steps: int) -> float:
-        """What a step takes that we do not inspect."""
+        """Fault time of a step that we don't inspect."""
         return self.spent_ns / num_steps + float(np.median(self.measured_ns or [0]))
 
     spin = _MADE["spin"]
-    """Be busy for so many milliseconds: after a sleep everything takes longer, on a cold core."""
+    """Compute for some milliseconds; unlike after a sleep, the core stays warm."""
 
     sleep = _MADE["sleep"]
-    """Sleep for so many milliseconds; only where ``Training.waits``."""
+    """Sleep for some milliseconds; only with ``Training.waits``."""
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -130,7 +130,7 @@ class Costs:
 
 @dataclass
 class Training:
-    """What a fit is made of; the steps' parts may be replaced."""
+    """The parts of a fit; those of the steps may be replaced."""
 
     module: LightningModule
     data: Any
@@ -140,25 +140,24 @@ class Training:
     trainer: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     waits: bool = False
-    """Whether it sleeps or waits for another process, so that CPU time is not all that counts."""
+    """Whether it sleeps or waits for another process, so that CPU time isn't enough."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One training and what is to be said of it.
+    """One training and its expected report.
 
     Attributes:
-        make: the training, from its costs and a folder.
+        make: makes the training from its costs and a directory.
         verdict: its kind.
-        finding: the kind that has to be the most expensive one; ``None`` if nothing may be a warning.
-        saving: whether the cost is known, so that the saving has to be that cost.
-        is_estimated: whether there is a saving, though what it costs is not known.
-        fault: what the line is marked with; by default the name of the scenario.
-        severe: whether it has to be a warning or worse; otherwise it must be none.
-        exact: whether the line is that of the statement; otherwise a function's ``def``.
-        placed: whether there is a line at all.
-        sampled: whether the saving is a share of samples alone, few of which there are in so short a
-            fit: its size is held by runs made by hand.
+        finding: kind of the most expensive finding; ``None`` if there must be no warning.
+        saving: whether the cost is known, so that the saving must equal it.
+        is_estimated: whether there's a saving although the cost is unknown.
+            severe: whether it must be a warning or worse; otherwise it must not be.
+        exact: whether the line is the statement's; otherwise a function's ``def``.
+        placed: whether there's a line at all.
+        sampled: whether the saving relies on samples alone, too few in such a short fit; hand-made runs test
+            its size.
     """
 
     name: str
@@ -174,7 +173,7 @@ class Scenario:
 
     @property
     def line(self) -> int:
-        """The line that has to be found."""
+        """The line to find."""
         pattern = re.compile(rf"# fault: .*\b{self.name}\b")
         [line] = [
             number for number, text in enumerate(FILE.read_text().split("\n"), 1) if pattern.search(text)
@@ -182,11 +181,11 @@ class Scenario:
         return line
 
 
-# What is healthy
+# Healthy trainings
 
 
 class Model(LightningModule):
-    """A small regression with a hook for everything."""
+    """A small regression that other trainings extend."""
 
     def __init__(self, costs: Costs | None = None) -> None:
         super().__init__()
@@ -204,7 +203,7 @@ class Model(LightningModule):
 
 
 class Rows(Dataset):
-    """Rows that cost nothing."""
+    """Rows without any cost."""
 
     def __init__(self, size: int = NUM_STEPS * 4) -> None:
         self.rows = torch.rand(size, SIZE)
@@ -221,7 +220,7 @@ def rows(size: int = NUM_STEPS * 4, **kwargs: Any) -> DataLoader:
 
 
 class Work(nn.Module):
-    """A layer that takes some milliseconds: the model itself."""
+    """A layer that takes some milliseconds, as the model's own time."""
 
     def __init__(self, milliseconds: float) -> None:
         super().__init__()
@@ -234,7 +233,7 @@ class Work(nn.Module):
 
 
 class Working(Model):
-    """Most of the step is the model."""
+    """The model takes most of the step."""
 
     def __init__(self, milliseconds: float = 8, costs: Costs | None = None) -> None:
         super().__init__(costs)
@@ -259,7 +258,7 @@ def healthy_large_model(costs: Costs, folder: Path) -> Training:
 
 
 class Arrays(Rows):
-    """Rows without a tensor: those are handed over by a worker that has to be running just then."""
+    """Rows without tensors, as a worker has to be running to hand tensors over."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -272,17 +271,17 @@ class Arrays(Rows):
 
 
 class FromArrays(Working):
-    """Its batch is one array: Lightning's transfer walks through lists and bytes item by item."""
+    """Its batch is one array, as Lightning's transfer iterates over lists and bytes."""
 
     def __init__(self) -> None:
-        super().__init__(12)  # taking a batch from the queue is next to nothing
+        super().__init__(12)  # so that taking a batch from the queue is negligible
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.loss(torch.from_numpy(batch))
 
 
 class FarAhead(Callback):
-    """An epoch goes on when the worker has made all of its rows: on a busy machine it might fall behind."""
+    """Hold an epoch until the worker has made all of its rows, as it might fall behind on a busy machine."""
 
     def __init__(self, costs: Costs, rows: Arrays) -> None:
         self.costs = costs
@@ -296,11 +295,11 @@ class FarAhead(Callback):
             while self.rows.made.value < len(self.rows) * (trainer.current_epoch + 1):
                 assert time.monotonic() < until
                 time.sleep(0.005)
-            time.sleep(0.050)  # the last ones are on their way
+            time.sleep(0.050)  # the last ones are in transit
 
 
 def from_worker(rows: Arrays, **kwargs: Any) -> DataLoader:
-    """A worker that may be ahead of the training by all batches of an epoch."""
+    """A worker that may prefetch all batches of an epoch."""
     return DataLoader(
         rows, batch_size=4, collate_fn=np.stack, num_workers=1, prefetch_factor=len(rows) // 4, **kwargs
     )
@@ -317,7 +316,7 @@ def healthy_accumulation(costs: Costs, folder: Path) -> Training:
 
 
 class Grandchild(Model):
-    """Calls what is inside of a child, not the child."""
+    """Calls a child's child directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,7 +332,7 @@ def grandchild_call(costs: Costs, folder: Path) -> Training:
 
 
 class GradientPenalty(Model):
-    """As critics and physics-informed networks have it."""
+    """As in critics and physics-informed networks."""
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         points = batch.requires_grad_()
@@ -377,7 +376,7 @@ def backward_of_torch(costs: Costs, folder: Path) -> Training:
 class ItemPerStep(Working):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         loss = self.loss(batch)
-        self.seen = loss.item()  # on the CPU there is nothing to wait for
+        self.seen = loss.item()  # doesn't wait on the CPU
         return loss
 
 
@@ -431,7 +430,7 @@ def slow_stream(costs: Costs, folder: Path) -> Training:
 
 
 class SleepyRows(Rows):
-    """Sleeps, as a disk would make it wait, in a process of its own."""
+    """Sleeps in a worker process, as if waiting for a disk."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index % 4 == 0:
@@ -440,9 +439,9 @@ class SleepyRows(Rows):
 
 
 class GapClock(Callback):
-    """Measures from the end of a batch to the start of the next one, by the public hooks.
+    """Measure from the end of a batch to the start of the next one, by the public hooks.
 
-    The first gaps are left out, as the report does: batches that were made before training wait there.
+    The first gaps are excluded, as in the report: batches made before training wait there.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -471,7 +470,7 @@ def start_slowly(worker: int) -> None:  # fault: epoch_restart_of_workers
 
 
 class EpochGapClock(Callback):
-    """Measures from the end of an epoch to the first batch of the next one, by the public hooks."""
+    """Measure from the end of an epoch to the next one's first batch, by the public hooks."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -571,7 +570,7 @@ class EpochMetric(Model):
 
 
 def slow_epoch_turns(costs: Costs, folder: Path) -> Training:
-    """Epochs of one batch; the logger takes 10 ms for what Lightning hands it between two of them."""
+    """Epochs of one batch; the logger takes 10 ms for Lightning's values between two of them."""
     trainer = {"logger": SlowLogger(costs, folder), "max_epochs": NUM_STEPS}
     return Training(EpochMetric(), rows(4), trainer=trainer, profile={"log_every_n_steps": 0})
 
@@ -579,7 +578,7 @@ def slow_epoch_turns(costs: Costs, folder: Path) -> Training:
 class ManyValues(Model):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
         loss = self.loss(batch)
-        value = loss.detach().as_subclass(SlowValue)  # as if it were waited for
+        value = loss.detach().as_subclass(SlowValue)  # as if it had to be waited for
         with self.costs.measured():
             for number in range(80):
                 self.log(f"value_{number}", value)  # fault: many_log_calls
@@ -605,12 +604,12 @@ class MetricEachStep(Model):
 
 
 def metrics_each_step(costs: Costs, folder: Path) -> Training:
-    # So many that chance in the samples is small.
+    # Enough steps for small sampling errors.
     return Training(MetricEachStep(costs), rows(4 * 240), waits=True)
 
 
 class SlowFile(TorchCheckpointIO):
-    """Writes nothing, so that what is known is nearly all that a checkpoint takes."""
+    """Write nothing, so that a checkpoint takes little more than the known time."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__()
@@ -741,7 +740,7 @@ def slow_layer_hooks(costs: Costs, folder: Path) -> Training:
 
 
 class SteppedByHand(Model):
-    """A recurrent cell in a loop over time steps, where torch has a layer for the whole sequence."""
+    """A recurrent cell in a loop over time steps, although torch has a layer for the sequence."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs)
@@ -764,7 +763,7 @@ def stepped_by_hand(costs: Costs, folder: Path) -> Training:
 
 
 class TableByPython(nn.Module):
-    """A layer with a parameter, whose table of numbers is made by Python each time."""
+    """A layer with a parameter and a table of numbers that Python makes each time."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__()
@@ -796,7 +795,7 @@ def table_made_by_python(costs: Costs, folder: Path) -> Training:
 
 class RowLoop(Model):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
-        outputs = self.layers(batch.repeat(300, 1))  # so that most samples are of the loop on a busy machine
+        outputs = self.layers(batch.repeat(300, 1))  # most samples are in the loop, even on a busy machine
         with self.costs.measured():
             total = outputs.new_zeros(())
             for row in outputs.detach():
@@ -944,7 +943,7 @@ def unfused_optimizer(costs: Costs, folder: Path) -> Training:
 
 
 class OwnOptimizer(torch.optim.SGD):
-    """Torch's, and a loop in Python after it."""
+    """Torch's optimizer, with a Python loop after it."""
 
     def __init__(self, parameters: Any, costs: Costs) -> None:
         super().__init__(parameters, lr=0.01)
@@ -967,7 +966,7 @@ def own_optimizer(costs: Costs, folder: Path) -> Training:
 
 
 class SlowSource(Callback):
-    """As if a source lay on a slow disk: whether it has changed is asked for every stack that leads there."""
+    """As if a source file were on a slow disk, where every stack that leads there checks for changes."""
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         self.before = linecache.checkcache
@@ -988,7 +987,7 @@ def anomaly_detection(costs: Costs, folder: Path) -> Training:
 
 
 class ManyThreads(Callback):
-    """As if OMP_NUM_THREADS had been set for another machine."""
+    """As if OMP_NUM_THREADS were set for another machine."""
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         self.before = torch.get_num_threads()
@@ -1014,7 +1013,7 @@ class Biased(Model):
 
 
 class Flat(nn.Module):
-    """Takes some time, so that the step is not nothing."""
+    """Takes some time, so that the step isn't empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1026,7 +1025,7 @@ class Flat(nn.Module):
 
 
 def small_batches(costs: Costs, folder: Path) -> Training:
-    """8 ms with any batch; the last one of eight holds one row instead of four."""
+    """8 ms with any batch; the last one of eight has one row instead of four."""
     return Training(Working(), rows(29), trainer={"max_epochs": 8})
 
 
@@ -1035,7 +1034,7 @@ def bias_before_batchnorm(costs: Costs, folder: Path) -> Training:
 
 
 class Twice(Model):
-    """Two heads, each of which calls the backbone with the same batch."""
+    """Two heads that each call the backbone with the same batch."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs)
@@ -1048,7 +1047,7 @@ class Twice(Model):
 
 
 class Slow(nn.Module):
-    """A layer with a parameter that takes long."""
+    """A slow layer with a parameter."""
 
     def __init__(self, costs: Costs, milliseconds: float) -> None:
         super().__init__()
@@ -1066,7 +1065,7 @@ def called_twice(costs: Costs, folder: Path) -> Training:
 
 
 class Networks(LightningModule):
-    """What the critic is shown is not detached, so its backward goes through the generator as well."""
+    """The critic's input isn't detached, so its backward goes through the generator too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Data sets and transforms whose samples depend on what they see of themselves and of each other.
+"""Data sets and transforms whose samples depend on introspection.
 
-In a module that imports little, as a worker that is spawned imports it, too.
+This module imports little, as spawned workers import it too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def number(thing: Any) -> float:
 
 
 def pickled(thing: Any) -> float:
-    """As joblib.hash does: from the pickle, also of functions and classes."""
+    """A number from the pickle, including functions and classes, as in joblib.hash."""
     file = io.BytesIO()
-    pickle._Pickler(file, 4).dump(thing)  # that of Python, which joblib derives from
+    pickle._Pickler(file, 4).dump(thing)  # the Python class, which joblib extends
     return number((file.getvalue(), pickle.dumps(thing)))
 
 
 class Adds:
-    """A transform with everything that code may ask of it."""
+    """A transform with everything that code may introspect."""
 
     known: ClassVar[list[str]] = []
     by: float = 2.0
@@ -65,7 +65,7 @@ class Slotted:
 
 
 class Registry(type):
-    """Knows its classes, and counts how often one is compared or hashed."""
+    """Records its classes, and counts comparisons and hashes of them."""
 
     classes: ClassVar[list[str]] = []
     asked: ClassVar[list[str]] = []
@@ -110,7 +110,7 @@ class Flip(Plugin):
 
 
 class Counts:
-    """Counts whatever is asked of it."""
+    """Counts every access to it."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "asked", [])
@@ -141,7 +141,7 @@ class Counts:
 
 
 class Proxy:
-    """Stands in the place of something else."""
+    """Stands in for another object."""
 
     def __init__(self, inner: Any) -> None:
         object.__setattr__(self, "inner", inner)
@@ -167,7 +167,7 @@ class Proxy:
 
 
 class Counted(list):
-    """Counts how often it's gone through, measured or asked."""
+    """Counts iterations, length queries and item accesses."""
 
     asked = 0
 
@@ -316,7 +316,7 @@ class Derived(Base):
 
 
 class Callers(Base):
-    """Looks at who calls it, and at its place in memory."""
+    """Inspects its callers and its identity."""
 
     def __getitem__(self, index: int) -> Any:
         frame, names = sys._getframe(), []
@@ -328,7 +328,7 @@ class Callers(Base):
 
 
 class References(Base):
-    """Counts references to its own objects, and those that are let go."""
+    """Counts references to its own objects, and freed ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class References(Base):
 
 
 class Locals(Base):
-    """Puts more into what ``locals()`` gave it."""
+    """Adds to the result of ``locals()``."""
 
     def __call__(self, value: Any) -> Any:
         names = locals()
@@ -358,7 +358,7 @@ class Locals(Base):
 
 
 class Of(Base):
-    """Transforms that look at themselves."""
+    """Transforms that inspect themselves."""
 
     def __init__(self, *transforms: Any) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ class Several(Base):
 
 
 class Forwards(Base):
-    """Has what it's asked for by another object, and counts that."""
+    """Forwards attribute access to another object, and counts it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ class OfSlots(Dataset[Any]):
 
 
 class Tensors(torch.Tensor):
-    """Rows of a tensor's own class."""
+    """Rows of a tensor subclass."""
 
 
 CASES: dict[str, Any] = {
@@ -426,7 +426,7 @@ CASES: dict[str, Any] = {
 
 
 class Yields(IterableDataset[Any]):
-    """A generator that looks at itself, and notes when it's closed."""
+    """A generator that inspects itself and records when it's closed."""
 
     def __init__(self) -> None:
         self.transform = Compose(Adds(), Frozen())
@@ -480,7 +480,7 @@ CASES |= {kind.__name__: kind for kind in (Yields, Iterates, Pipeline)}
 
 
 class All(Dataset[Any]):
-    """Each sample has one of every case; their objects are found below it."""
+    """Each sample has one of every case, whose objects are reachable from it."""
 
     def __init__(self) -> None:
         no_pickle = ("a proxy", "what is asked is counted")
@@ -499,7 +499,7 @@ class All(Dataset[Any]):
 
 
 class CollatesItself:
-    """A collate function that looks at itself, and counts its batches."""
+    """A collate function that inspects itself and counts its batches."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -511,7 +511,7 @@ class CollatesItself:
 
 
 def start(worker: int) -> None:
-    """A ``worker_init_fn`` that looks at the worker's data set."""
+    """A ``worker_init_fn`` that inspects the worker's data set."""
     info = get_worker_info()
     assert info is not None
     torch.manual_seed(int(number(type(info.dataset).__name__)) + worker)

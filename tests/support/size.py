@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Prints how large the project is: ``python tests/support/size.py``, from the project's root.
+"""Print the project's size: ``python tests/support/size.py``, from the project's root.
 
-Code lines exclude blank lines, comments and strings that stand alone, and include the package's data files.
-Pages are characters / 80.
+Code lines exclude blank lines, comments and standalone strings, and include the package's data files. Pages
+are characters / 80.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAYOUT = {
 
 
 def count(source: str) -> tuple[int, int]:
-    """Lines of code and of docstrings, those of attributes included."""
+    """Lines of code and of docstrings, including those of attributes."""
     docs: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         is_string = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -36,7 +36,7 @@ def count(source: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Prints three lines: code per folder, imports and classes, and the sums."""
+    """Print three lines: code per folder, imports and classes, and the totals."""
     listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout
     files = [Path(name) for name in listed.splitlines() if Path(name).is_file()]
     package = [one for one in files if one.parts[0] == "lightning_modelprof"]

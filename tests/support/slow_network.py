@@ -1,4 +1,4 @@
-"""A network of which each answer takes a while, and what a page asked over it."""
+"""A network with slow answers, and a page's requests over it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ return all.map(({ name, startTime, responseEnd }) => [name, startTime, responseE
 
 @contextmanager
 def slow_network(browser: Any, latency_ms: float) -> Iterator[None]:
-    """Each answer comes that much later, until the end of the block."""
+    """Delay each answer, until the end of the block."""
 
     def set_latency(latency: float) -> None:
         conditions = {"offline": False, "latency": latency, "downloadThroughput": -1, "uploadThroughput": -1}
@@ -33,12 +33,12 @@ def slow_network(browser: Any, latency_ms: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a frame has asked for.
+    """Requests of a frame.
 
     Attributes:
-        names: of all requests, in their order, relative to the plugin's routes.
-        depth: of the longest chain in which each was asked after the answer to the one before.
-        ended_ms: when the last answer was there, since the frame began to load.
+        names: of all requests, in order, relative to the plugin's routes.
+        depth: length of the longest chain of requests that each wait for the answer before.
+        ended_ms: time of the last answer since the frame started to load.
     """
 
     names: tuple[str, ...]
@@ -47,7 +47,7 @@ class Asked:
 
 
 def first_view(browser: Any) -> Asked:
-    """Of the frame that the browser is switched to, since it was loaded."""
+    """Requests of the browser's current frame since it was loaded."""
     asked = sorted(browser.execute_script(_ASKED), key=lambda one: one[1])
     depths: list[int] = []
     for _, begin, _ in asked:

@@ -1,4 +1,4 @@
-"""A page with nothing but the view Steps, and runs to show in it."""
+"""A page with only the view Steps, and runs to show in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ window.mount(JSON.parse(decodeURIComponent(location.hash.slice(1)) || "{}"));
 
 
 def page_files(packed: bytes) -> Files:
-    """The page with such steps, for :func:`tests.support.dashboard_page.serve`."""
+    """The page with these steps, for :func:`tests.support.dashboard_page.serve`."""
     return {
         "": (PAGE.encode(), HTML),
         "page.js": (START.encode(), SCRIPT),
@@ -61,7 +61,7 @@ WEIGHTS = {
 
 
 def sample_steps(n, *, seed=0, epoch=100, has_samples=True, weights=WEIGHTS):
-    """A run with slow batches now and then, epochs, one profiler window and steps that did not step."""
+    """A run with occasional slow batches, epochs, a profiler window and steps without optimizer step."""
     random = np.random.default_rng(seed)
     phases = np.zeros((n, len(PHASES)), np.int64)
     for key, weight in weights.items():
@@ -91,7 +91,7 @@ def sample_steps(n, *, seed=0, epoch=100, has_samples=True, weights=WEIGHTS):
 
 
 def with_profiler_time(steps, time_ns):
-    """Every fifth step, clean or not, is longer by what the phase ``profiler`` takes in it."""
+    """Lengthen every fifth step, clean or not, by profiler time."""
     steps.phases_ns[::5, PHASE_INDEX["profiler"]] += time_ns
     steps.duration_ns[::5] += time_ns
     return steps

@@ -1,4 +1,4 @@
-"""A real TensorBoard in a process of its own, for the tests of the dashboard."""
+"""A real TensorBoard in its own process, for dashboard tests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 
 _URL = re.compile(r"http://localhost:\d+/")
 _PATIENCE_S = 90
-"""For a start, and until files are read; machines of tests are busy."""
+"""For the start and for reading files, on a busy test machine."""
 
 
 class Server:
-    """What a test asks of a running TensorBoard."""
+    """Access to a running TensorBoard."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -38,30 +38,29 @@ class Server:
             return error.code, error.headers["Content-Type"], error.read()
 
     def ask(self, route: str, **arguments: object) -> dict:
-        """A JSON answer of the dashboard's own routes, which is expected to be good."""
+        """A successful JSON answer of the dashboard's routes."""
         status, media_type, body = self.raw(f"plugin/modelprof/{route}", **arguments)
         assert (status, media_type) == (200, "application/json"), body
         return json.loads(body)
 
     def problem(self, route: str, **arguments: object) -> str:
-        """The sentence that says why there is no answer."""
+        """The sentence that explains a missing answer."""
         status, media_type, body = self.raw(f"plugin/modelprof/{route}", **arguments)
         assert (status, media_type) == (404, "application/json"), body
         return json.loads(body)["error"]
 
     def columns(self, **arguments: object) -> bytes:
-        """Packed columns."""
         status, media_type, body = self.raw("plugin/modelprof/columns", **arguments)
         assert (status, media_type) == (200, "application/octet-stream"), body
         return body
 
     def active(self) -> set[str]:
-        """The tabs that are on."""
+        """Names of the active tabs."""
         listing = json.loads(self.raw("plugins_listing")[2])
         return {name for name, plugin in listing.items() if plugin["enabled"]}
 
     def wait_for(self, *runs: str) -> Server:
-        """Until TensorBoard has read the profiles of these runs: it reads while it already answers."""
+        """Wait until TensorBoard, which answers before, has read these runs' profiles."""
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until:
             known = {run["name"]: run["profiles"] for run in self.ask("profiles")["runs"]}
@@ -73,7 +72,7 @@ class Server:
 
 @contextmanager
 def tensorboard(logdir: object, *arguments: str, is_fast: bool = True) -> Iterator[Server]:
-    """TensorBoard on a free port of this machine, until the end of the block."""
+    """Run TensorBoard on a free local port until the end of the block."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0"]
     command += ["--reload_interval", "1", f"--load_fast={str(is_fast).lower()}", *arguments]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A page with nothing but the timeline of the dashboard, and traces to show in it."""
+"""A page with only the dashboard's timeline, and traces to show in it."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ Columns = dict[str, NDArray[Any]]
 
 
 def page_files(packed: bytes) -> Files:
-    """The page with such columns, for :func:`tests.support.dashboard_page.serve`."""
+    """The page with these columns, for :func:`tests.support.dashboard_page.serve`."""
     return {"": (PAGE.encode(), HTML), "page.js": (START.encode(), SCRIPT), "data": (packed, BYTES)}
 
 
 def packed_trace(meta: Meta, columns: Columns) -> bytes:
-    """The columns as the dashboard gets them."""
+    """The columns as sent to the dashboard."""
     return pack_columns(meta, columns, frozenset({"begin"}))
 
 
 CATEGORIES = ("step", "operator", "runtime call", "kernel", "memcpy")
 STEP, OPERATOR, RUNTIME_CALL, KERNEL, MEMCPY = range(5)
-NAMES = ("aten::operator", "cudaLaunchKernel", "void gemm_kernel", "Memcpy")  # of all categories but steps
+NAMES = ("aten::operator", "cudaLaunchKernel", "void gemm_kernel", "Memcpy")  # of all categories except steps
 NUM_NAMES = 12  # of each, numbered
 
 
 @dataclass(eq=False, kw_only=True)
 class Row:
-    """Slices of one lane and depth; ``launched_by`` are places of others in the row ``launcher``."""
+    """Slices of one lane and depth; ``launched_by`` are indices into the row ``launcher``."""
 
     lane: int
     depth: int
@@ -75,16 +75,16 @@ class Row:
 def make_trace(
     num_operators: int = 60, num_steps: int = 10, num_levels: int = 3, begin_ns: int = 1_000_003
 ) -> tuple[Meta, Columns]:
-    """A trace as a training has it: operators in operators on two threads, kernels on three streams.
+    """A training-like trace: nested operators on two threads, kernels on three streams.
 
     Args:
         num_operators: on the outermost level of each thread in each step.
-        num_steps: how many steps.
-        num_levels: of operators in operators.
-        begin_ns: when the trace begins.
+        num_steps: number of steps.
+        num_levels: nesting depth of operators.
+        begin_ns: start of the trace.
 
     Returns:
-        The description and the columns of a timeline.
+        Metadata and columns of a timeline.
     """
     random = np.random.default_rng(0)
     step_ns = 12_000_003
@@ -115,7 +115,7 @@ def make_trace(
         launcher = launches[stream % 2]
         chosen = np.arange(stream // 2, len(launcher.begin), 2)
         length = random.integers(1_000, 30_000, len(chosen))
-        # Each begins when it was launched, or when the one before has ended.
+        # Each starts at its launch, or at the previous one's end if later.
         total = np.cumsum(length)
         end = total + np.maximum.accumulate(launcher.begin[chosen] + 4_321 - (total - length))
         rows.append(
@@ -138,7 +138,7 @@ def make_trace(
 def _cut(
     begin: NDArray[np.int64], length: NDArray[np.int64], pieces: int, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Slices inside of each slice, with gaps between them."""
+    """Slices inside each slice, with gaps between them."""
     room = length // pieces
     starts = begin[:, None] + room[:, None] * np.arange(pieces)
     left = random.random(starts.shape) * 0.2
@@ -150,7 +150,7 @@ def _cut(
 def _packed_form(
     rows: list[Row], steps: list[list[int]], random: np.random.Generator
 ) -> tuple[Meta, Columns]:
-    """What is packed of such rows, in order of lane and depth."""
+    """Metadata and columns of these rows, in order of lane and depth."""
     begin = np.concatenate([row.begin for row in rows])
     duration = np.concatenate([row.duration for row in rows])
     category = np.concatenate([np.full(len(row.begin), row.category) for row in rows])

@@ -1,8 +1,8 @@
-"""Sums over the JSON of a trace, by nothing but the standard library: what the tables are compared with.
+"""Sum over the JSON of a trace with only the standard library, to compare tables with.
 
     python tests/support/trace_sums.py TRACE...
 
-Times are nanoseconds. Nothing of the package is used, and nothing is faster than it is plain.
+Times are nanoseconds. It uses nothing from the package, and is simple rather than fast.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Spans = list[tuple[int, int]]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace file, packed or not."""
+    """The events of a trace file, compressed or not."""
     data = path.read_bytes()
     document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     return document["traceEvents"] if isinstance(document, dict) else document
 
 
 def kind_of(event: dict[str, Any]) -> str:
-    """What a timed event does on a device, ``runtime`` for calls of the device's runtime, else ""."""
+    """Kind of device work of a timed event, ``runtime`` for runtime calls, else ""."""
     cat = str(event.get("cat", "")).lower()
     if event.get("ph") != "X":
         return ""
@@ -41,14 +41,14 @@ def kind_of(event: dict[str, Any]) -> str:
 
 
 def span_of(event: dict[str, Any]) -> tuple[int, int]:
-    """Begin and end, as integers."""
+    """Start and end, as integers."""
     whole, _, part = f"{event['ts']:.3f}".partition(".")
     begin = int(whole) * 1000 + int(part)
     return begin, begin + round(event["dur"] * 1000)
 
 
 def covered(spans: Spans) -> int:
-    """Time in which at least one of the spans is."""
+    """Total time within any of the spans."""
     total, reached = 0, -(10**30)
     for begin, end in sorted(spans):
         total += max(0, end - max(begin, reached))
@@ -57,7 +57,6 @@ def covered(spans: Spans) -> int:
 
 
 def device_of(event: dict[str, Any]) -> Any:
-    """Its number."""
     return event.get("args", {}).get("device", event["pid"])
 
 

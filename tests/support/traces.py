@@ -13,16 +13,15 @@ from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import parse_trace, read_trace
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "traces"
-"""The real traces."""
+"""Real traces."""
 
 
 def real_file(name: str) -> Path:
-    """The file of a real trace."""
     return FOLDER / f"{name}.pt.trace.json.gz"
 
 
 def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
-    """A trace of these events, which are written to JSON and read back.
+    """A trace of these events, written to JSON and read back.
 
     Args:
         events: as in a Chrome trace: ph, cat, name, pid, tid, ts and dur in microseconds, args.
@@ -34,7 +33,7 @@ def make_trace(events: list[dict[str, Any]], **metadata: Any) -> Trace:
 def event(
     cat: str, name: str, begin: float, end: float, tid: int = 1, pid: int = 1, **args: Any
 ) -> dict[str, Any]:
-    """One complete event; begin and end in microseconds, to the nanosecond."""
+    """One complete event; start and end in microseconds, to the nanosecond."""
     return {
         "ph": "X",
         "cat": cat,
@@ -48,12 +47,12 @@ def event(
 
 
 def load(name: str) -> Trace:
-    """One of the real traces."""
+    """Read a real trace."""
     return read_trace(real_file(name))
 
 
 def reference(name: str, kind: str) -> Any:
-    """Numbers that others derived from a real trace; times in microseconds."""
+    """Independently derived numbers of a real trace; times in microseconds."""
     return json.loads((FOLDER / "reference" / f"{name}.{kind}.json").read_text())
 
 

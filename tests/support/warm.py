@@ -1,7 +1,7 @@
-"""Programs in processes of their own, forked from one that has torch and Lightning imported.
+"""Run programs in their own processes, forked from one that has imported torch and Lightning.
 
-Importing them takes longer than most of these programs. What such a program does and how it ends is as if the
-interpreter had been started for it, but for what it would find while it imports them.
+Those imports take longer than most of these programs. Otherwise a program runs and ends as in a new
+interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-# A program runs at the top of this one, so that the interpreter itself handles how it ends.
+# A program runs at the top level of this one, so that the interpreter handles its exit.
 _SERVER: Final = """
 import gc, json, os, random, sys, tempfile, types
 import numpy, torch
@@ -67,7 +67,7 @@ exec(compile(request["source"], request["file"] or "<string>", "exec"), main.__d
 
 
 class Program:
-    """A program that runs."""
+    """A running program."""
 
     def __init__(self, server: subprocess.Popen[str], argv: Sequence[str], **request: Any) -> None:
         self.args = argv
@@ -85,7 +85,7 @@ class Program:
         return int(replies.readline())
 
     def wait(self, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """What it printed, when it has ended. If it takes longer it is killed, with all that it started."""
+        """Return its exit code and output; after the timeout, kill it with its children."""
         try:
             status = self._ask(timeout_s, wait=self.pid)
         except TimeoutError:
@@ -107,7 +107,7 @@ _SERVERS: Final[list[subprocess.Popen[str]]] = []
 def start(
     source: str, *arguments: object, cwd: Path, env: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Program:
-    """Start a program, as ``python -c SOURCE ARGUMENTS`` or, given its file, as ``python FILE ARGUMENTS``."""
+    """Start a program like ``python -c SOURCE ARGUMENTS`` or, given its file, ``python FILE ARGUMENTS``."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **(env or {})}
     if not _SERVERS:
@@ -126,7 +126,7 @@ def start(
 
 
 def _stop(owner: int) -> None:
-    if os.getpid() == owner:  # and no fork of it
+    if os.getpid() == owner:  # not in a fork
         _SERVERS[0].kill()
         _SERVERS[0].wait()
 

@@ -1,6 +1,6 @@
-"""Data whose samples say who made them: value, random numbers, number of the worker, its process.
+"""Data whose samples show their origin: value, random numbers, worker number, process.
 
-In a module that imports little, as a worker that is spawned imports it, too.
+This module imports little, as spawned workers import it too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Mapped(Dataset):
 
 
 class Slow(Dataset):
-    """Each row takes so much CPU time, or so much sleep."""
+    """Each row takes the given CPU time and sleep."""
 
     def __init__(self, cpu_s: float, sleep_s: float) -> None:
         self.cpu_s, self.sleep_s = cpu_s, sleep_s
@@ -76,6 +76,6 @@ class Slow(Dataset):
 
 
 def draw_more(worker: int) -> None:
-    """A ``worker_init_fn`` of the user's."""
+    """A user's ``worker_init_fn``."""
     random.seed(100 + worker)
     np.random.seed(100 + worker)

@@ -1,4 +1,4 @@
-"""Data sets whose samples say themselves what they took, for workers that are started anew as well."""
+"""Data sets whose samples contain their own times, also for spawned workers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ COLLATE_S = 0.01
 
 
 def burn(seconds):
-    """Use the CPU for so long."""
+    """Use the CPU for some seconds."""
     ends = time.thread_time() + seconds
     while time.thread_time() < ends:
         pass
 
 
 class Cost:
-    """Sleeps, and writes down how long that was, in its own column of the sample."""
+    """Sleep, and store the time in its own column of the sample."""
 
     def __init__(self, column, seconds):
         self.column, self.seconds = column, seconds
@@ -34,7 +34,7 @@ class Cost:
 
 
 def compute(sample):
-    """Uses the CPU, and writes down for how long."""
+    """Use the CPU, and store the time."""
     began, began_cpu = time.perf_counter(), time.thread_time()
     burn(COMPUTE_S)
     sample[5], sample[6] = time.perf_counter() - began, time.thread_time() - began_cpu
@@ -42,7 +42,7 @@ def compute(sample):
 
 
 class Chain:
-    """Transforms one after the other."""
+    """Transforms in sequence."""
 
     def __init__(self, transforms):
         self.transforms = transforms
@@ -54,9 +54,9 @@ class Chain:
 
 
 def read():
-    """A sample, before its transforms.
+    """A sample before its transforms.
 
-    Columns: 0 to 4 sleeps, 5 and 6 wall and CPU time of the computing, 7 collating, 8 CPU time of all.
+    Columns: 0 to 4 sleeps, 5 and 6 wall and CPU time of computing, 7 collating, 8 total CPU time.
     """
     sample = torch.zeros(9, dtype=torch.float64)
     began = time.perf_counter()
@@ -103,7 +103,7 @@ class Iterable(IterableDataset):
 
 
 def collate(samples):
-    """One more column: what collating took, divided among the samples."""
+    """Store the collating time, divided among the samples, in another column."""
     began = time.perf_counter()
     time.sleep(COLLATE_S)
     batch = torch.stack(samples)

@@ -1,4 +1,4 @@
-"""Traces of windows during which workers of a DataLoader made batches, at known times by another clock."""
+"""Traces of windows in which DataLoader workers made batches, at known times of another clock."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lightning_modelprof.run.workers import WorkerBatches
 from tests.support.traces import event, make_trace
 
 APART_NS = 7_000_000_000_000
-"""By so much the training's clock is ahead of the trace's."""
+"""How far the training's clock is ahead of the trace's."""
 STEP_US = 10_000
 
 
 def batches(*rows):
-    """Of (worker, index, begin, fetched, ready) in microseconds of the trace; in the order of being ready."""
+    """Make batches of (worker, index, start, fetched, ready) in trace microseconds, ordered by ready."""
     rows = sorted(rows, key=lambda row: row[4])
     worker, index, *times = zip(*rows, strict=True)
     begin, fetched, ready = (tuple(us * 1000 + APART_NS for us in one) for one in times)
@@ -25,7 +25,7 @@ def batches(*rows):
 
 
 def loader(*rows, number=0):
-    """As WorkerProbes gives them."""
+    """As from WorkerProbes."""
     return number, batches(*rows)
 
 
@@ -33,13 +33,13 @@ def window(*loaders, first=20, in_epoch=(5, 6, 7), late_us=(3, 5), fetches=1, mo
     """A trace of three steps; each fetches in its first 2 ms.
 
     Args:
-        loaders: what was noted of them.
+        loaders: their recorded batches.
         first: number of the first step.
-        in_epoch: the numbers of the steps in their epochs.
-        late_us: how long after the range was opened and closed the clock was read.
-        fetches: of each step.
+        in_epoch: step numbers within their epochs.
+        late_us: delay of the clock reads after a range's start and end.
+        fetches: per step.
         more: other events.
-        changes: of what was noted.
+        changes: of the recorded metadata.
     """
     events, marks = [*more], []
     for place, number in enumerate(in_epoch):
