@@ -1,1 +1,1 @@
-"""What one step is asked: FLOPs, modules, lines, tensors."""
+"""Inspects single steps: FLOPs, modules, lines and tensors."""

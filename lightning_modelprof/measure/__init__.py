@@ -1,1 +1,1 @@
-"""What runs during training: clocks, phase times, the profiler window. Builds records of ``run``."""
+"""Measures training as it runs: clocks, phase times, the profiler window. Builds ``run``'s records."""

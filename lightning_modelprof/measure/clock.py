@@ -1,7 +1,7 @@
-"""Host clock and device events: how time is read without ever making the device wait.
+"""Host clock and device events: times are read without ever making the device wait.
 
-A device event is recorded on the current stream and asked for its time a step or more later, once the
-device has passed it. Nothing here synchronises.
+A device event is recorded on the current stream and read at least a step later, once the device has passed
+it. Nothing here synchronises.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 HostClock = Callable[[], int]
-"""Returns integer nanoseconds that never go backwards."""
+"""Returns integer nanoseconds that never decrease."""
 
 
 host_clock: HostClock = time.perf_counter_ns
 
 
 class DeviceClock(Protocol):
-    """Marks points on a device's current stream and tells the time between them later."""
+    """Marks points on a device's current stream; the time between them can be read later."""
 
     def mark(self) -> Any: ...
 
@@ -29,13 +29,13 @@ class DeviceClock(Protocol):
         """Whether the device has passed ``mark``; must not wait."""
 
     def elapsed_ns(self, begin: Any, end: Any) -> int | None:
-        """Nanoseconds between two marks; ``None`` while one is not reached or they cannot be compared."""
+        """Nanoseconds between two marks; ``None`` while one isn't reached or if they aren't comparable."""
 
     def release(self, mark: Any) -> None:
-        """Give a mark back; its owner will not look at it again."""
+        """Return a mark that is no longer needed."""
 
     def close(self) -> None:
-        """Free the marks that were given back."""
+        """Free the returned marks."""
 
 
 class TorchEventClock:
@@ -54,10 +54,10 @@ class TorchEventClock:
         return bool(mark.query())
 
     def elapsed_ns(self, begin: Any, end: Any) -> int | None:
-        """Time between two events, with the driver's resolution of about half a microsecond."""
+        """Return the time between two events, at the driver's resolution of about half a microsecond."""
         try:
             elapsed_ms: float = begin.elapsed_time(end)
-        except RuntimeError:  # one of them is not reached yet, or they are on different devices
+        except RuntimeError:  # one isn't reached yet, or they are on different devices
             return None
         return round(elapsed_ms * 1e6)
 
@@ -65,12 +65,12 @@ class TorchEventClock:
         self._pool.append(mark)
 
     def close(self) -> None:
-        """Destroy the events now, and not in a DataLoader worker whose garbage collector finds them."""
+        """Destroy the events now, rather than in a DataLoader worker's garbage collection."""
         self._pool.clear()
 
 
 def device_clock(device: torch.device) -> DeviceClock | None:
-    """The clock of ``device``; ``None`` where there is nothing to time apart from the host."""
+    """Return the clock of ``device``; ``None`` if only the CPU can be timed."""
     if device.type in {"cuda", "xpu", "mps"} and hasattr(getattr(torch, device.type), "Event"):
         return TorchEventClock(device)
     return None
@@ -83,14 +83,14 @@ except ImportError:  # not on Windows
 
 
 class CpuTime(NamedTuple):
-    """CPU time that this process has used so far, all its threads together, in ns."""
+    """CPU time in ns that all threads of this process have used so far."""
 
     user_ns: int
     system_ns: int
 
 
 def cpu_time() -> CpuTime:
-    """User and system time, as ``time`` shows them; to the microsecond where the system has it."""
+    """Return user and system time, as in ``time``; to the microsecond where the system has it."""
     if resource is not None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return CpuTime(round(usage.ru_utime * 1e9), round(usage.ru_stime * 1e9))

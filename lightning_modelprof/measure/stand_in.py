@@ -1,4 +1,4 @@
-"""What stands in the place of something of the user's or Lightning's while we measure."""
+"""Stand-ins for the user's or Lightning's objects during measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class StandIn:
-    """Called in the place of ``original``; a copy or pickle of the object that has it has the original."""
+    """Called instead of ``original``; copies and pickles of its owner get the original."""
 
     __slots__ = ("original",)
 
@@ -18,7 +18,7 @@ class StandIn:
 
 
 def original_of(thing: Any) -> Any:
-    """What a stand-in of ours stands in for; anything else is itself."""
+    """Return a stand-in's original; anything else is returned unchanged."""
     return thing.original if issubclass(type(thing), StandIn) else thing
 
 

@@ -1,4 +1,4 @@
-"""Objects and models of the user's as Python and torch store them, read without running code of theirs.
+"""Reads the user's objects and models as Python and torch store them, without running their code.
 
 A property, a ``__getattr__`` or a metaclass's ``__hash__`` may draw a random number, count its calls or be
 slow.
@@ -18,30 +18,30 @@ _T = TypeVar("_T")
 _KIND: Any = type.__dict__
 
 mro_of: Final[Callable[[type], tuple[type, ...]]] = _KIND["__mro__"].__get__
-"""A class and its bases, whatever its metaclass does; so too the next three."""
+"""A class and its bases, whatever its metaclass defines; the next three work alike."""
 
 namespace_of: Final[Callable[[type], Mapping[str, Any]]] = _KIND["__dict__"].__get__
 class_name: Final[Callable[[type], str]] = _KIND["__name__"].__get__
 qualified_name: Final[Callable[[type], str]] = _KIND["__qualname__"].__get__
 
 undisturbed: Final = torch._C.DisableTorchFunction
-"""While it is entered, torch asks no subclass and no mode of the user's."""
+"""Context in which torch calls no user subclass or mode."""
 
 _STORED: Final = (GetSetDescriptorType, MemberDescriptorType)
 
 
 def derives(kind: type, base: type) -> bool:
-    """As ``issubclass`` without a virtual base: an abstract class would hash the user's."""
+    """Like ``issubclass`` without virtual bases: an abstract class would hash the user's."""
     return any(one is base for one in mro_of(kind))
 
 
 def is_a(part: Any, kind: type[_T]) -> TypeGuard[_T]:
-    """As ``isinstance``, without asking the object for its ``__class__``."""
+    """Like ``isinstance``, without reading the object's ``__class__``."""
     return issubclass(type(part), kind)
 
 
 def variables_of(part: Any) -> dict[str, Any]:
-    """An object's own variables; empty where its class has another ``__dict__``."""
+    """Return an object's own variables; empty if its class has another ``__dict__``."""
     for kind in mro_of(type(part)):
         found = namespace_of(kind).get("__dict__")
         if found is not None:
@@ -51,7 +51,7 @@ def variables_of(part: Any) -> dict[str, Any]:
 
 
 def class_attribute(kind: type, name: str) -> Any:
-    """What a class or its bases define under a name, as it is stored; ``None`` without."""
+    """Return what a class or its bases store under a name; ``None`` without."""
     for one in mro_of(kind):
         namespace = namespace_of(one)
         if name in namespace:
@@ -60,7 +60,7 @@ def class_attribute(kind: type, name: str) -> Any:
 
 
 def is_trained(tensor: torch.Tensor) -> bool:
-    """As ``tensor.requires_grad``."""
+    """Like ``tensor.requires_grad``."""
     with undisturbed():
         return bool(torch._C.TensorBase.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
 
@@ -118,7 +118,7 @@ def _named_members(root: nn.Module, where: str, *, remove_duplicate: bool) -> It
 
 
 def _paths(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """A module has one for each way that leads to it."""
+    """Yield a module once for each path that leads to it."""
     yield path, root
     for name, child in _registered(root, "_modules"):
         yield from _paths(child, f"{path}.{name}" if path else name)
@@ -126,6 +126,6 @@ def _paths(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
 
 def _registered(module: nn.Module, where: str) -> Iterator[tuple[str, Any]]:
     stored = variables_of(module).get(where, {})
-    # Those of a script module are an object of torch's.
+    # A script module's are one of torch's own objects.
     items = dict.items(stored) if issubclass(type(stored), dict) else stored.items()
     return (one for one in list(items) if one[1] is not None)

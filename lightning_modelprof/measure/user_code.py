@@ -1,4 +1,4 @@
-"""Tells the user's code from that of libraries, and both from the loop that calls them."""
+"""Distinguishes the user's code from libraries', and both from the loop that calls them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIBRARIES: Final = (
     "pytorch_lightning",
     "torchmetrics",
 )
-"""Never the user's, also where they are installed from a checkout."""
+"""Never the user's, even if installed from a checkout."""
 
 
 INSTALLED: Final = ("site-packages", "dist-packages")
@@ -46,22 +46,22 @@ _TYPED_IN: Final = (
     "<cell",
     "<doctest",
 )
-"""What notebooks and consoles call code that somebody typed in; other such names are generated code."""
+"""File names that notebooks and consoles give to typed code; other such names are generated code."""
 
 
 _LOOPS: Final = ("lightning.pytorch.loops.", "pytorch_lightning.loops.", "torch.utils.data._utils.worker")
 
 
 class UserCode:
-    """Says of code whether it is the user's.
+    """Decides whether code is the user's.
 
-    It is when its file is outside of the standard library and of what is installed (editable installs are the
-    user's), or was typed into a notebook or a console. The package of an owner is the user's too, wherever it
-    is installed, unless it is one of torch, Lightning, torchmetrics, NumPy and this package.
+    It is if its file is outside the standard library and installed packages (editable installs are the
+    user's), or if it was typed into a notebook or a console. An owner's package is the user's too, wherever
+    it is installed, unless it's one of torch, Lightning, torchmetrics, NumPy and this package.
 
     Args:
         owners: classes of the user, such as that of the LightningModule.
-        roots: folders that are the user's, as of :attr:`roots` in another process.
+        roots: user folders, from :attr:`roots` in another process.
 
     Attributes:
         roots: folders of the owners' packages.
@@ -80,7 +80,7 @@ class UserCode:
         """Whether code is the user's.
 
         Args:
-            file: that it says it is from.
+            file: the code's file name.
             has_file: whether its module was read from a file.
         """
         if file.startswith("<"):
@@ -97,7 +97,7 @@ class UserCode:
                 return False
             if any(part in INSTALLED or part.startswith("torchinductor_") for part in Path(name).parts):
                 return False
-        # pip install --target puts packages beside what describes them, without a folder of a known name.
+        # pip install --target puts packages next to their metadata, in a folder without a known name.
         entries = (entry for entry in sys.path if entry and _is_below(path, entry))
         return not any(_holds_distributions(entry) for entry in entries)
 
@@ -115,13 +115,12 @@ def _holds_distributions(folder: str) -> bool:
 
 
 def _foreign_roots() -> tuple[str, ...]:
-    """Folders of the standard library, of what is installed, and of the libraries known by name."""
+    """Return the folders of the standard library, installed packages, and the libraries known by name."""
     return _roots_with(tuple(name for name in _LIBRARIES if name in sys.modules))
 
 
 @cache
 def _roots_with(imported: tuple[str, ...]) -> tuple[str, ...]:
-    """The same, with these libraries."""
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts") if key in paths]
     roots += [*getattr(site, "getsitepackages", list)(), getattr(site, "getusersitepackages", str)()]
@@ -130,7 +129,7 @@ def _roots_with(imported: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _roots_of(name: str) -> tuple[str, ...]:
-    """The folders of an imported package, or the file of a module."""
+    """Return the folders of an imported package, or a module's file."""
     module = sys.modules.get(name)
     if module is None:
         return ()
@@ -147,15 +146,15 @@ def _package_roots(owner: type) -> tuple[str, ...]:
 
 
 def is_loop(module: str) -> bool:
-    """Whether a module of this name is part of Lightning's loops, or torch's loop of a worker.
+    """Whether a module of this name is part of Lightning's loops, or of torch's worker loop.
 
-    Fetchers do not count: a ``training_step`` that takes a ``dataloader_iter`` calls them.
+    Fetchers don't count: a ``training_step`` that takes a ``dataloader_iter`` calls them.
     """
     return module.startswith(_LOOPS) and not module.endswith(".fetchers")
 
 
 def loop_codes() -> frozenset[CodeType]:
-    """Code of Lightning's loop that is running, and of all that called it. To be called from a hook."""
+    """Return the code of Lightning's running loop and its callers; call from a hook."""
     found: set[CodeType] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -166,9 +165,9 @@ def loop_codes() -> frozenset[CodeType]:
 
 
 def absolute_file(file: str) -> str:
-    """The path of a source file wherever the user goes meanwhile; what is no file keeps its name.
+    """Return a source file's path independently of later working folders; other names are unchanged.
 
-    As written, not resolved. Relative where the working folder is gone.
+    As written, not resolved. Relative if the working folder is gone.
     """
     if file.startswith("<"):
         return file
@@ -176,15 +175,15 @@ def absolute_file(file: str) -> str:
 
 
 def is_library(file: str | None) -> bool:
-    """Whether a file is not the user's, or is none at all."""
+    """Whether a file isn't the user's, or is ``None``."""
     return file is None or file.startswith("<frozen") or not UserCode().is_users_file(file)
 
 
 def library_of(module: str, file: str | None) -> str:
-    """The package that installed code is of; ``""`` for the user's, torch's, Lightning's and Python's own.
+    """Return the package of installed code; ``""`` for the user's, torch's, Lightning's and Python's own.
 
     Args:
-        file: that it is from; ``None`` if there is none.
+        file: the code's file; ``None`` without one.
     """
     package = module.partition(".")[0]
     if file is None or file.startswith("<") or package in _LIBRARIES or package in sys.stdlib_module_names:
@@ -193,7 +192,7 @@ def library_of(module: str, file: str | None) -> str:
 
 
 def folders_of(package: str) -> tuple[str, ...]:
-    """The folders of an imported package, or the file of a module; as written, and resolved."""
+    """Return the folders of an imported package, or a module's file; as written, and resolved."""
     roots = map(str, _roots_of(package))
     return tuple(
         dict.fromkeys(name for root in roots for name in (absolute_file(root), os.path.realpath(root)))
@@ -201,7 +200,7 @@ def folders_of(package: str) -> tuple[str, ...]:
 
 
 def working_folder() -> str:
-    """The working folder; ``""`` when it is gone."""
+    """Return the working folder; ``""`` if it's gone."""
     try:
         return os.getcwd()  # noqa: PTH109
     except OSError:
@@ -209,10 +208,10 @@ def working_folder() -> str:
 
 
 def place_of(thing: Any) -> Place | None:
-    """The place of a function, method, ``functools.partial``, class or module's forward.
+    """Return the place of a function, method, ``functools.partial``, class or module's forward.
 
-    What decorators wrap is unwrapped as far as they say so (``functools.wraps``). What we put in the place of
-    something is where that is.
+    Decorated functions are unwrapped where decorators allow it (``functools.wraps``). A stand-in has its
+    original's place.
 
     Returns:
         ``None`` if it has no name.
@@ -230,7 +229,7 @@ def place_of(thing: Any) -> Place | None:
     if code is not None:
         file, line = code.co_filename, code.co_firstlineno
     elif isinstance(thing, type):
-        # A class has no line of its own before Python 3.13; that of its constructor is near enough.
+        # A class has no line before Python 3.13; its constructor's is close enough.
         code = getattr(vars(thing).get("__init__"), "__code__", None)
         file = getattr(sys.modules.get(thing.__module__), "__file__", None)
         line = getattr(thing, "__firstlineno__", None) or getattr(code, "co_firstlineno", None)
@@ -247,11 +246,12 @@ def place_of(thing: Any) -> Place | None:
 
 
 def own_methods(owner: Any, base_names: tuple[str, ...]) -> dict[str, Place]:
-    """The public methods that an object's class, or the object, has beyond the named base classes.
+    """Return the public methods of an object or its class beyond the named base classes.
 
     Args:
         owner: a callback or a LightningModule.
-        base_names: names of classes whose methods are Lightning's; by name, as there are two Lightnings.
+        base_names: names of classes whose methods are Lightning's; by name, as there are two Lightning
+            packages.
     """
     found: dict[str, Place] = {}
     namespaces = [vars(owner)]

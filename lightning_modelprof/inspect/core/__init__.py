@@ -1,1 +1,1 @@
-"""Watching a step: operators as they run, modules around them, nothing left behind."""
+"""Watches operators and modules during a step and leaves no trace."""

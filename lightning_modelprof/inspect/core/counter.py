@@ -1,7 +1,7 @@
-"""Counts the FLOPs of what really runs: by phase, module, operator and dtype, through a dispatch mode.
+"""Counts the FLOPs of executed operators by phase, module, operator and dtype, with a dispatch mode.
 
-The step computes what it would compute without the counter. A formula that raises is noted, never raised;
-operators without a formula that may hold contractions are listed.
+The counter doesn't change what the step computes. A formula's error is recorded, never raised; operators
+without a formula that may contain contractions are listed.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from lightning_modelprof.inspect.flops.zero_cost import communicates, holds_no_c
 from lightning_modelprof.measure.clock import host_clock
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS
 
-_COMPLEX_PRODUCTS = 4  # real multiply-adds in a complex one
+_COMPLEX_PRODUCTS = 4  # real multiply-adds per complex one
 
 
-# A fake tensor stands for a plain one: its operators count as they are.
+# Fake tensors stand for plain ones, so their operators count too.
 _PLAIN_TYPES = frozenset(map(id, (torch.Tensor, nn.Parameter, FakeTensor)))
 
 
-_MOST_FLOPS = 10**18  # in one call: minutes on the fastest device; the sum of a step fits a file's 64 bits
+_MOST_FLOPS = 10**18  # per call: minutes on the fastest device; keeps a step's sum within a file's 64 bits
 
 
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__  # of classes that leave operators to torch
 
 
 class CountedPlace(NamedTuple):
-    """What everything is counted under.
+    """Key of every count.
 
-    ``module`` is the path below the counter's root, empty for the root itself and what is outside of it;
-    ``operator`` is the name without overload, as in ``aten::mm``; ``dtype`` is the one of the first
-    floating-point or complex operand, such as ``bfloat16``, and empty without one.
+    ``module`` is the path below the counter's root, empty for the root and outside of it. ``operator`` has no
+    overload, as in ``aten::mm``. ``dtype`` is that of the first floating-point or complex operand; empty
+    without one.
     """
 
     phase: Phase
@@ -61,11 +61,10 @@ class CountedPlace(NamedTuple):
 
 
 class _Action(NamedTuple):
-    """What to do with one operator, found out once.
+    """How to treat an operator, determined once.
 
-    ``func`` is the overload, held so that its id stays its own; ``name`` is the one without overload;
-    ``costs_nothing`` says that it surely holds no contraction, ``communicates`` that it moves data between
-    processes, ``is_composite`` that torch can take it apart, ``has_other_gradient`` that a mode would change
+    ``func`` is the overload, kept alive so that its id stays unique. ``costs_nothing`` means certainly no
+    contraction, ``is_composite`` that torch can decompose it, ``has_other_gradient`` that a mode would change
     its gradient.
     """
 
@@ -78,41 +77,41 @@ class _Action(NamedTuple):
     has_other_gradient: bool = False
 
 
-# Found once in a process; what has no formula may get one later and is not kept.
+# One per process. An operator without a formula may get one later, so it isn't cached.
 _ACTIONS: dict[Any, _Action] = {}
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch doesn't type it
     """Counts what runs inside ``with FlopCounter(model) as counter:``.
 
-    Modules are followed by hooks on the instances, so two layers of one class stay two. Backward is
-    attributed by the sequence numbers that autograd gave the nodes during forward.
+    Hooks on instances follow the modules, so two layers of one class stay separate. Backward is attributed by
+    the sequence numbers that autograd gives nodes in forward.
 
     Args:
-        root: the module whose children give the paths.
-        formulas: formulas of the user by operator, before all others (see ``own_formulas``).
-        force_eager: whether compiled frames run eagerly meanwhile, so that everything in them is seen; they
-            stay compiled afterwards. Without it they run compiled, bit for bit as ever: what is inside their
-            fused kernels is not seen, and nothing is attributed to the modules of such a model.
-        refuse_collectives: whether an operator that communicates raises ModelProfError before it runs, for a
-            copy of the model that runs in one process alone.
-        watches: called as ``watch(func, args, kwargs, result, where, took_ns=...)`` after each operator, in
-            this order; ``where()`` is its phase and module, ``took_ns`` the host's time. They must not raise;
-            ``None`` is none.
+        root: module that the paths are relative to.
+        formulas: the user's formulas by operator, which take precedence (see ``own_formulas``).
+        force_eager: run compiled frames eagerly for now, so that everything in them is counted; they stay
+            compiled afterwards. Otherwise they run compiled, bit for bit as usual: operators in their fused
+            kernels aren't counted, and nothing is attributed to such a model's modules.
+        refuse_collectives: raise ModelProfError before an operator communicates, for a model copy that runs
+            in one process only.
+        watches: called in order after each operator as ``watch(func, args, kwargs, result, where,
+            took_ns=...)``. ``where()`` returns its phase and module, ``took_ns`` its wall time on the CPU.
+            They must not raise. ``None`` is skipped.
 
     Attributes:
-        flops: FLOPs by place; Fourier transforms among them, by their operators' names. A kernel that also
-            computes a part of the forward again is at two places: that part under ``recompute``.
-        calls: calls of the operators in ``flops``; one that is at two places counts at the first.
-        uncounted: calls of operators that may hold contractions and have no formula, or one that failed.
-        errors: what formulas raised, with the number of times, by operator and message.
+        flops: FLOPs by place, Fourier transforms included under their operators' names. A kernel that
+            recomputes part of the forward has two places, that part being under ``recompute``.
+        calls: calls of the operators in ``flops``; an operator with two places counts at the first.
+        uncounted: calls of operators that may contain contractions but have no formula, or one that failed.
+        errors: number of formula errors by operator and message.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo keep the frames that it meets; otherwise it would mark them as never to be compiled."""
+        """Let Dynamo keep the frames it meets; otherwise it would mark them as never to be compiled."""
         return True
 
     def __init__(
@@ -168,9 +167,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             self._clean_up()
 
     def before_backward(self) -> None:
-        """Tell that a backward pass may begin.
+        """Announce that a backward pass may start.
 
-        To be called where no operator of the step comes between its last one and the pass.
+        Call it where none of the step's operators can run between the last one and the pass.
         """
         self._gradients.settle()
 
@@ -183,8 +182,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     ) -> Any:
         for kind in types:
             if id(kind) not in _PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
-                return NotImplemented  # the tensor's own class takes it apart, and what it calls comes here
-        # Calling the operator from Python would ask a class's __torch_function__, which torch is done with.
+                return NotImplemented  # the tensor's own class decomposes it, and its calls come here
+        # Calling the operator from Python would repeat a class's __torch_function__, which is done.
         with torch._C.DisableTorchFunctionSubclass():
             return self._run(func, args, kwargs or {})
 
@@ -227,12 +226,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 if known.formula is not None or known.costs_nothing:
                     _ACTIONS[func] = known
             return known
-        except Exception as error:  # an operator unlike all others must not end the step
+        except Exception as error:  # an unusual operator must not end the step
             self.errors[str(func), describe_error(error)] += 1
             return _Action(func, str(func))
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take the operator apart with the mode on, so that its parts come here; hooks stay as they are."""
+        """Decompose the operator with the mode on, so that its parts come here; hooks stay."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             return func.decompose(*args, **kwargs)
@@ -240,7 +239,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _is_to_decompose(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether torch itself would only take the operator apart, having no kernel for the device."""
+        """Whether torch would only decompose the operator, as it has no kernel for the device."""
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         if any(value.is_nested for value in tensors):
             return False
@@ -250,13 +249,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             backend = {"privateuseone": "PrivateUse1", "meta": "Meta"}.get(device, device.upper())
             try:
                 known = not _has_kernel(func, backend)
-            except RuntimeError:  # the dispatcher has another name for the device
+            except RuntimeError:  # the dispatcher's name for the device differs
                 known = False
             self._decomposes[func, device] = known
         return known
 
     def _count(self, action: _Action, args: Any, kwargs: Any, result: Any) -> None:
-        dtype = _dtype_of_operands(args) or _dtype_of_operands(kwargs.values())
+        dtype = _first_inexact_dtype(args) or _first_inexact_dtype(kwargs.values())
         phase, module = self._whereabouts.now()
         place = CountedPlace(phase, module, action.name, _name_of_dtype(dtype))
         if action.formula is None:
@@ -298,7 +297,7 @@ def _note(errors: Counter[tuple[str, str]], what: str, error: Exception) -> None
 
 
 def _checked(flops: Any) -> int:
-    if isinstance(flops, bool | torch.Tensor):  # a tensor's value may have to be waited for
+    if isinstance(flops, bool | torch.Tensor):  # reading a tensor's value may synchronize
         raise TypeError(f"expected a whole number of FLOPs, got a {type(flops).__name__}")
     if int(flops) != flops or flops < 0:
         raise ValueError(f"expected a whole number of FLOPs, got {quoted(flops)}")
@@ -307,14 +306,13 @@ def _checked(flops: Any) -> int:
     return int(flops)
 
 
-def _dtype_of_operands(arguments: Iterable[Any]) -> torch.dtype | None:
-    """The first floating-point or complex one, in lists of tensors too."""
+def _first_inexact_dtype(arguments: Iterable[Any]) -> torch.dtype | None:
     for value in arguments:
         if isinstance(value, torch.Tensor):
             if value.dtype.is_floating_point or value.dtype.is_complex:
                 return value.dtype
         elif isinstance(value, (list, tuple)):
-            found = _dtype_of_operands(value)
+            found = _first_inexact_dtype(value)
             if found is not None:
                 return found
     return None
@@ -325,15 +323,14 @@ def _name_of_dtype(dtype: torch.dtype | None) -> str:
 
 
 def _packet_of(func: Any) -> Any:
-    """The operator without overload; a higher-order operator has none."""
     return getattr(func, "overloadpacket", func)
 
 
 def _has_kernel(func: Any, key: str) -> bool:
-    """Whether the dispatcher knows a kernel under a key.
+    """Whether the dispatcher has a kernel under a key.
 
-    What only reads a tensor, as ``prim::device`` does, is unknown to the dispatcher, and an error here would
-    end the process, as C++ asks for the device where it must not fail.
+    It doesn't know operators that only read a tensor, such as ``prim::device``. Asking for those would end
+    the process, because C++ requests the device where it must not fail.
     """
     if isinstance(func, torch._ops.HigherOrderOperator) or func.namespace == "prim":
         return False

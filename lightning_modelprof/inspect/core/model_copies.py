@@ -1,7 +1,7 @@
-"""Copies of a model that can be run for a count while nothing of the original changes.
+"""Copies a model so that a count can run it without changing the original.
 
-What a copy computes whose tensors have shapes and no data takes no memory and next to no time, so that a
-model larger than the memory, or one that is compiled, can be counted.
+A copy whose tensors have shapes but no data takes no memory and almost no time, so models larger than memory
+and compiled models can be counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 COMPILED_FROM: Final = "_torchdynamo_orig_callable"
-"""What torch.compile puts on each function that it wraps."""
+"""Attribute that torch.compile sets on each function it wraps."""
 
 
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -62,13 +62,13 @@ _NEEDS_VALUES: Final = tuple(
 
 
 def plain_copy(model: ModuleT) -> ModuleT:
-    """Copy a model with its data, to be run once more where that must leave no trace.
+    """Copy a model with its data, for an extra run that must leave no trace.
 
-    Weights that are tied stay tied. Compiled parts are what they were before torch.compile. Of a
-    LightningModule, the copy has no Trainer, and ``log`` and ``log_dict`` do nothing.
+    Tied weights stay tied. Compiled parts are as before torch.compile. A LightningModule's copy has no
+    Trainer, and its ``log`` and ``log_dict`` do nothing.
 
     Raises:
-        ModelProfError: when a part of the model cannot be copied, for want of memory too.
+        ModelProfError: when part of the model can't be copied, also for lack of memory.
     """
     with _copy_errors(model):
         copied = _copy(model, {})
@@ -78,7 +78,7 @@ def plain_copy(model: ModuleT) -> ModuleT:
 
 
 def refuse_closures(model: nn.Module) -> None:
-    """Refuse a model with hooks that close over variables: a copy's hook would change them for the model too.
+    """Refuse a model with hooks that are closures, whose variables a copied hook would share with the model.
 
     Raises:
         ModelProfError: names the module and the hook.
@@ -94,21 +94,20 @@ def refuse_closures(model: nn.Module) -> None:
 
 
 def fake_copy(model: ModuleT) -> tuple[ModuleT, FakeTensorMode]:
-    """Copy a model without the data of its tensors, for running it under the mode that comes with it.
+    """Copy a model without its tensors' data, to run it under the returned mode.
 
-    As ``plain_copy`` otherwise. Tensors on the meta device become ones on the CPU. A metric that needs values
-    to go on gives zeros.
+    Otherwise like ``plain_copy``. Meta tensors move to the CPU. A metric that needs values returns zeros.
 
     Returns:
-        The copy, and the mode under which it can run: ``with mode: copy(*fake_inputs(mode, arguments))``.
+        The copy and the mode it runs under: ``with mode: copy(*fake_inputs(mode, arguments))``.
 
     Raises:
-        ModelProfError: when a part of the model cannot be copied.
+        ModelProfError: when part of the model can't be copied.
 
     Caveats:
-        Hooks are copied with their modules; what they close over is not.
+        Hooks are copied with their modules; the variables they close over aren't.
     """
-    # Without kernels to fall back on, as those compute; what a model holds beside its modules becomes fake.
+    # No fallback kernels, as those compute. What a model holds outside its modules becomes fake.
     mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
     with _copy_errors(model):
         tensors = (*parameters_of(model), *buffers_of(model))
@@ -122,15 +121,15 @@ def fake_copy(model: ModuleT) -> tuple[ModuleT, FakeTensorMode]:
 
 
 def fake_inputs(mode: FakeTensorMode, value: T) -> T:
-    """The same dicts, sequences, named tuples and dataclasses, with fake tensors in them.
+    """Replace the tensors in dicts, sequences, named tuples and dataclasses with fake ones.
 
-    Other objects are left alone, and whatever holds no tensor comes back as it is.
+    Other objects stay, and anything without tensors is returned unchanged.
     """
     return _replaced(mode, value)  # type: ignore[no-any-return]
 
 
 def reaches_outside(loss: torch.Tensor) -> bool:
-    """Whether a backward pass of a loss on fake tensors would give gradients to tensors that are none."""
+    """Whether a backward pass of a fake-tensor loss would give gradients to real tensors."""
     return any(
         "AccumulateGrad" in node.name() and not isinstance(node.variable, fake_tensor.FakeTensor)
         for node in nodes_behind(loss)
@@ -138,8 +137,8 @@ def reaches_outside(loss: torch.Tensor) -> bool:
 
 
 def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
-    """The nodes of the autograd graph that lead to a loss, each once."""
-    with torch._C.DisableTorchFunctionSubclass():  # the loss may be of a class of the user's
+    """Yield each autograd node that leads to a loss once."""
+    with torch._C.DisableTorchFunctionSubclass():  # the loss may be of a user's class
         waiting: list[Any] = [loss.grad_fn]
     seen = {None}
     while waiting:
@@ -152,15 +151,15 @@ def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
 
 @contextmanager
 def values_are_missing(what: str, instead: str) -> Iterator[None]:
-    """Turn the errors of fake tensors into one that says what to do.
+    """Turn fake tensors' errors into one with advice.
 
     Args:
-        what: the argument or function of ours that has the copy run.
-        instead: what to do, as a sentence.
+        what: our argument or function that runs the copy.
+        instead: advice, as a sentence.
 
     Raises:
-        ModelProfError: when the model asks for the values of its tensors, or has an operator that torch
-            cannot run without data.
+        ModelProfError: when the model needs its tensors' values, or has an operator that torch can't run
+            without data.
     """
     try:
         yield
@@ -182,10 +181,10 @@ def _copy_errors(model: nn.Module) -> Iterator[None]:
 def _copy(model: ModuleT, memo: dict[int, Any]) -> ModuleT:
     """Copy a model as it was before torch.compile."""
     for module in modules_of(model):
-        # How Lightning notes torch.compile(LightningModule): what is in it cannot be copied.
+        # Lightning's mark of torch.compile(LightningModule), whose contents can't be copied.
         if module.__dict__.get("_compiler_ctx") is not None:
             memo[id(module.__dict__["_compiler_ctx"])] = None
-    # The innermost come first: a wrapper's copy is the copy of what it wraps.
+    # Innermost first: a wrapper's copy is the copy of the module it wraps.
     for module in reversed(list(modules_of(model))):
         if "_orig_mod" in module._modules:
             memo[id(module)] = deepcopy(module._modules["_orig_mod"], memo)
@@ -205,7 +204,6 @@ def _on_the_cpu(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _undo_compiling(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Give the copy of a module the methods that torch.compile has replaced on the module."""
     copied = memo[id(module)]
     copied.__dict__.pop("_compiled_call_impl", None)
     for name, value in module.__dict__.items():
@@ -234,7 +232,7 @@ def _do_without_values(module: nn.Module) -> None:
         for name in ("forward", "update", "compute"):
             module.__dict__[name] = _without_values(getattr(module, name))
     if "MetricCollection" in names and hasattr(module, "_enable_compute_groups"):
-        module.__dict__["_enable_compute_groups"] = False  # they are found by comparing values
+        module.__dict__["_enable_compute_groups"] = False  # compute groups are found by comparing values
 
 
 def _do_nothing(*_arguments: Any, **_options: Any) -> None:
@@ -282,7 +280,7 @@ def _differs(value: Any, items: Mapping[Any, Any]) -> bool:
 
 
 def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
-    """A copy of a dict or list, of the same class, with other items; itself where nothing differs."""
+    """Copy a dict or list, keeping its class, with other items; return it unchanged if nothing differs."""
     if not _differs(container, items):
         return container
     changed = copy(container)
@@ -291,11 +289,8 @@ def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
     return changed
 
 
-"""What torch.compile puts on every function that it wraps."""
-
-
 _OF_DYNAMO: Final = "__"
-"""Dynamo leaves what it compiles in a file's globals, as ``__compiled_fn_3``, whoever's model it was."""
+"""Prefix of the names that Dynamo adds to a file's globals for any model, such as ``__compiled_fn_3``."""
 
 
 _NOT_THE_USERS: Final = {"torch", "builtins", "typing", "lightning", "pytorch_lightning", "torchmetrics"}
@@ -305,12 +300,12 @@ _NOTHING: Final = ModuleType("nothing")
 
 
 def find_compiled(root: nn.Module) -> str | None:
-    """Name something in a model that torch.compile has wrapped, or ``None`` if nothing was found.
+    """Name something in a model that torch.compile has wrapped, or ``None``.
 
-    Looked at are the modules, their methods, and what these methods call by a name of their file. A compiled
-    function that is reached in another way is not found.
+    Checks the modules, their methods, and the global names that these methods use. Compiled functions reached
+    in other ways aren't found.
     """
-    if getattr(root, "_compiler_ctx", None):  # how Lightning notes torch.compile(LightningModule)
+    if getattr(root, "_compiler_ctx", None):  # Lightning's mark of torch.compile(LightningModule)
         return type(root).__name__
     for path, module in named_modules(root):
         if _is_compiled(module):
@@ -329,7 +324,7 @@ def find_compiled(root: nn.Module) -> str | None:
 
 
 def compiled_frames() -> int:
-    """How many functions Dynamo has met in this process: one more, and something was compiled meanwhile."""
+    """Count the functions that Dynamo has met in this process; it grows when something is compiled."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("frames", {}).get("total", 0))
 
@@ -340,7 +335,6 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _names_used_by(kind: type) -> set[str]:
-    """Global names and attributes in the methods of a class, with what is nested in them."""
     codes = [value.__code__ for value in namespace_of(kind).values() if isinstance(value, FunctionType)]
     names: set[str] = set()
     while codes:
@@ -351,7 +345,7 @@ def _names_used_by(kind: type) -> set[str]:
 
 
 def _find_function(names: Any) -> str | None:
-    """The first of the named objects that torch.compile made; asked without running code of theirs."""
+    """Return the first name whose object torch.compile made, without running the objects' code."""
     for name, value in list(names.items()):
         if type(value) is FunctionType and COMPILED_FROM in vars(value) and not name.startswith(_OF_DYNAMO):
             return str(name)

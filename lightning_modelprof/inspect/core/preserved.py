@@ -1,4 +1,4 @@
-"""Runs a model and leaves it as it was."""
+"""Runs a model without changing it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from lightning_modelprof.measure.stored import buffers_of, modules_of, parameter
 
 
 class DeeperStack:
-    """Room on Python's stack for what hooks and modes of ours add to it.
+    """Makes room on Python's stack for the frames of our hooks and modes.
 
-    A module that has hooks takes four frames in place of three. A model that is nested, or that calls itself,
-    until little room is left would end in a RecursionError for it.
+    A module with hooks takes four frames instead of three, so a deeply nested or recursive model could
+    otherwise end in a RecursionError.
     """
 
     def __init__(self) -> None:
         self._limit: int | None = None
 
     def deepen(self) -> None:
-        """Allow half as much again; does nothing the second time."""
+        """Raise the limit by half; does nothing the second time."""
         if self._limit is None:
             self._limit = sys.getrecursionlimit()
             sys.setrecursionlimit(_deeper(self._limit))
 
     def restore(self) -> None:
-        """Go back, unless somebody else has changed it; does nothing without :meth:`deepen`."""
+        """Restore the limit unless other code has changed it; does nothing without :meth:`deepen`."""
         limit, self._limit = self._limit, None
         if limit is not None and sys.getrecursionlimit() == _deeper(limit):
-            with suppress(RecursionError):  # somebody is deeper than that
+            with suppress(RecursionError):  # the stack is deeper than that
                 sys.setrecursionlimit(limit)
 
 
@@ -54,15 +54,15 @@ def _deeper(limit: int) -> int:
 
 @contextmanager
 def preserved(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
-    """Give back what a forward and a backward pass change, whatever happens; gradients are away meanwhile.
+    """Restore what a forward and backward pass change, even after errors; gradients are cleared inside.
 
-    That is: random states; gradients of parameters and inputs, and whether they want them; and of every
-    module its attributes (hooks, modes and buffers among them), the contents of those that are lists, dicts
-    and sets, and the values of buffers and of other tensors among the attributes. Values of parameters, and
-    what objects of other kinds hold, are not.
+    Restored are random states; gradients and ``requires_grad`` of parameters and inputs; and each module's
+    attributes (including hooks, modes and buffers), the contents of those that are lists, dicts and sets, and
+    the values of buffers and other tensors among them. Parameter values and the contents of other objects
+    aren't.
 
     Args:
-        inputs: what it is run on, tensors in any containers.
+        inputs: the model's inputs, tensors in any containers.
     """
     leaves = [tensor for tensor in tensors_in(inputs) if tensor.is_leaf and tensor.requires_grad]
     wanting = {id(tensor): tensor for tensor in (*parameters_of(model), *leaves)}.values()
@@ -109,7 +109,7 @@ def _fill(container: Any, contents: Any) -> None:
 
 
 def _can_be_written(tensor: torch.Tensor) -> bool:
-    """Not where several elements share a place in memory, which nothing else can change either."""
+    """Return False where elements share memory, which no operator can write to either."""
     if tensor.is_meta:
         return False
     if tensor.layout is not torch.strided:
@@ -119,7 +119,7 @@ def _can_be_written(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def random_states_kept(devices: Collection[torch.device] = ()) -> Iterator[None]:
-    """Give back the random states of Python, NumPy, torch on the host, and of these devices."""
+    """Restore the random states of Python, NumPy, torch on the CPU, and the given devices."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -136,7 +136,7 @@ def random_states_kept(devices: Collection[torch.device] = ()) -> Iterator[None]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in dicts, sequences and dataclasses, however deep."""
+    """Yield the tensors in dicts, sequences and dataclasses at any depth."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -151,25 +151,28 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 _OTHER_BACKWARD: Final = frozenset(("aten::prod", "aten::masked_fill", "aten::masked_fill_"))
-"""Operators whose gradient has other last bits under any mode: torch asks ``isTensorSubclassLike`` there and
-takes another path. None of them holds a contraction, so no FLOPs are missed while the mode is off."""
+"""Operators whose gradient differs in its last bits under any mode.
+
+Torch takes another path there, depending on ``isTensorSubclassLike``. None of them contains a contraction, so
+no FLOPs are missed while the mode is off.
+"""
 
 
 _IN_A_VIEW: Final = "CopySlices"
-"""End of the name of the node that runs the gradient of what was written into a view."""
+"""Suffix of the name of the node that runs the gradient of a write to a view."""
 
 
 class SameGradients:
-    """Takes a mode off while autograd runs the nodes whose gradients the mode would change.
+    """Turns a mode off while autograd runs the nodes whose gradients the mode would change.
 
-    A node can be reached only when its operator has returned, so results wait here until :meth:`settle`,
-    which the next operator calls and whoever knows that a backward pass begins.
+    A node can be reached only after its operator has returned, so results wait here for :meth:`settle`,
+    called by the next operator or before a backward pass.
 
     Args:
-        on_error: called with an error in here; the step goes on.
+        on_error: called with our errors; the step continues.
 
     Attributes:
-        waiting: results whose nodes are still to be found.
+        waiting: results whose nodes haven't been found yet.
     """
 
     def __init__(self, mode: TorchDispatchMode, on_error: Callable[[Exception], None]) -> None:
@@ -180,11 +183,11 @@ class SameGradients:
 
     @staticmethod
     def is_needed_for(operator: str) -> bool:
-        """Whether the results of an operator, such as ``aten::prod``, are to be noted."""
+        """Whether :meth:`note` must see the results of an operator, such as ``aten::prod``."""
         return operator in _OTHER_BACKWARD
 
     def note(self, args: tuple[Any, ...], result: Any) -> None:
-        """Such an operator ran; without gradients there is nothing to keep."""
+        """Keep the result of such an operator, unless it needs no gradient."""
         wants_gradient = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in args
         )
@@ -192,7 +195,7 @@ class SameGradients:
             self.waiting.append(result)
 
     def settle(self) -> None:
-        """Put hooks on the nodes of all results that wait."""
+        """Put hooks on the nodes of all waiting results."""
         results, self.waiting = self.waiting, []
         try:
             for result in results:
@@ -212,13 +215,13 @@ class SameGradients:
             self._handles.append(found.register_hook(after))
 
     def remove(self) -> None:
-        """Take all hooks off again, as far as their nodes are still there."""
+        """Remove all hooks whose nodes still exist."""
         self.waiting.clear()
         while self._handles:
             self._handles.pop().remove()
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """What runs before and after a node, in the node's thread. A node that fails leaves the mode off."""
+        """Return a node's hooks, which run in its thread; a node that fails leaves the mode off."""
         taken_off = False
 
         def before(_gradients: Any) -> None:
@@ -236,15 +239,15 @@ class SameGradients:
 
 
 def modes_on() -> list[Any]:
-    """The modes that are on, outermost first, without those of torch itself, such as fake tensors'."""
+    """List the active modes, outermost first, without torch's own such as fake tensors'."""
     return [one for one in _get_current_dispatch_mode_stack() if getattr(one, "_mode_key", None) is None]
 
 
 def enter_mode(mode: TorchDispatchMode) -> None:
-    """Enter a mode of ours, outside of those of others: who leaves theirs must not leave ours.
+    """Enter our mode outside all others, so that leaving those doesn't leave ours.
 
-    Torch's own ``__enter__`` and ``__exit__`` also note whether any mode is on, each what it met; with ours
-    left before theirs, or after, that would be wrong from then on, and nothing would be compiled any more.
+    Torch's own ``__enter__`` and ``__exit__`` also save and restore whether any mode is on. Leaving the modes
+    in another order than entering them would get this wrong for good, and nothing would be compiled any more.
     """
     others = modes_on()
     for _ in others:
@@ -255,7 +258,7 @@ def enter_mode(mode: TorchDispatchMode) -> None:
 
 
 def leave_mode(mode: TorchDispatchMode) -> None:
-    """Leave a mode of ours, and keep those of others; does nothing if it is not on."""
+    """Leave our mode and keep the others; does nothing if it isn't on."""
     stack = modes_on()
     if mode not in stack:
         return

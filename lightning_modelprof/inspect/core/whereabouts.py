@@ -1,7 +1,7 @@
-"""Where an operator runs: in which phase of the step, and in which module.
+"""Finds the phase and module that an operator runs in.
 
-In forward the innermost running module is known by hooks. In backward the node that runs is looked up by the
-sequence number that autograd gave it when it was made.
+In forward, hooks know the innermost running module. In backward, the running node is looked up by the
+sequence number that autograd gave it when it was created.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer"]
 _CHECKPOINT_FILE = CheckpointFunction.forward.__code__.co_filename
 
 
-_NO_TASK = -1  # what autograd answers outside a backward pass
+_NO_TASK = -1  # autograd's answer outside a backward pass
 
 
-# What wrappers of compiling, sharding and checkpointing add to the path of the module that they hold.
+# Names that compile, sharding and checkpoint wrappers add to a module's path.
 _WRAPPER_NAMES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 
 
 class _Entered(NamedTuple):
-    """A module that is running, and the backward pass that called it (or none)."""
+    """A running module and the backward pass that called it, if any."""
 
     module: str
     task: int
 
 
 class _Stepping(NamedTuple):
-    """An optimizer that is stepping: how many modules were running, and the code of its closure, if any."""
+    """A running optimizer step: the number of modules running at its start, and its closure's code."""
 
     depth: int
     closure: CodeType | None
 
 
 class Whereabouts:
-    """Follows the modules below a root, the backward passes and the optimizers of a step.
+    """Follows the modules below a root and a step's backward passes and optimizers.
 
     Args:
-        root: the module whose children give the paths; names that wrappers add are left out.
-        into_compiled: whether to follow the modules of a model that has compiled parts. Only when those run
-            eagerly meanwhile: hooks that are there when a part is compiled would break its graph for good.
-        on_error: called with an error in here; the step goes on.
+        root: module that the paths are relative to; names that wrappers add are left out.
+        into_compiled: follow the modules of a model that has compiled parts. Only allowed while those run
+            eagerly: hooks that exist when a part is compiled would break its graph for good.
+        on_error: called with our errors; the step continues.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Whereabouts:
         self._paths: dict[int, str] = {}
         self._entered: list[_Entered] = []
         self._main_marks = SequenceMarks("")
-        # Marks that threads of the autograd engine made, by thread: each counts its nodes on its own.
+        # Marks made by autograd engine threads, by thread: each numbers its own nodes.
         self._engine_marks: dict[int, tuple[int, SequenceMarks[str]]] = {}
         self._main_thread = 0
         self._stepping: list[_Stepping] = []
         self._cleanup: list[Callable[[], None]] = []
 
     def follow(self) -> None:
-        """Start to follow; ``leave`` undoes it, also after an error in here."""
+        """Start following; ``leave`` undoes it, also after an error here."""
         self._main_thread = threading.get_ident()
         self._paths = paths_below(self._root)
         self._main_marks = SequenceMarks("")
@@ -100,7 +100,7 @@ class Whereabouts:
         self._stepping.clear()
 
     def now(self) -> tuple[Phase, str]:
-        """Phase and module path of the operator that is running."""
+        """Return the phase and module path of the running operator."""
         module, task_of_module = self._entered[-1] if self._entered else ("", _NO_TASK)
         task = torch._C._current_graph_task_id()
         if task == _NO_TASK:
@@ -110,21 +110,21 @@ class Whereabouts:
         return "backward", self._module_of_node(task)
 
     def _is_optimizer(self) -> bool:
-        """Whether it is an optimizer's own work: Lightning runs forward and backward inside of its step."""
+        """Whether an optimizer itself runs: Lightning runs forward and backward inside its step."""
         if not self._stepping or torch.is_grad_enabled():
             return False
         depth, closure = self._stepping[-1]
-        # In a closure gradients may be off too: under no_grad, and in the forward of an autograd function.
+        # Gradients may be off in a closure too: under no_grad, and in an autograd function's forward.
         return depth >= len(self._entered) and not (closure and _is_running(closure))
 
     def _hook(self, call: Callable[..., None]) -> ModuleHook:
         return ModuleHook(call, self._on_error)
 
     def _follow_modules(self) -> None:
-        """Put hooks on the instances, except where hooks would change what the model computes.
+        """Put hooks on the instances, except where hooks would change the computation.
 
-        nn.TransformerEncoderLayer leaves its fast path when it or a part of it has hooks: those are seen by
-        hooks for all modules, which it does not mind.
+        nn.TransformerEncoderLayer leaves its fast path when it or one of its parts has hooks. It ignores
+        global module hooks, which are used instead.
         """
         hookless = {
             id(one)
@@ -142,7 +142,7 @@ class Whereabouts:
             self._cleanup += hooked_alone(hookless, before, after)
 
     def _mark(self) -> None:
-        """Note that nodes made from now on belong to the module on top."""
+        """Note that new nodes belong to the module on top."""
         number = torch._C._autograd._get_sequence_nr()
         module = self._entered[-1].module if self._entered else ""
         thread = threading.get_ident()
@@ -183,18 +183,18 @@ class Whereabouts:
         if node is None:
             return ""
         number = node._sequence_nr()
-        if number >= 2**63:  # accumulates a parameter's gradient; made once, belongs to no call
+        if number >= 2**63:  # accumulates a parameter's gradient; created once, belongs to no call
             return ""
         inner = self._engine_marks.get(threading.get_ident())
-        # A pass inside a pass goes through what this engine's thread has recomputed.
+        # A pass inside a pass runs nodes that this engine thread has recomputed.
         marks = inner[1] if inner is not None and inner[0] < task else self._main_marks
         return marks.owner_of(number)
 
 
 def paths_below(root: nn.Module) -> dict[int, str]:
-    """Path of every module by its id, without the names that wrappers add.
+    """Return each module's path by its id, without the names that wrappers add.
 
-    ``module`` in front is left out where the root is a DistributedDataParallel.
+    A DistributedDataParallel root's ``module`` prefix is dropped too.
     """
     is_ddp = derives(type(root), DistributedDataParallel)
     paths = {}
@@ -207,7 +207,7 @@ def paths_below(root: nn.Module) -> dict[int, str]:
 
 
 def _code_of(function: Any) -> CodeType | None:
-    """What runs when a function, a method or an object is called; ``None`` for what is not Python."""
+    """Return the code that runs when a function, method or object is called; ``None`` if it isn't Python."""
     while isinstance(function, partial):
         function = function.func
     code = getattr(function, "__code__", None)
@@ -219,7 +219,7 @@ def _is_running(code: CodeType) -> bool:
 
 
 def _checkpoint_is_running() -> bool:
-    """Whether a caller is torch's checkpoint: asked only where gradients are on during a backward pass."""
+    """Whether a caller is torch's checkpoint; asked only when gradients are on in a backward pass."""
     return _has_caller(lambda running: running.co_filename == _CHECKPOINT_FILE)
 
 
@@ -228,7 +228,7 @@ def _has_caller(is_wanted: Callable[[CodeType], bool]) -> bool:
     while frame is not None:
         if is_wanted(frame.f_code):
             return True
-        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost, which mypy leaves out
+        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost frame
     return False
 
 
@@ -236,10 +236,10 @@ _Owner = TypeVar("_Owner")
 
 
 class SequenceMarks(Generic[_Owner]):
-    """Who was running from which autograd sequence number on; numbers only grow in a thread.
+    """Owners by the autograd sequence number they start at; numbers only grow within a thread.
 
     Args:
-        outside: who owns the nodes that were made before the first mark.
+        outside: owner of the nodes created before the first mark.
     """
 
     def __init__(self, outside: _Owner) -> None:
@@ -247,7 +247,7 @@ class SequenceMarks(Generic[_Owner]):
         self._owners = [outside]
 
     def add(self, number: int, owner: _Owner) -> None:
-        """From the node with ``number`` on, nodes belong to ``owner``."""
+        """Assign the nodes from ``number`` on to ``owner``."""
         if number == self._numbers[-1]:
             self._owners[-1] = owner
         else:
@@ -259,14 +259,14 @@ class SequenceMarks(Generic[_Owner]):
 
 
 class ModuleHook:
-    """A hook that never fails, and that does nothing on a copy of its module.
+    """A module hook that never fails and does nothing on a copy of its module.
 
-    A step that is inspected may save, pickle or copy the model: the copy must neither hold what we measure
-    with nor report to it.
+    A step under inspection may save, pickle or copy the model. The copy must neither hold our instruments nor
+    report to them.
 
     Args:
-        call: what the hook does; ``None`` for nothing.
-        on_error: called with what ``call`` raised.
+        call: the hook's action; ``None`` for nothing.
+        on_error: called with the errors of ``call``.
     """
 
     def __init__(
@@ -288,14 +288,14 @@ class ModuleHook:
                 self._on_error(error)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, str]]:
-        """Copies and pickles do nothing, and can be loaded where this package is not installed."""
+        """Make copies and pickles no-ops that load where this package isn't installed."""
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, returns None
 
 
 def hooked_alone(
     modules: Collection[int], before: ModuleHook, after: ModuleHook
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Hooks of all modules there are that see some alone, by identity; returns what takes them off again."""
+    """Hook some modules, given by id, through global hooks; returns callables that remove those."""
 
     def only(hook: ModuleHook) -> ModuleHook:
         return ModuleHook(lambda module, *rest: hook(module, *rest) if id(module) in modules else None)

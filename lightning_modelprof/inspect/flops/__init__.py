@@ -1,1 +1,1 @@
-"""FLOPs: formulas, counts, the peaks of devices."""
+"""FLOP formulas, counts and device peaks."""

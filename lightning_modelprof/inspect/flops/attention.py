@@ -1,7 +1,7 @@
-"""FLOPs of attention in one operator, unmasked: a causal or block-sparse kernel may do less.
+"""FLOPs of single-operator attention, unmasked: a causal or block-sparse kernel may do less.
 
-The backward of a fused kernel does five products: the scores again, and the gradients of the scores, of the
-values, of the queries and of the keys. The first of them is the forward's work and counts as recompute.
+A fused kernel's backward does five products: the scores again, and the gradients of scores, values, queries
+and keys. The first repeats the forward's work and counts as recompute.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.utils.flop_counter import flop_registry
 
 from lightning_modelprof.inspect.flops.contractions import Formula, WithRecompute
 
-# ruff: noqa: ARG001 - formulas take what the operators take
+# ruff: noqa: ARG001 - formulas take the operators' arguments
 
 
 def attention(query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """Scores and the weighted sum; of grouped heads, every query's head meets its group's keys."""
+    """Count the scores and the weighted sum; with grouped heads, each query head meets its group's keys."""
     rows = prod(query.shape[:-1])
     return int(2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
 
@@ -34,21 +34,21 @@ def _backward(query: Any, key: Any, value: Any) -> WithRecompute:
 def attention_backward(
     grad: Any, query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any
 ) -> WithRecompute:
-    """Twice the forward, and the scores again."""
+    """Count twice the forward, and the scores again."""
     return _backward(query, key, value)
 
 
 def flex_attention_backward(
     query: Any, key: Any, value: Any, *rest: Any, out_val: Any, **options: Any
 ) -> WithRecompute:
-    """Twice the forward, and the scores again; the gradient comes later among the arguments."""
+    """Count twice the forward, and the scores again; here the gradient is a later argument."""
     return _backward(query, key, value)
 
 
 def packed_attention_backward(total_of: Callable[..., int]) -> Formula:
-    """Torch's count of a kernel that knows sequences of several lengths, with the scores apart.
+    """Split torch's count for a kernel with sequences of different lengths into gradients and scores.
 
-    Every one of the five products has the same rows and columns, so that the depths alone give the share.
+    All five products have the same rows and columns, so the depths alone determine the share.
     """
 
     def formula(
@@ -65,7 +65,7 @@ def packed_attention_backward(total_of: Callable[..., int]) -> Formula:
 def native_attention(
     query: Any, key: Any, value: Any, embed_dim: int, num_heads: int, *rest: Any, out_val: Any, **options: Any
 ) -> int:
-    """The fast path of nn.MultiheadAttention: four projections, scores and weighted sum."""
+    """Count the fast path of nn.MultiheadAttention: four projections, scores and weighted sum."""
     batch, target = query.shape[:2]
     source = key.shape[1]
     projections = 2 * batch * (target + source) * embed_dim**2
@@ -73,10 +73,10 @@ def native_attention(
 
 
 def encoder_layer(x: Any, embed_dim: int, num_heads: int, *weights: Any, out_val: Any, **options: Any) -> int:
-    """The fast path of nn.TransformerEncoderLayer; nested batches by the length of each sequence."""
+    """Count the fast path of nn.TransformerEncoderLayer; nested batches by each sequence's length."""
     nested = x.is_nested
     lengths = [int(size[0]) for size in x._nested_tensor_size()] if nested else [x.shape[1]] * x.shape[0]
-    # The weights of four products: query-key-value, projection, and the two of the feed-forward part.
+    # Weights of four products: query-key-value, projection, and the feed-forward part's two.
     products = sum(weights[index].numel() for index in (0, 2, 11, 13))
     return int(2 * sum(length * products + 2 * length**2 * embed_dim for length in lengths))
 
@@ -115,32 +115,32 @@ FORMULAS: dict[str, Formula] = {
 }
 
 
-# ruff: noqa: ARG001 - formulas take what the operators take
+# ruff: noqa: ARG001 - formulas take the operators' arguments
 
 
 def fused_layer(
     x: Any, weight_input: Any, weight_hidden: Any, *rest: Any, out_val: Any, **options: Any
 ) -> int:
-    """One layer and direction of oneDNN's recurrent kernel."""
+    """Count one layer and direction of oneDNN's recurrent kernel."""
     return int(2 * prod(x.shape[:2]) * (weight_input.numel() + weight_hidden.numel()))
 
 
 def fused_layer_backward(
     x: Any, weight_input: Any, weight_hidden: Any, *rest: Any, out_val: Any, **options: Any
 ) -> int:
-    """Both gradients of every product: the kernel computes the input's also where nobody asked for it."""
+    """Count both gradients of every product: the kernel always computes the input's gradient."""
     return 2 * fused_layer(x, weight_input, weight_hidden, out_val=None)
 
 
 def recurrent_network(x: Any, weights: Sequence[Any], *rest: Any, out_val: Any, **options: Any) -> int:
-    """All layers of cuDNN's or MIOpen's recurrent kernel; packed sequences have one dimension of rows."""
+    """Count all layers of cuDNN's or MIOpen's recurrent kernel; packed sequences have one row dimension."""
     return int(2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights if weight.dim() == 2))
 
 
 def recurrent_network_backward(
     x: Any, weights: Sequence[Any], *rest: Any, out_val: Any, **options: Any
 ) -> int:
-    """The gradient of the data, and of the weights if the mask at the end asks for it."""
+    """Count the data gradient, and the weight gradient if the trailing mask requests it."""
     return recurrent_network(x, weights, out_val=None) * (1 + int(rest[-1][3]))
 
 

@@ -1,4 +1,4 @@
-"""FLOPs of convolutions, of products of matrices and vectors, and of Fourier transforms."""
+"""FLOPs of convolutions, matrix and vector products, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from math import log2, prod
 from typing import Any, NamedTuple, TypeAlias
 
-# ruff: noqa: ARG001, PLR0917 - formulas take what the operators take
+# ruff: noqa: ARG001, PLR0917 - formulas take the operators' arguments
 
 
-# ---- Convolutions: every element of the weight meets every position of the batch once.
+# ---- Convolutions: each weight element meets each position of the batch once.
 
 
 def convolution_products(positions_of: Any, weight: Any) -> int:
-    """Multiply-adds of one pass; ``positions_of`` is the output, or of a transposed one the input."""
+    """Multiply-adds per pass; ``positions_of`` is the output, or the input if transposed."""
     return int(positions_of.shape[0] * prod(positions_of.shape[2:]) * weight.numel())
 
 
@@ -28,12 +28,12 @@ def convolution(
     *rest: Any,
     out_val: Any,
 ) -> int:
-    """A convolution in any number of dimensions, grouped or transposed."""
+    """Count a convolution in any number of dimensions, grouped or transposed."""
     return 2 * convolution_products(x if transposed else out_val, weight)
 
 
 def direct_convolution(x: Any, weight: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A backend's convolution, whose arguments never make it a transposed one."""
+    """Count a backend's convolution, which is never transposed."""
     return 2 * convolution_products(out_val, weight)
 
 
@@ -42,9 +42,9 @@ def transposed_convolution(x: Any, weight: Any, *rest: Any, out_val: Any, **opti
 
 
 def convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any, out_val: Any) -> int:
-    """As many products for the input's gradient as forward, and as many for the weight's, if asked for.
+    """Count the forward's products for the input gradient and again for the weight gradient, as requested.
 
-    The rest holds ``transposed`` three before the mask at the end, as in all of torch's versions.
+    ``transposed`` is the fourth last of ``rest``, before the mask at the end, as in all of torch's versions.
     """
     *_, transposed, _output_padding, _groups, wanted = rest
     passes = int(wanted[0]) + int(wanted[1])
@@ -55,22 +55,22 @@ def convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any, out_val: An
 
 
 def linear(x: Any, weight: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A linear layer that arrives as one operator, as in inference mode."""
+    """Count a linear layer that arrives as one operator, as in inference mode."""
     return int(2 * x.numel() * (weight.shape[0] if weight.dim() == 2 else 1))
 
 
 def first_by_vector(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """Every element of the first operand meets one of the second: matrix by vector, and vector by vector."""
+    """Each element of the first operand meets one of the second: matrix by vector, and vector by vector."""
     return int(2 * a.numel())
 
 
 def added_first_by_vector(added: Any, a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix-vector product that is added to something."""
+    """Count a matrix-vector product that is added to something."""
     return int(2 * a.numel())
 
 
 def matrix_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix product, batched or not."""
+    """Count a matrix product, batched or not."""
     return int(2 * a.numel() * b.shape[-1])
 
 
@@ -83,7 +83,7 @@ def added_matrix_product(added: Any, a: Any, b: Any, *rest: Any, out_val: Any, *
 
 
 def two_matrix_products(a: Any, b: Any, c: Any, d: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """The sum of two matrix products, as compiled code fuses them."""
+    """Count the sum of two matrix products, as fused in compiled code."""
     return matrix_product(a, b, out_val=None) + matrix_product(c, d, out_val=None)
 
 
@@ -92,7 +92,7 @@ def outer_product(added: Any, a: Any, b: Any, *rest: Any, out_val: Any, **option
 
 
 def euclidean_distance(a: Any, b: Any, *rest: Any, out_val: Any) -> int:
-    """Distances by one matrix product, whose operands get two columns more for the squares."""
+    """Count distances by one matrix product, whose operands get two extra columns for the squares."""
     return int(2 * out_val.numel() * (a.shape[-1] + 2))
 
 
@@ -108,11 +108,11 @@ def trilinear(
     *rest: Any,
     out_val: Any,
 ) -> int:
-    """nn.Bilinear, and its gradients: for each index of one dimension, two batched matrix products.
+    """Count nn.Bilinear and its gradients: two batched matrix products per index of one dimension.
 
-    The first product sums over what the third operand lacks, the second one over the rest. So in a forward
-    each of the outputs takes rows x in1 x in2 multiply-adds for x1 @ weight, and rows x in2 for their product
-    with x2. A product that sums over nothing is an elementwise one, which counts for nothing as elsewhere.
+    The first product sums over the dimensions that the third operand lacks, the second over the rest. So per
+    output, a forward takes rows x in1 x in2 multiply-adds for x1 @ weight, and rows x in2 for its product
+    with x2. A product without a sum is elementwise and counts as zero, as elsewhere.
 
     Source: ``at::native::_trilinear`` and ``sumproduct_pair`` in ATen/native/Linear.cpp.
     """
@@ -134,12 +134,12 @@ def trilinear(
 
 
 def _products(a: Sequence[int], b: Sequence[int], summed: set[int]) -> int:
-    """Multiply-adds of a product of two operands; a sum over what one of them lacks comes before it."""
+    """Multiply-adds of a two-operand product; a dimension that one operand lacks is summed beforehand."""
     sizes = (min(pair) if i in summed else max(pair) for i, pair in enumerate(zip(a, b, strict=True)))
     return prod(sizes) if summed else 0
 
 
-# ---- Fourier transforms: 5 N log2 N for complex numbers, half of it where one side is real.
+# ---- Fourier transforms: 5 N log2 N for complex numbers, half of that where one side is real.
 
 
 def _transform(signal: Any, dimensions: Sequence[int], per_point: float) -> int:
@@ -210,11 +210,11 @@ FORMULAS: dict[str, Formula] = {
 
 
 class WithRecompute(NamedTuple):
-    """FLOPs of a backward kernel that computes a part of the forward again.
+    """FLOPs of a backward kernel that recomputes part of the forward.
 
     Attributes:
-        gradients: what the gradients need.
-        recompute: what the forward has done already.
+        gradients: FLOPs that the gradients need.
+        recompute: FLOPs that repeat the forward.
     """
 
     gradients: int
@@ -222,4 +222,4 @@ class WithRecompute(NamedTuple):
 
 
 Formula: TypeAlias = Callable[..., "int | WithRecompute"]
-"""``formula(*args, **kwargs, out_val=result)`` → FLOPs."""
+"""``formula(*args, **kwargs, out_val=result)`` returns FLOPs."""

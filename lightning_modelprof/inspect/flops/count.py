@@ -1,4 +1,4 @@
-"""Counts the FLOPs of one call of a model, and leaves the model as it was."""
+"""Counts the FLOPs of one model call without changing the model."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def step_count(
     on_fake_tensors: bool = False,
     copy_reason: str = "",
 ) -> StepCount:
-    """The record of what a counter has seen.
+    """Return a counter's record of its step.
 
-    An operator whose formula worked for some of its calls and failed for others is there twice at the same
-    place: once with FLOPs, once without.
+    An operator whose formula worked for some calls and failed for others appears twice at the same place:
+    with and without FLOPs.
 
     Args:
         counter: after its step.
-        step: number of the step in the fit.
-        samples: in its batch.
+        step: step number within the fit.
+        samples: batch size.
         on_fake_tensors: whether a copy on tensors without data was counted.
         copy_reason: why it was.
     """
@@ -85,12 +85,12 @@ def _operator(place: CountedPlace, calls: int, flops: int | None) -> OperatorCou
 
 
 def summarize(counter: FlopCounter) -> FlopCount:
-    """Add up what a counter has seen."""
+    """Add up a counter's FLOPs."""
     return added_up(step_count(counter))
 
 
 def added_up(count: StepCount) -> FlopCount:
-    """Add up the record of a step."""
+    """Add up the FLOPs of a step's record."""
     by_module: dict[Phase, Counter[str]] = {}
     by_operator: dict[Phase, Counter[str]] = {}
     by_both: dict[Phase, dict[str, Counter[str]]] = {}
@@ -194,4 +194,4 @@ def _run(
 ) -> None:
     output = model(*args, **kwargs)
     if loss_fn is not None:
-        loss_fn(output).backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        loss_fn(output).backward()  # type: ignore[no-untyped-call]  # torch doesn't type it

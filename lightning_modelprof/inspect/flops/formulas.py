@@ -1,9 +1,9 @@
-"""FLOPs of operators: torch's own registry, with what it lacks or gets wrong.
+"""FLOPs of operators: torch's own registry, plus what it lacks or gets wrong.
 
-A formula is called with the operator's own arguments and its result as ``out_val``, and returns FLOPs: one
-multiply-add is two. Only contractions count (matrix products, convolutions, attention, recurrent gates);
-biases, norms, activations, pooling and look-ups are zero by convention. Fourier transforms are no
-contractions: they have formulas, and whoever adds up keeps them apart.
+A formula is called with the operator's own arguments and its result as ``out_val``, and returns FLOPs. A
+multiply-add is two FLOPs. Only contractions count (matrix products, convolutions, attention, recurrent
+gates); biases, norms, activations, pooling and look-ups are zero by convention. Fourier transforms aren't
+contractions. They have formulas, but totals keep them apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning_modelprof.inspect.flops.contractions import Formula, WithRecomput
 
 __all__ = ["Formula", "WithRecompute", "formula_of", "name_of", "own_formulas"]
 
-# By the operator's name: an operator of a library that is imported later is found all the same.
+# By name, so that operators of libraries imported later are found too.
 _BY_NAME: dict[str, Formula] = {
     **contractions.FORMULAS,
     **attention.FORMULAS,
@@ -30,30 +30,30 @@ _BY_NAME: dict[str, Formula] = {
 
 
 def name_of(operator: Any) -> str:
-    """``aten::mm``; of a higher-order operator its own name."""
+    """Return a name such as ``aten::mm``; a higher-order operator's own name."""
     return str(getattr(operator, "_qualified_op_name", operator))
 
 
 def _operator_called(name: str) -> Any | None:
-    """``"aten::mm"`` → ``torch.ops.aten.mm``; ``None`` where this torch has no such operator."""
+    """Return ``torch.ops.aten.mm`` for ``"aten::mm"``; ``None`` if this torch has no such operator."""
     namespace, _, operator = name.partition("::")
     return getattr(getattr(torch.ops, namespace), operator, None)
 
 
 def formula_of(operator: Any) -> Formula | None:
-    """The formula of an operator without overload: ours before torch's; ``None`` if nobody has one."""
+    """Return an operator's formula, without overload: ours before torch's; ``None`` without one."""
     return _BY_NAME.get(name_of(operator)) or flop_registry.get(operator)
 
 
 def own_formulas(given: Mapping[Any, Formula] | None) -> dict[Any, Formula]:
-    """The user's formulas by operator, without overloads.
+    """Return the user's formulas by operator, without overloads.
 
     Args:
         given: formulas by ``torch.ops.namespace.operator``, by one of its overloads or by
             ``"namespace::operator"``.
 
     Raises:
-        KeyError: when a name is no operator of this torch.
+        KeyError: when torch knows no operator of that name.
     """
     formulas: dict[Any, Formula] = {}
     for key, formula in (given or {}).items():

@@ -1,4 +1,4 @@
-"""What fvcore says of one forward pass on a real batch, in its own numbers and words."""
+"""fvcore's counts of one forward pass on a real batch, in its own numbers and words."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NO_CONTRACTIONS: Final = (
     *("aten::upsample_nearest2d", "aten::upsample_bilinear2d"),
     *("aten::adaptive_avg_pool2d", "aten::grid_sampler"),
 )
-"""Operators whose formulas in fvcore count something other than multiply-adds of contractions.
+"""Operators whose fvcore formulas count something other than contractions' multiply-adds.
 
-Here they count 0: fvcore has a way to ignore operators, but not those that it has formulas for.
+Here they count as 0: fvcore can only ignore operators that it has no formula for.
 """
 
 
@@ -37,25 +37,25 @@ def forward_table(
 ) -> ForwardTable:
     """Let fvcore count a step on a copy of a module.
 
-    The numbers are those of fvcore's ``flop_count_table``: ``FlopCountAnalysis`` without formulas for norms,
-    pooling and resampling, ``ActivationCountAnalysis`` and ``parameter_count``. Each analysis traces the step
-    once, without gradients.
+    The numbers match fvcore's ``flop_count_table``: ``FlopCountAnalysis`` without formulas for norms, pooling
+    and resampling, ``ActivationCountAnalysis`` and ``parameter_count``. Each analysis traces the step once,
+    without gradients.
 
     Args:
-        module: whose modules are told apart.
+        module: counted by submodule.
         run_step: runs a step of a copy on a copy of the arguments.
-        arguments: of the step, such as its batch.
+        arguments: the step's arguments, such as its batch.
 
     Returns:
-        The count, with what fvcore couldn't count as fvcore lists it.
+        The count, including what fvcore couldn't count.
 
     Raises:
         ModelProfError: when fvcore can't be imported, or module or arguments can't be copied.
-        Exception: of fvcore, torch's tracer or the step, as they raise it.
+        Exception: errors of fvcore, torch's tracer or the step, unchanged.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it uses torch.jit.script, which is deprecated
+            warnings.simplefilter("ignore")  # it uses the deprecated torch.jit.script
             from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis, parameter_count  # noqa: PLC0415
     except ImportError as error:
         raise ModelProfError(
@@ -85,7 +85,6 @@ def forward_table(
 
 
 def _own_counts(totals: dict[str, Counter[str]]) -> tuple[ForwardCount, ...]:
-    """Multiply-adds by module and operator, less what the modules inside count."""
     own = {path: Counter(total) for path, total in totals.items()}
     for path, total in totals.items():
         if path:
@@ -100,15 +99,15 @@ def _own_counts(totals: dict[str, Counter[str]]) -> tuple[ForwardCount, ...]:
 
 def _copy_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
-        return deepcopy(arguments)  # a step may change its batch, which a dataset may give again
+        return deepcopy(arguments)  # a step may change its batch, which a dataset may return again
     except Exception as error:
         raise ModelProfError(f"the batch can't be copied: {describe_error(error)}") from error
 
 
 def _hash_by_identity(model: nn.Module) -> None:
-    """Let fvcore find metrics again, whose hash changes with their state.
+    """Let fvcore recognize metrics, whose hash changes with their state.
 
-    A class that notices its subclasses, as a registry does, is left alone.
+    Skips classes that notice their subclasses, as registries do.
     """
     for module in model.modules():
         kind = type(module)
@@ -119,7 +118,7 @@ def _hash_by_identity(model: nn.Module) -> None:
 
 
 class _Step(nn.Module):
-    """A step as fvcore wants it: a module without inputs, whatever the batch and the result are."""
+    """A step in the form fvcore requires: a module without inputs."""
 
     MODEL: Final = "model"
 

@@ -1,6 +1,6 @@
-"""FLOPs of products whose operands are packed: quantised, grouped, sparse, or laid out for a backend."""
+"""FLOPs of products with packed operands: quantised, grouped, sparse, or in a backend's layout."""
 
-# ruff: noqa: ARG001 - formulas take what the operators take
+# ruff: noqa: ARG001 - formulas take the operators' arguments
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_modelprof.inspect.flops.contractions import Formula, convolution_
 
 _PAIRS = getattr(torch, "float4_e2m1fn_x2", None)  # torch 2.8: one element holds two numbers
 
-# ---- Products of matrices that may be sparse: only what is stored is multiplied.
+# ---- Matrix products that may be sparse: only stored elements are multiplied.
 
 
 def _is_dense(matrix: Any) -> bool:
@@ -21,7 +21,7 @@ def _is_dense(matrix: Any) -> bool:
 
 
 def stored_elements(matrix: Any) -> int:
-    """Elements that a tensor holds, zeros among them only where it stores them."""
+    """Count a tensor's stored elements, including zeros that it stores."""
     if _is_dense(matrix):
         return int(matrix.numel())
     if matrix.layout is torch.sparse_coo:
@@ -30,7 +30,7 @@ def stored_elements(matrix: Any) -> int:
 
 
 def any_matrix_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix product, batched or not, with at most one sparse operand; of nested ones, one by one."""
+    """Count a matrix product, batched or nested, with at most one sparse operand."""
     if a.is_nested and b.is_nested:
         sizes = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)
         return sum(2 * prod(left) * int(right[-1]) for left, right in sizes)
@@ -44,49 +44,47 @@ def any_matrix_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any)
 
 
 def broadcast_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A product of any shapes that arrives as one operator: in inference mode, and of nested tensors."""
+    """Count a product of any shapes that arrives as one operator, in inference mode or of nested tensors."""
     if a.is_nested or b.is_nested:
         return any_matrix_product(a, b, out_val=None)
     return int(2 * out_val.numel() * a.shape[-1])
 
 
 def broadcast_product_backward(grad: Any, a: Any, b: Any, wanted: Any, *, out_val: Any) -> int:
-    """Its gradients: as many products as forward for each operand that wants one."""
+    """Count its gradients: the forward's products per operand that needs one."""
     return (int(wanted[0]) + int(wanted[1])) * broadcast_product(a, b, out_val=grad)
 
 
 def any_added_matrix_product(added: Any, a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix product that is added to something, with at most one sparse operand."""
+    """Count a matrix product that is added to something, with at most one sparse operand."""
     return any_matrix_product(a, b, out_val=None)
 
 
 def any_matrix_by_vector(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix, sparse or not, by a vector."""
     return 2 * stored_elements(a)
 
 
 def sampled_product(sampled: Any, a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """Only those elements of the product that the first operand stores."""
+    """Count only the product's elements that the first operand stores."""
     return 2 * stored_elements(sampled) * int(a.shape[-1])
 
 
 def half_sparse_left(compressed: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """Two of four elements of the left operand are stored: half of the dense product is done."""
+    """Count half of the dense product: the left operand stores two of four elements."""
     return int(out_val.numel() * b.shape[-2])
 
 
 def half_sparse_linear(x: Any, weight: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A linear layer whose weight stores two of four elements."""
+    """Count a linear layer whose weight stores two of four elements."""
     return int(x.numel() * out_val.shape[-1])
 
 
 def half_sparse_product(a: Any, meta: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A matrix with two of four elements stored, by a dense one."""
+    """Count a matrix with two of four elements stored, times a dense one."""
     return int(2 * a.numel() * b.shape[-1])
 
 
 def half_sparse_added_product(added: Any, a: Any, meta: Any, b: Any, *rest: Any, **options: Any) -> int:
-    """The same, added to something."""
     return int(2 * a.numel() * b.shape[-1])
 
 
@@ -94,26 +92,26 @@ def half_sparse_added_product(added: Any, a: Any, meta: Any, b: Any, *rest: Any,
 
 
 def scaled_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A product of matrices with scales; four-bit numbers lie two in an element."""
+    """Count a product of scaled matrices; an element holds two four-bit numbers."""
     return matrix_product(a, b, out_val=None) * (2 if a.dtype is _PAIRS else 1)
 
 
 def grouped_product(a: Any, b: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """Products of groups of rows, of columns or of both, as in a mixture of experts.
+    """Count products of groups of rows, columns or both, as in a mixture of experts.
 
-    Every row or column counts, those behind the last group too: where the groups end is on the device.
+    Every row or column counts, even behind the last group: the group ends are on the device.
     """
     one_of_many = a.shape[0] if a.dim() == 3 and b.dim() == 2 else 1  # a column meets its group's matrix
     return scaled_product(a, b, out_val=None) // int(one_of_many)
 
 
 def rows_by_outputs(x: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A linear layer whose weight is packed: every row of the input meets every output."""
+    """Count a linear layer with a packed weight: every input row meets every output."""
     return int(2 * x.numel() * out_val.shape[-1])
 
 
 def quantised_convolution(x: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A convolution whose weight is an object of torch's own."""
+    """Count a convolution whose weight is one of torch's script objects."""
     return 2 * convolution_products(out_val, _unpacked_weight(rest))
 
 
@@ -127,7 +125,7 @@ def _unpacked_weight(arguments: tuple[Any, ...]) -> Any:
 
 
 def pointwise_convolution(*arguments: Any, out_val: Any, **options: Any) -> int:
-    """A convolution with what follows it, in compiled code: the weight stands two before the padding."""
+    """Count a convolution that compiled code fuses; the weight is two arguments before the padding."""
     padding = next(index for index, value in enumerate(arguments) if isinstance(value, (list, tuple)))
     return 2 * convolution_products(out_val, arguments[padding - 2])
 
@@ -135,7 +133,6 @@ def pointwise_convolution(*arguments: Any, out_val: Any, **options: Any) -> int:
 def quantised_pointwise_convolution(
     x: Any, scale: Any, zero: Any, weight: Any, *rest: Any, out_val: Any
 ) -> int:
-    """The same for integers."""
     return 2 * convolution_products(out_val, weight)
 
 
@@ -143,12 +140,12 @@ def quantised_pointwise_convolution(
 
 
 def convolution_over_time(x: Any, weight: Any, *rest: Any, out_val: Any, **options: Any) -> int:
-    """A convolution of (time, batch, channels)."""
+    """Count a convolution of (time, batch, channels)."""
     return int(2 * out_val.shape[0] * out_val.shape[1] * weight.numel())
 
 
 def convolution_over_time_backward(grad: Any, x: Any, weight: Any, *rest: Any, **options: Any) -> int:
-    """Both gradients, whoever asks."""
+    """Count both gradients, which are always computed."""
     return int(4 * grad.shape[0] * grad.shape[1] * weight.numel())
 
 

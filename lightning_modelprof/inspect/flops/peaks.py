@@ -1,4 +1,4 @@
-"""The most FLOP/s that a device can do: given by the user, or from the table of data sheets, or unknown."""
+"""Peak FLOP/s of a device: given by the user, from the table of data sheets, or unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REMEDY = 'set inspect={"peak_flops_per_s": ...}'
 
 
 class _Identity(NamedTuple):
-    """What torch says of a device; ``units`` as in ``DevicePeaks``, ``None`` where it does not say."""
+    """A device's identity in torch; ``units`` as in ``DevicePeaks``, ``None`` if torch doesn't report any."""
 
     name: str
     units: int | None
@@ -26,26 +26,25 @@ class _Identity(NamedTuple):
 def peak_rates(
     device: torch.device, dtypes: Collection[str], override: float | Mapping[str, float] | None
 ) -> tuple[tuple[PeakRate, ...], str]:
-    """The dense peaks of one device in some dtypes.
+    """Return one device's dense peaks for some dtypes.
 
     float32 has the TF32 peak where torch may use TF32 for matrix products on an NVIDIA device
-    (``torch.set_float32_matmul_precision``, ``torch.backends.cuda.matmul``); ``source`` says which it is.
+    (``torch.set_float32_matmul_precision``, ``torch.backends.cuda.matmul``); ``source`` says which applies.
 
     Args:
-        dtypes: names such as ``bfloat16``; an empty name has no rate and is passed over.
-        override: FLOP/s that the user gave, for every dtype or by dtype. A key ``float8`` holds for all
-            formats of 8 bits. What a mapping lacks comes from the table.
+        dtypes: names such as ``bfloat16``; an empty name is skipped.
+        override: the user's FLOP/s, for all dtypes or by dtype. The key ``float8`` covers all 8-bit formats.
+            The table supplies whatever a mapping lacks.
 
     Returns:
-        The rates that are known, by dtype in alphabetic order, and a note on those that are not; empty if
-        all are.
+        The known rates in alphabetical order of dtype, and a note on unknown ones; empty if all are known.
 
     Raises:
-        ValueError: when ``override`` has a name that is no dtype or a rate that is no positive number.
+        ValueError: when ``override`` has a name that isn't a dtype or a rate that isn't a positive number.
 
     Caveats:
-        Convolutions of cuDNN may use TF32 where matrix products may not (``torch.backends.cudnn``); the
-        peak is that of the matrix products.
+        cuDNN's convolutions may use TF32 where matrix products may not (``torch.backends.cudnn``); the peak
+        is that of matrix products.
     """
     given = _checked(override)
     rates: list[PeakRate] = []
@@ -95,12 +94,11 @@ def _checked_rate(where: str, rate: object) -> float:
 
 
 def _family(dtype: str) -> str:
-    """The formats of 8 bits have one peak."""
+    """Map all 8-bit formats to one key, as they share a peak."""
     return "float8" if dtype.startswith("float8_") else dtype
 
 
 def _from_table(device: torch.device, dtypes: list[str]) -> tuple[list[PeakRate], str]:
-    """What the data sheet of the device has of these dtypes, and a note on the others."""
     try:
         identity = _identify(device)
     except Exception as error:  # a driver may raise anything, and a missing peak must not stop a fit
@@ -123,17 +121,17 @@ def _from_table(device: torch.device, dtypes: list[str]) -> tuple[list[PeakRate]
 
 
 def _rate(peaks: DevicePeaks, dtype: str, key: str, remark: str = "") -> PeakRate | str:
-    """The rate, or an empty reason why there is none."""
+    """Return the rate, or an empty reason."""
     if key not in peaks.tera:
         return ""
-    # The table's decimals have at most two places; rounding undoes what the product adds to them.
+    # The table has at most two decimals; rounding removes the product's error.
     return PeakRate(
         dtype=dtype, flops_per_s=float(round(peaks.tera[key] * 1e12)), source=f"{peaks.source}{remark}"
     )
 
 
 def _float32_rate(peaks: DevicePeaks) -> PeakRate | str:
-    """The rate of float32 under torch's present settings, or the reason why there is none."""
+    """Return float32's rate under torch's current settings, or why there is none."""
     if "tf32" not in peaks.tera:
         return _rate(peaks, "float32", "float32")
     if not _allows_tf32():
@@ -144,8 +142,7 @@ def _float32_rate(peaks: DevicePeaks) -> PeakRate | str:
 
 
 def _allows_tf32() -> bool:
-    """Whether matrix products may use TF32."""
-    # The flag of torch 2.9; from there on the older one raises if the user has set the newer.
+    # torch 2.9's flag; from then on the old one raises if the user has set the new one.
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     if precision is not None:
         return bool(precision == "tf32")
@@ -153,7 +150,6 @@ def _allows_tf32() -> bool:
 
 
 def _why_unknown(identity: _Identity, candidates: tuple[DevicePeaks, ...]) -> str:
-    """What keeps a device whose name may look familiar out of the table."""
     if " MIG " in identity.name:
         return " (a MIG slice is only part of a device)"
     if "Laptop" in identity.name or "Max-Q" in identity.name:
@@ -165,7 +161,6 @@ def _why_unknown(identity: _Identity, candidates: tuple[DevicePeaks, ...]) -> st
 
 
 def _identify(device: torch.device) -> _Identity:
-    """Name and units as torch reports them; for other devices than CUDA's and XPU's the type is the name."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return _Identity(properties.name, properties.multi_processor_count)
@@ -176,15 +171,15 @@ def _identify(device: torch.device) -> _Identity:
 
 
 class DevicePeaks(Record, frozen=True, kw_only=True):
-    """The peaks of one model of a device.
+    """Peaks of one device model.
 
     Attributes:
-        names: pattern of the whole name as torch reports it.
-        units: multiprocessors (NVIDIA), compute units (AMD) or vector engines (Intel) that torch reports.
-            They tell models of one name apart, and a part of a device from the whole. ``None`` if not sure.
+        names: pattern of torch's full device name.
+        units: multiprocessors (NVIDIA), compute units (AMD) or vector engines (Intel) in torch. They
+            distinguish models of the same name, and part of a device from the whole. ``None`` if unsure.
         source: title and year.
-        tera: dtype → TFLOP/s.
-        maker: whose it is; only for NVIDIA does torch's flag tell whether float32 products use TF32.
+        tera: TFLOP/s by dtype.
+        maker: only for NVIDIA does torch's flag determine whether float32 products use TF32.
     """
 
     names: str
@@ -208,7 +203,7 @@ def _matrix(
     int8: float | None = None,
     bfloat16: bool = True,
 ) -> dict[str, float]:
-    """The peaks by dtype; ``half`` is that of float16, and of bfloat16 unless the device has none."""
+    """Return peaks by dtype; ``half`` is for float16, and for bfloat16 unless the device has none."""
     peaks = {
         "float64": float64,
         "float32": float32,
@@ -445,7 +440,7 @@ DEVICE_PEAKS: Final = (
         source="NVIDIA RTX Blackwell GPU Architecture white paper, 2025, float32 accumulation",
         tera=_matrix(209.5, float32=104.8, tf32=104.8, float8=419, int8=838),
     ),
-    # ---- AMD; a MI250X is two devices to torch
+    # ---- AMD; torch sees a MI250X as two devices
     DevicePeaks(
         names=r"AMD Instinct MI250X( / MI250)?",
         units=110,

@@ -1,4 +1,4 @@
-"""Which operators surely cost nothing by convention, and which ones only communicate."""
+"""Operators that cost nothing by convention, and operators that only communicate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-# What surely holds no contraction and is not worth a line: norms, reductions, pooling, look-ups, copies,
-# random numbers; without the underscores of private and in-place forms, "_backward" and "native_".
+# Operators that certainly contain no contraction: norms, reductions, pooling, look-ups, copies and random
+# numbers. Without the underscores of private and in-place forms, "_backward" and "native_".
 _FAMILIES = frozenset(
     """
     adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d add add_relu
@@ -96,16 +96,16 @@ _COMMUNICATION = frozenset(
 
 
 def communicates(func: Any) -> bool:
-    """Whether ``func``, an overload of an operator, moves data between processes."""
+    """Whether ``func``, an operator overload, moves data between processes."""
     return getattr(func, "namespace", "") in _COMMUNICATION
 
 
 def holds_no_contraction(func: Any) -> bool:
-    """Whether ``func``, an overload of an operator, surely is no contraction.
+    """Whether ``func``, an operator overload, is certainly no contraction.
 
-    Views, element-wise operators, reductions and whatever takes no tensors are known by their schemas and
-    tags, the rest of torch's by name. Communication is no contraction, unless it is fused with a matrix
-    product. Operators of other libraries can do anything.
+    Views, element-wise operators, reductions and operators without tensor arguments are recognized by schema
+    and tags, torch's others by name. Communication isn't a contraction unless fused with a matrix product.
+    Other libraries' operators can do anything.
     """
     if isinstance(func, torch._ops.HigherOrderOperator):
         return False
@@ -115,7 +115,7 @@ def holds_no_contraction(func: Any) -> bool:
     if func.namespace not in ("aten", "prims", "prim", "profiler"):
         return False
     if func.namespace in ("prim", "profiler"):
-        return True  # reads what a tensor is, or marks a range of time
+        return True  # reads a tensor's metadata, or marks a time range
     if func.is_view or _is_tagged(func):
         return True
     if not any("Tensor" in str(argument.type) for argument in func._schema.arguments):
@@ -126,7 +126,7 @@ def holds_no_contraction(func: Any) -> bool:
 
 
 def _is_tagged(func: Any) -> bool:
-    """Whether torch says that it, or the form of it that is not in place, is element-wise or a reduction."""
+    """Whether torch tags the operator, or its out-of-place form, as element-wise or a reduction."""
     if any(tag in func.tags for tag in _ZERO_TAGS):
         return True
     name = func.overloadpacket.__name__

@@ -1,1 +1,1 @@
-"""The user's lines that run operators, and what they do in vain."""
+"""User lines that run operators, and the work they waste."""

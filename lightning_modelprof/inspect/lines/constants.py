@@ -1,8 +1,8 @@
-"""Tells which operators of the counted step compute what they would compute in any other step as well.
+"""Finds operators of the counted step that would compute the same in any other step.
 
-An operator is one of these if it draws no random numbers and all its tensors come, by operators of the same
-kind, from sizes and from buffers, frozen parameters and other tensors that modules hold, of which none
-changed in the step. The batch is none of these, and no parameter that is trained is.
+Such an operator draws no random numbers, and all its tensors come, through operators of the same kind, from
+sizes and from buffers, frozen parameters and other tensors of modules, none of which changed in the step. The
+batch and trained parameters are excluded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lightning_modelprof.measure.stored import is_trained, modules_of
 
 
 class _Held(NamedTuple):
-    """A tensor that a module holds: where, and its version when the step began."""
+    """A module's tensor and its version at the step's start."""
 
     owner: nn.Module
     name: str
@@ -25,7 +25,6 @@ class _Held(NamedTuple):
     version: int
 
     def has_changed(self) -> bool:
-        """Whether there is another tensor by now, or another content."""
         then = self.tensor()
         if then is None:
             return True
@@ -33,12 +32,12 @@ class _Held(NamedTuple):
 
 
 class ConstantWatch:
-    """Follows tensors from operator to operator, weakly."""
+    """Follows tensors from operator to operator through weak references."""
 
     def __init__(self, root: nn.Module | None) -> None:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._written: set[int] = set()  # storages that something else was written into
-        self._touched: set[int] = set()  # storages of tensors that anything was written into
+        self._written: set[int] = set()  # storages that non-constant operators wrote to
+        self._touched: set[int] = set()  # storages of tensors that any operator wrote to
         self._held: list[_Held] = []
         self._used: set[int] = set()
         for module in () if root is None else modules_of(root):
@@ -53,7 +52,7 @@ class ConstantWatch:
         self._of_modules = {id(one.tensor()): one for one in self._held}
 
     def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, is_view: bool) -> bool:
-        """An operator ran: whether it computes the same in any step; ``False`` if that is not sure."""
+        """Whether an operator that ran computes the same in any step; ``False`` if unsure."""
         tensors = tensors_in_arguments((*args, *kwargs.values()))
         results = tensors_in_arguments(result if isinstance(result, (list, tuple)) else (result,))
         is_same = all(map(self._knows, tensors)) and not draws(func, args, kwargs)
@@ -64,7 +63,7 @@ class ConstantWatch:
             return is_same
         for one in results:
             if not is_view:
-                self._written.discard(storage_of(one))  # of memory that is used again
+                self._written.discard(storage_of(one))  # its memory may be reused
             if is_same:
                 self._learn(one)
         if is_same:
@@ -72,12 +71,12 @@ class ConstantWatch:
         return is_same
 
     def is_sure(self) -> bool:
-        """Whether no tensor of a module that counted as one that stays has changed since."""
+        """Whether no module tensor that counted as constant has changed since."""
         return not any(self._has_changed(self._of_modules[one]) for one in self._used)
 
     def _has_changed(self, held: _Held) -> bool:
         tensor = held.tensor()
-        # A write to .data counts no version.
+        # A write to .data doesn't change the version.
         return tensor is None or held.has_changed() or storage_of(tensor) in self._touched
 
     def _learn(self, tensor: torch.Tensor) -> None:
@@ -89,11 +88,11 @@ class ConstantWatch:
 
 
 _CHANCES: Final = ("p", "dropout_p", "dropout")
-"""Arguments for how much an operator drops."""
+"""Names of drop probability arguments."""
 
 
 def draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator draws random numbers; not if it drops nothing."""
+    """Whether an operator draws random numbers; not if its drop probability is 0."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     chances = (
@@ -113,7 +112,7 @@ def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def tensors_in_arguments(values: Any) -> list[torch.Tensor]:
-    """The tensors among values, and in lists of them."""
+    """List the tensors among values, and in lists of them."""
     found = []
     for value in values:
         if isinstance(value, torch.Tensor):

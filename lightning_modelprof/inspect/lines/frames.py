@@ -14,7 +14,7 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.run.sites import logging_kind
 
 _PLUMBING: Final = frozenset(("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn", "inner"))
-"""Functions of torch that only call another one."""
+"""Torch functions that only call another one."""
 _NOT_CALLERS: Final = (
     "lightning_modelprof.",
     "torch._ops",
@@ -28,24 +28,24 @@ _LIBRARY, _USER, _OPTIMIZER, _END, _LOGGING = range(5)
 
 
 Spot: TypeAlias = tuple[int, int]
-"""A place in the user's code: id of the code, and instruction. Its line is looked up in the end, as that is
-slow; and it is a plain tuple, as one is made for every operator."""
+"""Spot in the user's code: id of the code object, and instruction. Lines are looked up later, as that is
+slow. A plain tuple, as each operator creates one."""
 
 
 class UserLines:
-    """Finds the innermost line of the user's on the stack.
+    """Finds the user's innermost line on the stack.
 
     Args:
-        outside: code that the step runs in: what called it is not part of the step.
+        outside: code objects that run the step; their callers aren't part of it.
 
     Attributes:
-        is_logging: whether the line that was found last had called ``self.log``, or a metric of torchmetrics.
+        is_logging: whether the last line found had called ``self.log`` or a torchmetrics metric.
     """
 
     def __init__(self, user_code: UserCode, outside: Iterable[CodeType] = ()) -> None:
         self._user_code = user_code
         self.is_logging = False
-        # By id, as the hash of a code object takes long; held, so that ids stay their own.
+        # By id, as hashing code objects is slow; kept alive so that ids stay unique.
         self._kinds: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}
         for kind, codes in ((_END, (*outside, *_engine_codes())), (_OPTIMIZER, _optimizer_codes())):
@@ -56,7 +56,7 @@ class UserLines:
     def _learn(self, frame: FrameType) -> int:
         code = frame.f_code
         is_users = code.co_name != "__torch_dispatch__" and self._user_code.is_users(frame)
-        kind = _USER if is_users else _LIBRARY  # a mode of the user's only passes on what a line asked for
+        kind = _USER if is_users else _LIBRARY  # a user's mode only passes on what a line called
         if not is_users and logging_kind(str(frame.f_globals.get("__name__", "")), code.co_name):
             kind = _LOGGING
         self._kinds[id(code)], self._codes[id(code)] = kind, code
@@ -65,15 +65,15 @@ class UserLines:
         return kind
 
     def innermost(self, depth: int) -> Spot | None:
-        """The user's line, not looked for beyond an optimizer or a backward pass.
+        """Find the user's line, stopping at an optimizer or a backward pass.
 
         Args:
-            depth: how many callers to pass over, which are known to be ours.
+            depth: number of callers to skip, which are ours.
         """
         return self.above(sys._getframe(depth))
 
     def above(self, frame: FrameType | None) -> Spot | None:
-        """The same, from a frame on."""
+        """Find the user's line like ``innermost``, starting at a frame."""
         kinds = self._kinds
         is_logging = False
         while frame is not None:
@@ -91,7 +91,7 @@ class UserLines:
         return None
 
     def with_callers(self) -> tuple[Spot | None, tuple[str, ...]]:
-        """The user's line, and the functions of libraries between it and here, innermost first."""
+        """Return the user's line and the library functions between it and here, innermost first."""
         callers: list[str] = []
         frame: FrameType | None = sys._getframe(2)
         for _ in range(_MOST_FRAMES):
@@ -113,7 +113,7 @@ class UserLines:
         return None, tuple(callers)
 
     def locate(self, spot: Spot) -> tuple[Place, int]:
-        """Where the function of a spot begins, and the line of the spot."""
+        """Return the function's first line and the spot's line."""
         key, instruction = spot
         code = self._codes[key]
         location = Place(file=self._files[key], line=code.co_firstlineno, function=code.co_name)
@@ -124,13 +124,13 @@ class UserLines:
 
 
 def _engine_codes() -> tuple[CodeType, ...]:
-    """The function in which torch hands over to its autograd engine."""
+    """Return the function in which torch enters its autograd engine."""
     function = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return (function.__code__,) if function is not None else ()
 
 
 def _optimizer_codes() -> tuple[CodeType, ...]:
-    """The wrapper that torch puts around every optimizer's step."""
+    """Return the wrapper that torch puts around every optimizer's step."""
     function = getattr(torch.optim.Optimizer, "profile_hook_step", None)
     constants = function.__code__.co_consts if function is not None else ()
     return tuple(constant for constant in constants if isinstance(constant, CodeType))

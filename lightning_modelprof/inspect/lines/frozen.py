@@ -1,7 +1,7 @@
-"""Tells of frozen modules whether they compute the same for the same sample in every step.
+"""Checks whether frozen modules compute the same for the same sample in every step.
 
-A module without a trained parameter may still change, as a target network does that follows a trained one.
-And what it is given may be random, or come from modules that are trained.
+A module without trained parameters may still change, such as a target network that follows a trained one. Its
+inputs may be random or come from trained modules.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from lightning_modelprof.measure.stored import (
 from lightning_modelprof.run.model_cost import FrozenModule
 
 _READS: Final = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
-"""Operators that give Python a value: what runs after it may depend on it."""
+"""Operators that return a value to Python, which may affect what runs next."""
 _MOST_LOOKED_AT: Final = 8
-"""Tensors of a module of which values are compared."""
+"""Tensors per module whose values are compared."""
 _MOST_VALUES: Final = 16
-"""Numbers of each that are compared."""
+"""Numbers compared per tensor."""
 
 
 class VaryingWatch:
     """Follows what is random, or depends on trained parameters, from operator to operator.
 
-    A tensor varies if it shares memory with the result of an operator that draws random numbers, or that is
-    given a tensor that varies. Once Python has read a random number, a tensor's or one of Python's or NumPy's
-    own, all that runs after it may vary. Those that samplers read only choose samples.
+    A tensor varies if it shares memory with the result of an operator that draws random numbers or takes a
+    varying tensor. After Python has read a random number, from a tensor or from Python's or NumPy's own
+    generators, everything that follows may vary. Samplers' reads are exempt, as they only choose samples.
 
     Attributes:
-        seen: paths of modules that ran an operator in the forward.
-        varying: those of them where an operator gave a tensor that varies.
+        seen: paths of modules that ran an operator in forward.
+        varying: those where an operator returned a varying tensor.
     """
 
     def __init__(self, root: nn.Module | None) -> None:
@@ -60,7 +60,7 @@ class VaryingWatch:
             for one in () if root is None else parameters_of(root):
                 if is_trained(one) and _has_memory(one):
                     add_storage(self._learned, one)
-        self._host = _host_states()
+        self._host = _host_random_states()
         self._has_read = False
         self._module: str | None = None
 
@@ -94,7 +94,7 @@ class VaryingWatch:
 
     def _note(self, module: str, *, is_varying: bool) -> None:
         if module != self._module and not self._has_read:
-            self._has_read = _host_states() != self._host
+            self._has_read = _host_random_states() != self._host
         self._module = module
         self.seen.add(module)
         if is_varying or self._has_read:
@@ -102,14 +102,13 @@ class VaryingWatch:
 
 
 def add_storage(storages: dict[int, StorageWeakRef], tensor: torch.Tensor) -> None:
-    """Add a tensor's memory; the weak reference keeps its address from being used again."""
+    """Add a tensor's memory; the weak reference keeps its address from being reused."""
     if storage_of(tensor) not in storages:
         kept = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
         storages[storage_of(tensor)] = kept
 
 
-def _host_states() -> tuple[Any, ...]:
-    """What Python's and NumPy's own random numbers come from."""
+def _host_random_states() -> tuple[Any, ...]:
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
@@ -119,7 +118,7 @@ _LOADER_FILE: Final = dataloader._BaseDataLoaderIter.__init__.__code__.co_filena
 
 
 def _is_of_sampler() -> bool:
-    """Whether torch chooses samples, or a seed for the workers."""
+    """Whether torch is choosing samples, or a seed for the workers."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -127,14 +126,14 @@ def _is_of_sampler() -> bool:
             return True
         if code.co_filename == _LOADER_FILE and code.co_name in ("__init__", "_reset", "__iter__"):
             return True
-        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost, which mypy leaves out
+        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost frame
     return False
 
 
 class _State(NamedTuple):
-    """A tensor as it was: weakly itself, its version, where it is, and some of its values.
+    """A tensor's earlier state: weak reference, version, address and some of its values.
 
-    A write to ``.data`` counts no version.
+    The version alone isn't enough, as writes to ``.data`` don't change it.
     """
 
     tensor: weakref.ref[torch.Tensor]
@@ -144,9 +143,9 @@ class _State(NamedTuple):
 
 
 class FrozenWatch:
-    """Notes which frozen modules change between its making and :meth:`result`.
+    """Notes which frozen modules change between construction and :meth:`result`.
 
-    Of tensors their versions and places are read, and of some a few values, which stay on the device.
+    Compares tensors' versions and addresses, and a few values of some, which stay on the device.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -161,7 +160,7 @@ class FrozenWatch:
                     self._frozen.append((path, weakref.ref(module), _states_of(module)))
 
     def result(self, root: nn.Module, varying: VaryingWatch) -> tuple[FrozenModule, ...]:
-        """The record, of modules that ran in the watched step."""
+        """Return the record of the modules that ran in the watched step."""
         now = {plain_path(name): module for name, module in named_modules(root)}
         found = []
         with undisturbed():
@@ -193,7 +192,7 @@ def _states_of(module: nn.Module) -> list[_State]:
 
 
 def _values_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Some from the middle; ``None`` of a tensor that isn't a plain one."""
+    """Copy some values from the middle; ``None`` if the tensor isn't plain."""
     if not _has_memory(tensor) or not tensor.numel():
         return None
     data = tensor.detach()
@@ -208,7 +207,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _has_changed(module: nn.Module, states: list[_State]) -> bool:
-    """Whether a tensor is another one, or BatchNorm takes its statistics from the batch."""
+    """Whether a tensor was replaced or written to, or BatchNorm uses batch statistics."""
     tensors = [*parameters_of(module), *buffers_of(module)]
     if len(tensors) != len(states) or any(map(is_trained, tensors)):
         return True

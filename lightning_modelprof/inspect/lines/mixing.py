@@ -1,7 +1,7 @@
-"""Tells which modules make one row of their output of several rows of their input, as attention does.
+"""Finds modules that make one output row from several input rows, as attention does.
 
-To leave rows out before such a module changes the rows that are left. Where an operator may do so, it counts
-as one that does.
+Dropping rows before such a module would change the other rows. An operator that may mix rows counts as
+mixing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PLACES_BY_PART: Final = (
     "group_norm",
 )
 _PRODUCTS: Final = {"mm": 1, "addmm": 2}
-"""Operator → the place of its second factor: a weight in a linear layer."""
+"""Position of the second factor by operator: a linear layer's weight."""
 _REDUCTIONS: Final = frozenset(
     (
         *("sum", "mean", "prod", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean"),
@@ -55,10 +55,8 @@ _REDUCTIONS: Final = frozenset(
 
 
 class MixingWatch:
-    """Notes in which modules rows are mixed."""
-
     def __init__(self, root: nn.Module) -> None:
-        self._weights: dict[int, StorageWeakRef] = {}  # and what is made of nothing else
+        self._weights: dict[int, StorageWeakRef] = {}  # and what is made only of them
         with undisturbed():
             for one in (*parameters_of(root), *buffers_of(root)):
                 if not one.is_meta and one.layout is torch.strided:
@@ -119,7 +117,7 @@ def _argument(func: Any, args: Any, kwargs: dict[str, Any], names: tuple[str, ..
 
 
 def _is_over_rows(tensor: Any, dims: Any) -> bool:
-    """Whether another dimension than the last is reduced; of a vector, all of it."""
+    """Whether a dimension other than the last is reduced; never for vectors."""
     last = tensor.dim() - 1
     if last < 1:
         return False

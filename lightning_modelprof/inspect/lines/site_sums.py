@@ -1,4 +1,4 @@
-"""Adds up what a step runs, by source line: in bounded memory, and without a line looked up meanwhile."""
+"""Sums a step's operators by source line, in bounded memory and without looking lines up during the step."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MOST_SITES: Final = 1_000
 
 
 Bucket: TypeAlias = tuple["Spot | None", str, str]
-"""Spot, phase and module: what operators are counted under; plain, as one is made for every operator."""
+"""Spot, phase and module that operators are counted under. A plain tuple, as each operator creates one."""
 
 
 class _Site(NamedTuple):
-    """What calls of sites are added up under; fields as in ``SourceSite``."""
+    """Key that calls are summed under; fields as in ``SourceSite``."""
 
     sighting: Sighting  # without its bytes
     place: Bucket
@@ -42,8 +42,6 @@ class _Site(NamedTuple):
 
 
 class _Tally:
-    """Sums of one place."""
-
     __slots__ = (
         "calls",
         "constant",
@@ -85,15 +83,15 @@ class _Tally:
 
 
 class SiteSums:
-    """The sums of one step.
+    """Sums of one step.
 
     Attributes:
-        dropped: calls at places beyond the number that is told apart.
+        dropped: calls at places beyond the limit.
     """
 
     def __init__(self) -> None:
         self._tallies: dict[Bucket, _Tally] = {}
-        self._sites: dict[_Site, list[int]] = {}  # calls, bytes, calls without known bytes
+        self._sites: dict[_Site, list[int]] = {}  # calls, bytes, calls of unknown bytes
         self.dropped = 0
 
     def count(
@@ -125,7 +123,7 @@ class SiteSums:
         try:
             tally.num_bytes += _num_bytes(operands) + _num_bytes(results)
             tally.elements += _elements(results)
-        except Exception:  # a tensor that has no such size
+        except Exception:  # a tensor without such a size
             tally.unsized += 1
         if not is_logging:
             given, made = _has_double(operands), _has_double(results)
@@ -161,7 +159,7 @@ class SiteSums:
         sums[2] += num_bytes is None
 
     def line_counts(self, lines: UserLines, *, constants_are_sure: bool = False) -> list[LineCount]:
-        """The places by line, most operators first: several instructions of one line are one."""
+        """Return the counts per line, most operators first; several instructions of a line add up."""
         merged: dict[tuple[Place, int | None, str, str], _Tally] = {}
         for (spot, phase, module), tally in self._tallies.items():
             merged.setdefault((*_located(spot, lines), phase, module), _Tally()).add(tally)
@@ -190,7 +188,7 @@ class SiteSums:
         return sorted(counts, key=_rank)
 
     def source_sites(self, lines: UserLines) -> tuple[SourceSite, ...]:
-        """The sites by line, most calls first."""
+        """Return the sites by line, most calls first."""
         merged: dict[tuple[Place, int | None, _Site], list[int]] = {}
         for site, sums in self._sites.items():
             spot, phase, module = site.place
@@ -221,7 +219,6 @@ def _source_site(at: Place, first_line: int | None, site: _Site, sums: list[int]
 
 
 def _located(spot: Spot | None, lines: UserLines) -> tuple[Place, int | None]:
-    """A line, and the first line of its function."""
     if spot is None:
         return Place(), None
     function, line = lines.locate(spot)
@@ -233,14 +230,14 @@ def _fields(at: Place, first_line: int | None) -> dict[str, Any]:
 
 
 def _rank(one: LineCount | SourceSite) -> tuple[Any, ...]:
-    """Most calls first; among equals by where they are, so that the order is always the same."""
+    """Sort by calls, most first; ties by place, so that the order is stable."""
     return -one.calls, one.file or "", one.line or 0, one.phase, one.module
 
 
 _TENSOR, _SEQUENCE, _OTHER = range(3)
 
 
-_KINDS: dict[type, int] = {}  # torch's own isinstance takes long for what is no tensor
+_KINDS: dict[type, int] = {}  # torch's own isinstance is slow for objects that aren't tensors
 
 
 def _kind_of(value: Any) -> int:
@@ -252,7 +249,7 @@ def _kind_of(value: Any) -> int:
 
 
 def _num_bytes(values: Iterable[Any]) -> int:
-    """Bytes of tensors, in lists too; raises for tensors that are not strided."""
+    """Sum the bytes of tensors, also in lists; raises for tensors that aren't strided."""
     total = 0
     for value in values:
         kind = _KINDS.get(type(value))
@@ -287,14 +284,14 @@ def _elements(values: Iterable[Any]) -> int:
     return total
 
 
-# ruff: noqa: ARG001 - every look is given the whole call
+# ruff: noqa: ARG001 - every probe gets the whole call
 
 
 _HOST: Final = "cpu"
 
 
 class Sighting(NamedTuple):
-    """What one call does; fields as in ``SourceSite``."""
+    """Effect of one call; fields as in ``SourceSite``."""
 
     kind: str
     device: str
@@ -305,14 +302,13 @@ class Sighting(NamedTuple):
 
 
 SiteProbe: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], "Sighting | None"]
-"""``look(args, kwargs, result)`` of a call."""
+"""Signature is ``probe(args, kwargs, result)`` of a call."""
 
 
 def probe_of(func: Any) -> SiteProbe | None:
-    """How to look at the calls of an operator; ``None`` when they never wait and never copy.
+    """Return the probe for an operator's calls; ``None`` if they never wait and never copy.
 
-    Which operators must know values, or how many there will be, is what torch says by their tags, and some
-    that it does not tag.
+    Torch's tags mark operators that must know values or their number; others are listed here.
 
     Source: torch's tags ``data_dependent_output`` and ``dynamic_output_shape``; for the others the kernels in
     ATen (``multinomial`` checks its probabilities, ``_linalg_check_errors`` the errors).
@@ -342,19 +338,19 @@ def _waiting_for(tensor: torch.Tensor, num_bytes: int | None = None) -> Sighting
 
 
 def _repeat(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Sighting | None:
-    """The sum of the repeats is the size of the result, unless the caller says it."""
+    """The result's size is the sum of the repeats, unless the caller passes it."""
     is_known = kwargs.get("output_size") is not None
     return None if is_known else _wait(args, kwargs, result)
 
 
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Sighting | None:
-    """A mask is turned into positions, and their number is the size of the result."""
+    """A mask becomes positions, whose number is the result's size."""
     masks = _masks(args[1])
     return _waiting_for(masks[0]) if masks else None
 
 
 def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Sighting | None:
-    """As for reading; but one mask and one value on the host make a ``masked_fill``, which does not wait."""
+    """As for reading, but one mask and one value on the CPU make a ``masked_fill``, which doesn't wait."""
     masks = _masks(args[1])
     value = args[2]
     accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
@@ -368,7 +364,7 @@ def _masks(indices: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _made_on_host(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Sighting | None:
-    """``torch.tensor(...)`` and its kin; with a device, what is made on the host has been copied there."""
+    """As in ``torch.tensor(...)``; with a device, data made on the CPU has been copied there."""
     tensor = args[0]
     device = tensor.device.type
     if device == _HOST:
@@ -379,22 +375,18 @@ def _made_on_host(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) ->
 
 
 def _converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Sighting | None:
-    """``tensor.to(...)`` when it makes a new tensor."""
+    """``tensor.to(...)`` when it creates a new tensor."""
     is_asked = kwargs.get("non_blocking", False) or any(value is True for value in args[2:3])
     return _copy(args[0], result, is_non_blocking=bool(is_asked))
 
 
 def _overwritten(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Sighting | None:
-    """``tensor.copy_(source)``."""
     is_asked = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
     return _copy(args[1], args[0], is_non_blocking=bool(is_asked))
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, *, is_non_blocking: bool) -> Sighting | None:
-    """A copy between the host and a device.
-
-    From a device into memory that is not pinned the host waits, whatever was asked for.
-    """
+    """A copy between CPU and device; into unpinned memory, the CPU always waits."""
     is_from_host, is_to_host = source.device.type == _HOST, target.device.type == _HOST
     if is_from_host == is_to_host:
         return None

@@ -1,7 +1,7 @@
-"""Notes the source lines of a step that wait for the device, copy, or run many operators.
+"""Notes a step's source lines that wait for the device, copy, or run many operators.
 
-Nothing is read from a tensor but its shape, dtype and place, and no tensor is kept. An error in here is
-counted and never reaches the step.
+Reads only tensors' shapes, dtypes and places, and keeps no tensors. Errors here are counted and never reach
+the step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lightning_modelprof.run.sites import PRINT, SYNCHRONISATION, StepSites
 
 
 class ReductionWatch:
-    """Follows trained parameters from operator to operator, weakly."""
+    """Finds reductions of trained parameters, which it follows through operators by weak references."""
 
     def __init__(self, root: nn.Module | None) -> None:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -50,7 +50,6 @@ class ReductionWatch:
                     self._known[id(one)] = weakref.ref(one)
 
     def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, *, is_view: bool) -> bool:
-        """An operator ran: whether it is such a reduction."""
         given = [one for one in tensors_in_arguments((*args, *kwargs.values())) if one.dim()]
         if not given or not all(map(self._knows, given)) or not isinstance(result, torch.Tensor):
             return False
@@ -66,21 +65,21 @@ class ReductionWatch:
 
 
 _MOST_MARKS: Final = 100_000
-"""Changes of the line that are remembered for the backward pass."""
+"""Most line changes that are remembered for the backward pass."""
 _NO_NODE: Final = 2**63
-"""Sequence numbers from here on are of nodes that accumulate gradients of leaves: made once, by no line."""
+"""From this sequence number on, nodes accumulate gradients of leaves: created once, by no line."""
 
 _NO_TASK: Final = -1
-"""What autograd answers outside of a backward pass; passes have growing numbers from 0."""
+"""Autograd's answer outside a backward pass; passes are numbered from 0."""
 _OUR_FRAMES: Final = 4
 """From the search for the user's line up to the dispatch mode's caller."""
 
 Where: TypeAlias = Callable[[], tuple[str, str]]
-"""Phase and module path of the operator that is running."""
+"""Phase and module path of the running operator."""
 
 
 class _KnownCode(NamedTuple):
-    """What is found out once of an operator; ``func`` is held so that its id stays its own."""
+    """Facts determined once per operator; ``func`` is kept alive so that its id stays unique."""
 
     func: Any
     name: str
@@ -91,18 +90,18 @@ class _KnownCode(NamedTuple):
 class SiteWatch:
     """Notes what runs between :meth:`begin` and :meth:`end`.
 
-    It sees the operators that it is called with, by a ``FlopCounter`` or by an :class:`BatchSites`. Torch
-    hides the operators that make text of a tensor; so meanwhile a function of ours is in the place of
-    ``torch._tensor_str._str``, which notes the call and then calls torch's own.
+    A ``FlopCounter`` or a :class:`BatchSites` calls it with the operators. Torch hides those that format a
+    tensor as text, so ``torch._tensor_str._str`` is replaced in the meantime by a function that notes the
+    call and then calls the original.
 
     Args:
-        owners: classes of the user.
+        owners: the user's classes.
         outside: code that the step runs in (see ``user_code.loop_codes``).
-        root: the model, whose tensors may stay the same from step to step; ``None`` if there is none.
+        root: the model, whose tensors may stay the same from step to step; ``None`` without one.
 
     Attributes:
-        errors: what went wrong in here, with the number of times.
-        varying: where results aren't the same in every step; ``None`` once that isn't known.
+        errors: number of our errors by message.
+        varying: finds results that differ between steps; ``None`` once they're unknown.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class SiteWatch:
         self._known: dict[int, _KnownCode] = {}
         self._sums = SiteSums()
         self._thread = threading.get_ident()
-        self._recomputing: set[int] = set()  # other threads, which number nodes of their own
+        self._recomputing: set[int] = set()  # other threads, which number their own nodes
         self._marks: SequenceMarks[Spot | None] = SequenceMarks(None)
         self._marked: Spot | None = None
         self._num_marks = 0
@@ -135,7 +134,7 @@ class SiteWatch:
             return
 
         def noted(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if _get_current_dispatch_mode() is not None:  # else another thread's
+            if _get_current_dispatch_mode() is not None:  # otherwise another thread's
                 self._note_print(tensor)
             return original(tensor, *args, **kwargs)
 
@@ -143,7 +142,7 @@ class SiteWatch:
         torch._tensor_str._str = noted  # type: ignore[assignment]  # the same to callers
 
     def end(self) -> None:
-        """Give torch its function back; safe to call more than once."""
+        """Restore torch's function; safe to call more than once."""
         if self._print is not None and torch._tensor_str._str is self._print[1]:
             torch._tensor_str._str = self._print[0]
         self._print = None
@@ -158,7 +157,7 @@ class SiteWatch:
         *,
         took_ns: int = 0,
     ) -> None:
-        """An operator ran, in the phase and module that ``where`` says, for so long on the host."""
+        """Note an operator that ran in the phase and module of ``where()``, and its wall time on the CPU."""
         try:
             known = self._known.get(id(func))
             if known is None:
@@ -186,16 +185,16 @@ class SiteWatch:
                 sighting = known.probe(args, kwargs, result)
                 if sighting is not None:
                     self._note(sighting, place, known.name)
-        except Exception as error:  # whatever it is, the step must not end for it
+        except Exception as error:  # no error may end the step
             self.note_error(error)
 
     def _note_pass(self) -> None:
-        """The first operator of a pass of autograd: count it where ``torch.autograd.grad`` began it."""
+        """At an autograd pass's first operator, count the pass where ``torch.autograd.grad`` started it."""
         number = torch._C._current_graph_task_id()
         if number <= self._newest_pass:
             return
         self._newest_pass = number
-        # A device's part of a pass runs in another thread, for which this one waits.
+        # A device's part of a pass runs in another thread, which this one waits for.
         frame = sys._current_frames().get(self._thread)
         while frame is not None and frame.f_code is not torch.autograd.backward.__code__:
             if frame.f_code is torch.autograd.grad.__code__:
@@ -224,7 +223,7 @@ class SiteWatch:
         self.errors[describe_error(error)] += 1
 
     def _spot(self, phase: str) -> Spot | None:
-        """The user's line; in backward, where none runs, the one whose gradient is computed."""
+        """Return the user's running line; in backward, the line whose gradient is computed."""
         spot = self._lines.innermost(_OUR_FRAMES)
         thread = threading.get_ident()
         if phase == "backward":
@@ -234,7 +233,7 @@ class SiteWatch:
             return spot
         number = torch._C._autograd._get_sequence_nr()
         if number != self._number:
-            # Autograd numbers a node just before its operator runs: what was made since is of this line.
+            # Autograd numbers a node just before its operator runs, so newer nodes belong to this line.
             if spot != self._marked and self._num_marks < _MOST_MARKS:
                 self._marks.add(self._number, spot)
                 self._marked = spot
@@ -256,11 +255,11 @@ class SiteWatch:
             device = tensor.device.type
             sighting = Sighting(SYNCHRONISATION, device, is_blocking=None if device == "cpu" else True)
             self._note(sighting, (None, *self.where()), PRINT)
-        except Exception as error:  # a print of the user's goes on
+        except Exception as error:  # the user's print continues
             self.note_error(error)
 
     def result(self, *, step: int | None = None, device: str = "cpu") -> StepSites:
-        """The record; ``device`` is the type of the model's device."""
+        """Return the record; ``device`` is the model's device type."""
         lines = self._sums.line_counts(self._lines, constants_are_sure=self._constants.is_sure())
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         if self._sums.dropped:
@@ -278,19 +277,19 @@ class SiteWatch:
         )
 
 
-class BatchSites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+class BatchSites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch doesn't type it
     """Shows a watch what runs in the step before and after its batch, which no counter sees.
 
     Args:
         phase: ``BATCH_START`` or ``BATCH_END``.
-        is_over: whether something else runs by now, such as a validation loop, which is not shown.
+        is_over: whether something else is running by now, such as a validation loop, which isn't shown.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo keep the frames that it meets; otherwise it would mark them as never to be compiled."""
+        """Let Dynamo keep the frames it meets; otherwise it would mark them as never to be compiled."""
         return True
 
     def __init__(self, watch: SiteWatch, phase: str, is_over: Callable[[], bool]) -> None:
@@ -333,12 +332,11 @@ _ACTIVE: Final[list[BatchSites]] = []
 
 
 def _leave_in_child() -> None:
-    """A forked process, such as a DataLoader's worker, goes on without what was on in its parent."""
     while _ACTIVE:
         _ACTIVE[-1].__exit__(None, None, None)
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+if hasattr(os, "register_at_fork"):  # not on Windows, which can't fork
     os.register_at_fork(after_in_child=_leave_in_child)
 
 

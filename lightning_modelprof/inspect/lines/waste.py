@@ -1,7 +1,7 @@
-"""Watches the counted step for work that it does in vain: see ``run.step_waste``.
+"""Watches the counted step for wasted work; see ``run.step_waste``.
 
-Hooks are on the model in that step alone. Of tensors shape and version are read, and of the gradients of
-outputs whether they are 0.
+Hooks are on the model in that step only. They read tensors' shapes and versions, and whether outputs'
+gradients are 0.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from lightning_modelprof.run.model_cost import DenseTable, RepeatedCall, StepWas
 
 _TABLE_GRADIENT: Final = "aten::embedding_dense_backward"
 _MOST_CALLS: Final = 64
-"""Calls of one module whose tensors are remembered."""
+"""Most calls per module whose tensors are remembered."""
 _MOST_LINES: Final = 4
 _NO_TASK: Final = -1
-"""What autograd answers outside of a backward pass."""
+"""Autograd's answer outside a backward pass."""
 _OUR_FRAMES: Final = 3
 
 Where = Callable[[], tuple[str, str]]
 
 
 class _Call(NamedTuple):
-    """The tensors of one call, held weakly; their versions and those of the module's own; and all else."""
+    """A call's tensors, held weakly, all tensors' versions, and the other arguments."""
 
     tensors: tuple[weakref.ref[torch.Tensor], ...]
     versions: tuple[int, ...]
@@ -57,7 +57,6 @@ class _Call(NamedTuple):
     spot: Spot | None
 
     def is_same_as(self, other: _Call) -> bool:
-        """Whether both had the same tensors, unchanged."""
         return (
             self.versions == other.versions
             and self.rest == other.rest
@@ -70,20 +69,20 @@ class _Call(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """One backward pass: the user's line that began it, and the parameters that got gradients, in order."""
+    """A backward pass: the user's line that started it, and the parameters that got gradients, in order."""
 
     spot: Spot | None
     parameters: list[int]
 
 
 class WasteWatch:
-    """Notes what a step does in vain between :meth:`begin` and :meth:`end`.
+    """Notes work that a step wastes between :meth:`begin` and :meth:`end`.
 
-    It sees the operators that it is called with, by a ``FlopCounter``.
+    A ``FlopCounter`` calls it with the operators.
 
     Args:
-        follows_gradients: whether to see which gradients an optimizer uses.
-        owners: classes of the user.
+        follows_gradients: whether to find gradients that no optimizer uses.
+        owners: the user's classes.
         outside: code that the step runs in (see ``user_code.loop_codes``).
     """
 
@@ -130,14 +129,14 @@ class WasteWatch:
                 self._follow_gradients()
 
     def end(self) -> None:
-        """Take the hooks off; safe to call more than once."""
+        """Remove the hooks; safe to call more than once."""
         while self._cleanup:
             self._cleanup.pop()()
         if self._mixing is not None:
             self._mixing.end()
 
     def before_backward(self) -> None:
-        """A backward pass begins, on the training thread."""
+        """Note the start of a backward pass on the training thread."""
         self._passes.append(_Pass(self._lines.innermost(_OUR_FRAMES), []))
 
     def __call__(
@@ -152,23 +151,23 @@ class WasteWatch:
             if name_of(getattr(func, "overloadpacket", func)) == _TABLE_GRADIENT:
                 gradient, indices, rows = args[:3]
                 self._tables[where()[1], int(rows), int(gradient.shape[-1])] += indices.numel()
-        except Exception as error:  # whatever it is, the step must not end for it
+        except Exception as error:  # no error may end the step
             self._note(error)
 
     def _note(self, error: Exception) -> None:
         self._errors[describe_error(error)] += 1
 
-    # Modules that are called again
+    # Repeated module calls
 
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != _NO_TASK:  # what backward computes again is asked for
+        if torch._C._current_graph_task_id() != _NO_TASK:  # recomputing in backward is intended
             return
         self._num_calls[path] += 1
         tensors: list[torch.Tensor] = []
         rest: list[Any] = [torch.is_grad_enabled()]
         if not _flatten((args, tuple(sorted(kwargs.items()))), tensors, rest) or not tensors:
             return
-        with torch._C.DisableTorchFunctionSubclass():  # a class of the user's is not asked for a version
+        with torch._C.DisableTorchFunctionSubclass():  # don't ask a user's class for a version
             versions = (
                 *(tensor._version for tensor in tensors),
                 *(one._version for one in parameters_of(module)),
@@ -187,7 +186,7 @@ class WasteWatch:
         if len(earlier) < _MOST_CALLS:
             earlier.append(call)
 
-    # Gradients that nobody uses
+    # Unused gradients
 
     def _follow_gradients(self) -> None:
         for name, parameter in named_parameters(self._root):
@@ -197,7 +196,7 @@ class WasteWatch:
             add = getattr(parameter, "register_post_accumulate_grad_hook", None)
             if add is not None and parameter.is_leaf and parameter.requires_grad:
                 self._cleanup.append(add(ModuleHook(self._take_gradient, self._note)).remove)
-        # Lightning has the backward in the step's closure; some optimizers drop gradients in their step.
+        # Lightning runs backward in the step's closure; some optimizers drop gradients in their step.
         hook = ModuleHook(lambda optimizer, *_: self._use(optimizer), self._note)
         self._cleanup.append(register_optimizer_step_pre_hook(hook).remove)
         self._cleanup.append(register_optimizer_step_post_hook(hook).remove)
@@ -208,7 +207,7 @@ class WasteWatch:
         with torch._C.DisableTorchFunctionSubclass():
             key, gradient = id(parameter), parameter.grad
         known, began = self._gradients.get(key, (None, len(self._passes) - 1))
-        # One that is added to keeps its object; a new one means that the one before was dropped.
+        # A gradient that is added to keeps its object; a new one means that the previous one was dropped.
         is_added = known is not None and gradient is not None and known() is gradient
         self._passes[-1].parameters.append(key)
         self._gradients[key] = (
@@ -224,7 +223,7 @@ class WasteWatch:
                     for number in range(known[1], len(self._passes)):
                         self._used.add((number, id(parameter)))
 
-    # What was seen
+    # Results
 
     def result(self) -> StepWaste:
         return StepWaste(
@@ -282,7 +281,6 @@ class WasteWatch:
         ]
 
     def _places(self, spots: Iterable[Spot | None]) -> tuple[Place, ...]:
-        """The lines, each once."""
         found = []
         for spot in dict.fromkeys(spots):
             if spot is not None:
@@ -292,7 +290,7 @@ class WasteWatch:
 
 
 def _buffer_versions(module: nn.Module) -> list[int]:
-    """Of the buffers that its output may depend on: in training a BatchNorm only writes its statistics."""
+    """Skip buffers that the output ignores: a training BatchNorm only writes its statistics."""
     written = {id(one) for norm in _updating_norms(module) for one in buffers_of(norm)}
     return [one._version for one in buffers_of(module) if id(one) not in written]
 
@@ -302,14 +300,14 @@ def _updating_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def _is_random(module: nn.Module) -> bool:
-    """Whether two calls with the same tensors need not give the same, as far as its own class tells."""
+    """Whether equal calls may return different results, judged by the module classes."""
     return any(
         is_a(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training for one in modules_of(module)
     ) or any(is_a(one, nn.RNNBase) and one.dropout > 0 and one.training for one in modules_of(module))
 
 
 def _flatten(value: Any, tensors: list[torch.Tensor], rest: list[Any]) -> bool:
-    """Take the tensors out of arguments; returns whether nothing but plain values is left."""
+    """Collect the tensors in arguments; returns whether all other values are plain."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         rest.append("tensor")

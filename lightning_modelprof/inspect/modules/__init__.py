@@ -1,1 +1,1 @@
-"""Modules: what they are, their size and their time."""
+"""Modules: their kind, size and time."""

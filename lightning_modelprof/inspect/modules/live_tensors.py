@@ -1,8 +1,8 @@
-"""Follows what is alive on the model's device, operator by operator, through one step.
+"""Follows tensors that are alive on the model's device through one step, operator by operator.
 
-A storage is followed by a weak reference, which torch lets die with the memory itself and not with the Python
-objects before it. So nothing is kept alive, and what only autograd still holds counts. Nothing is read from a
-tensor but its place and its size.
+Each storage has a weak reference, which torch lets die with the memory itself and not with earlier Python
+objects. So nothing is kept alive, and what only autograd still holds counts. Only a tensor's place and size
+are read.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _MADE_IN: Final = {"forward": "activations", "recompute": "activations"}
 
 
 _PASSING: Final = ("activations", "other")
-"""Categories of what may still turn out to be a gradient or the optimizer's state."""
+"""Categories that may still turn out to be a gradient or optimizer state."""
 
 
 _BACKWARD: Final = ("backward", "recompute")
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]  # generic only to type checkers
-    """A weak reference to a storage, and what is known of it.
+    """A weak reference to a storage, with its data.
 
-    ``address`` is one that no other living storage has, ``made`` and ``died`` are numbers of operators: it
-    was alive after those from ``made`` on, and no more after ``died``.
+    ``address`` is unique among living storages. ``made`` and ``died`` are operator numbers: the storage was
+    alive for ``made <= number < died``.
     """
 
     __slots__ = ("address", "category", "died", "made", "num_bytes")
@@ -57,7 +57,7 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]  # generic only to type c
 
 @dataclass(slots=True)
 class _Peak:
-    """The most that was alive after an operator of one phase, and the number of that operator."""
+    """Peak of the living bytes after an operator of one phase, and that operator's number."""
 
     num_bytes: int = -1
     number: int = 0
@@ -66,22 +66,23 @@ class _Peak:
 
 
 class LiveTensors:
-    """Follows the storages of a step, from :meth:`begin` to :meth:`end`.
+    """Follows a step's storages from :meth:`begin` to :meth:`end`.
 
-    It is called after each operator, as a watch of ``FlopCounter``. A storage counts from the operator on
-    that made it, or that used it first, and counts whole however many tensors look at it. What becomes of a
-    tensor that backward made is only known when backward is over: so for each storage it is noted when it was
-    made and when it died, and what was alive at a peak is told apart in the end.
+    Called after each operator, as a watch of ``FlopCounter``. A storage counts from the operator that made it
+    or first used it, and in full however many tensors view it. The role of a tensor made in backward is only
+    known after backward. So each storage's creation and death are recorded, and a peak's contents are
+    classified at the end.
 
     Args:
-        device: only storages here count.
+        device: only storages on it count.
 
     Attributes:
-        errors: what went wrong in here, with the number of times.
+        errors: number of our errors by message.
 
-    Caveats: what an operator allocates and frees again inside of itself is not seen, nor what a library keeps
-    for itself (cuBLAS's workspace); the allocator may round sizes up. A storage that is resized without an
-    operator is seen with its new size by the next operator that uses it.
+    Caveats:
+        Memory that an operator allocates and frees internally isn't seen, nor what a library keeps (cuBLAS's
+        workspace); the allocator may round sizes up. The new size of a storage resized without an operator is
+        seen at the next operator that uses it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,7 +101,7 @@ class LiveTensors:
         self._unseen: Counter[str] = Counter()
 
     def begin(self, module: nn.Module, optimizers: Sequence[Any], batch: Any) -> None:
-        """The batch is there and its work has not begun."""
+        """Start once the batch is there, before its work."""
         self._module, self._optimizers = module, optimizers
         with unnoticed():
             self._add_all(parameters_of(module), "parameters")
@@ -134,11 +135,11 @@ class LiveTensors:
                 peak = self._peaks[phase] = _Peak()
             if self._total > peak.num_bytes:
                 peak.num_bytes, peak.number, peak.func, peak.module = self._total, self._number, func, module
-        except Exception as error:  # whatever it is, the step must not end for it
+        except Exception as error:  # no error may end the step
             self.errors[describe_error(error)] += 1
 
     def end(self) -> None:
-        """The step has done its work; its gradients and the optimizer's state are still there."""
+        """End after the step's work, while its gradients and the optimizer state still exist."""
         module, self._module = self._module, None
         if module is None:
             return
@@ -153,7 +154,7 @@ class LiveTensors:
             self._alive.clear()
 
     def result(self, step: int) -> StepMemory:
-        """The record of what was seen, after :meth:`end`."""
+        """Return the record, after :meth:`end`."""
         dropped = [f"{message} ({count} times)" for message, count in self.errors.items()]
         dropped += [
             f"tensors of {kind}, whose memory PyTorch doesn't show ({count} times)"
@@ -179,7 +180,7 @@ class LiveTensors:
         )
 
     def _by_category(self, number: int) -> dict[str, int]:
-        """Bytes that were alive after an operator; 0 is before the first."""
+        """Return the bytes alive after an operator, 0 being before the first."""
         sums = dict.fromkeys(CATEGORIES, 0)
         for storage in self._storages:
             if storage.made <= number < storage.died:
@@ -187,12 +188,12 @@ class LiveTensors:
         return sums
 
     def _place(self, where: Where) -> tuple[str, str]:
-        """Phase and module; gradients are named when a backward pass is over."""
+        """Return phase and module; names gradients when a backward pass is over."""
         phase, module = where()
         if phase == self._phase:
             return phase, module
         if phase == "forward" and self._had_backward and not module and not torch.is_grad_enabled():
-            phase = "optimizer"  # clipping, and whatever else looks at the gradients
+            phase = "optimizer"  # clipping, and other work on the gradients
         if phase in _BACKWARD:
             self._had_backward = True
         elif self._phase in _BACKWARD and self._module is not None:
@@ -202,7 +203,6 @@ class LiveTensors:
         return phase, module
 
     def _take_dead(self) -> None:
-        """Forget the storages that died since the last operator ended."""
         dead = self._dead
         while dead:
             storage = dead.popleft()
@@ -215,7 +215,6 @@ class LiveTensors:
         self._total -= storage.num_bytes
 
     def _see(self, value: Any, category: str) -> None:
-        """Count what is new in an argument or a result, in lists too."""
         if isinstance(value, torch.Tensor):
             self._add(value, category)
         elif isinstance(value, (list, tuple)):
@@ -250,7 +249,7 @@ class LiveTensors:
         self._total += num_bytes
 
     def _name(self, tensors: Iterable[torch.Tensor], category: str) -> None:
-        """Say what storages are that were made in the step."""
+        """Set the category of storages made in the step."""
         for tensor in tensors:
             for one in self._plain_tensors(tensor):
                 storage = self._storage_of(one)
@@ -259,7 +258,7 @@ class LiveTensors:
                     known.category = category
 
     def _storage_of(self, tensor: torch.Tensor) -> Any:
-        """The storage; ``None`` where torch shows none, which is noted."""
+        """Return the storage; ``None``, with a note, where torch shows none."""
         try:
             return tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):
@@ -268,13 +267,12 @@ class LiveTensors:
 
     @staticmethod
     def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tensors with a storage that a tensor consists of."""
         return iter(()) if is_lazy(tensor) else plain_tensors(local_part(tensor))
 
 
 def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
     for parameter in parameters_of(module):
-        # FSDP shows views as parameters; asking one that is no leaf for its gradient would warn.
+        # FSDP shows views as parameters; reading the gradient of a non-leaf would warn.
         if parameter.is_leaf and parameter.grad is not None:
             yield parameter.grad
 
@@ -285,7 +283,6 @@ def _states(optimizers: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in mappings, sequences and dataclasses, however deep."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -300,7 +297,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def held_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters with a size, each once, by the name that the user knows."""
+    """Return initialised parameters, each once, by the user's name for it."""
     return _by_name(named_parameters(module))
 
 
@@ -309,13 +306,13 @@ def held_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def storages_of(tensor: torch.Tensor) -> Mapping[int, int]:
-    """Storages of a tensor: an address that no other living storage has → bytes."""
+    """Return a tensor's storage sizes in bytes by address, unique among living storages."""
     with unnoticed():
         return memory_of(tensor).storages
 
 
 def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A name with its wrappers where two tensors have the same plain one."""
+    """Key tensors by plain name, or by the name with wrappers if that is taken."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in named:
         if not is_lazy(tensor):

@@ -1,8 +1,8 @@
-"""What a model and its optimizers hold in memory: parameters, gradients, optimizer state, buffers.
+"""Memory of a model and its optimizers: parameters, gradients, optimizer state, buffers.
 
-A tensor counts once, by identity, however many names lead to it. Bytes are those of whole storages: a
-storage that several tensors share counts once, with the first of them in the order of the kinds, since
-that is what the process holds. A tensor that uses a part of a storage keeps all of it.
+A tensor counts once, by identity, however many names it has. Bytes are those of whole storages, as that is
+what the process holds. A storage shared by several tensors counts once, for the first of them in the order of
+kinds. A tensor that uses part of a storage keeps all of it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ _MOST_NAMES: Final = 3
 
 @dataclass(slots=True)
 class _SizeSums:
-    """Of one kind and dtype."""
-
     tensors: int = 0
     elements: int = 0
     num_bytes: int = 0
@@ -45,10 +43,7 @@ class _SizeSums:
 
 @dataclass(slots=True)
 class _Inventory:
-    """All tensors seen so far.
-
-    It keeps them alive: an identity or an address is a tensor's own only as long as it lives.
-    """
+    """All tensors seen so far, kept alive because ids and addresses are unique only among living tensors."""
 
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     packed: dict[int, Any] = field(default_factory=dict)
@@ -58,7 +53,6 @@ class _Inventory:
     unseen: int = 0
 
     def add(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Count those that have not been counted."""
         for tensor in tensors:
             if id(tensor) not in self.tensors:
                 self.tensors[id(tensor)] = tensor
@@ -76,7 +70,7 @@ class _Inventory:
         self.unseen += memory.unseen_bytes > 0
 
     def add_packed(self, packed: Any) -> bool:
-        """Count what is in a packed object, if it tells and has not been counted."""
+        """Count a packed object once; returns whether its contents are known."""
         if id(packed) in self.packed:
             return True
         tensors = packed_tensors(packed)
@@ -94,7 +88,6 @@ class _Inventory:
         return any(found == kind for found, _ in self.sums)
 
     def sizes(self) -> tuple[TensorSize, ...]:
-        """Kinds in their order, dtypes in alphabetic order."""
         return tuple(
             TensorSize(
                 kind=kind,
@@ -119,21 +112,21 @@ class _Named:
 
 
 def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> ModelSize:
-    """Count what is there now.
+    """Measure the model's current memory.
 
-    Elements and bytes are those of this process: of a sharded tensor its shard, of a sparse one the values
-    that it holds (and in the bytes its indices). What does not exist yet has no row but a note: gradients
-    before the first backward, optimizer state before the first step. Tensors on the meta device and fake
-    ones have the bytes that they would have.
+    Elements and bytes are those of this process: a sharded tensor's shard, a sparse tensor's stored values
+    (bytes include its indices). What doesn't exist yet has a note instead of a row: gradients before the
+    first backward, optimizer state before the first step. Meta and fake tensors have the bytes that they
+    would need.
 
     Args:
         root: the model; wrappers' parts of names are left out.
-        optimizers: those of its fit. Their state is every tensor in ``optimizer.state``, however deep in
+        optimizers: the fit's optimizers. Their state is every tensor in ``optimizer.state``, at any depth of
             dicts, lists and tuples.
 
     Caveats:
-        Tensors that are neither registered nor in an optimizer's state are not seen: plain attributes,
-        states of torchmetrics, activations.
+        Tensors outside parameters, buffers and optimizer state aren't seen: plain attributes, states of
+        torchmetrics, activations.
     """
     parameters = _by_name(named_parameters(root, remove_duplicate=False))
     buffers = _by_name(named_buffers(root, remove_duplicate=False))
@@ -141,7 +134,7 @@ def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
         trainable = [parameter for parameter in parameters.tensors.values() if parameter.requires_grad]
         inventory = _Inventory()
         inventory.add("trainable parameters", trainable)
-        inventory.add("frozen parameters", parameters.tensors.values())  # those that are left
+        inventory.add("frozen parameters", parameters.tensors.values())  # the remaining ones
         inventory.add("gradients", _gradients(parameters.tensors.values()))
         for optimizer in optimizers:
             inventory.add("optimizer state", tensors_in(getattr(optimizer, "state", {})))
@@ -161,7 +154,7 @@ def model_size(root: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
 
 
 def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> _Named:
-    """First names, lazy ones and tied ones; a wrapper's second way to the same name is no tie."""
+    """Sort into first names, lazy and tied ones; a wrapper's second path to the same name isn't a tie."""
     found = _Named()
     seen: set[int] = set()
     names: set[str] = set()
@@ -173,7 +166,7 @@ def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> _Named:
         elif is_lazy(tensor):
             found.lazy.append(path)
         else:
-            # Two tensors of one plain name are possible; then the name with its wrappers tells them apart.
+            # Two tensors may have the same plain name; then the name with wrappers distinguishes them.
             found.tensors[name if path in found.tensors else path] = tensor
         seen.add(id(tensor))
         names.add(path)
@@ -182,7 +175,7 @@ def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> _Named:
 
 def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     for parameter in parameters:
-        # FSDP shows views as parameters; asking one that is no leaf for its gradient would warn.
+        # FSDP shows views as parameters; reading the gradient of a non-leaf would warn.
         if parameter.is_leaf and parameter.grad is not None:
             yield parameter.grad
 
@@ -237,7 +230,7 @@ def _notes_on_tensors(inventory: _Inventory) -> Iterator[str]:
 
 
 def _notes_on_modules(root: nn.Module, inventory: _Inventory) -> Iterator[str]:
-    """Count weights that are no tensors to Python; say what is in no row, and what flat shards are."""
+    """Count packed weights, which aren't Python tensors; note flat shards and weights in no row."""
     unknown: list[str] = []
     flat = False
     for name, module in named_modules(root):

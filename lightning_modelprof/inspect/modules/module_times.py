@@ -1,8 +1,7 @@
-"""Times the modules of a model in real steps: forward by hooks on modules, backward by hooks on nodes.
+"""Times a model's modules in real steps: forward by module hooks, backward by node hooks.
 
-Whenever a module begins or ends, and whenever a node of the autograd graph does, one mark is put: the time
-of the host's clock, or an event on the device's stream. The time from one mark to the next belongs to
-whatever is innermost then, so nothing counts twice.
+Each start or end of a module or autograd node sets a mark: the host clock's time, or an event on the device's
+stream. The time between two marks belongs to whatever is innermost then, so nothing counts twice.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from lightning_modelprof.measure.clock import DeviceClock, HostClock, device_clo
 from lightning_modelprof.measure.stored import named_modules
 from lightning_modelprof.run.model_cost import ModuleTimes
 
-_NO_TASK = -1  # what autograd answers outside a backward pass
+_NO_TASK = -1  # autograd's answer outside a backward pass
 
 
 class ModuleTimer:
@@ -45,18 +44,18 @@ class ModuleTimer:
             loss.backward()
         timer.times()
 
-    Forward time of a module is from the begin to the end of its calls, without the modules that these call.
-    Backward time is from before to after each node of the autograd graph that its forward made, with what
-    it computes again there for a checkpoint; and of the nodes that accumulate its parameters' gradients.
+    A module's forward time is the time in its calls, minus the modules that these call. Its backward time is
+    the time in the autograd nodes that its forward made, including checkpoint recomputation, and in the nodes
+    that accumulate its parameters' gradients.
 
-    Nothing stays on the model or the graph, and the step computes what it would compute without. Errors of
-    the timer end its measurement, not the step. Arm it after a first step: a function of the user's that
-    ``torch.compile`` meets while hooks are on its modules is compiled again when they are gone.
+    The timer leaves nothing on the model or graph and doesn't change what the step computes. Its errors end
+    the measurement, not the step. Arm it after a first step: if ``torch.compile`` meets a user's function
+    while its modules have hooks, it compiles that function again when they are gone.
 
     Args:
-        root: the module whose children give the paths.
-        device: whose stream gets the marks instead, if it is one that can be timed apart from the host; they
-            are read later, and nothing waits for it.
+        root: module that the paths are relative to.
+        device: records the marks on its stream if it can be timed apart from the CPU; they are read later,
+            without waiting.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class ModuleTimer:
         self._step: TimedStep | None = None
         self._is_armed = False
         self._thread = 0
-        # By module: the owners of its forward and of its backward.
+        # The owners of each module's forward and backward.
         self._owners: dict[int, tuple[TimedOwner, TimedOwner]] = {}
         self._wrapped: set[int] = set()
         self._owner_of_parameter: dict[int, str] = {}
@@ -83,13 +82,13 @@ class ModuleTimer:
         self._cleanup: list[Callable[[], Any]] = []
         self._notes: dict[str, None] = {}
 
-    # ---- Coming and going
+    # ---- Arming and disarming
 
     def arm(self) -> None:
-        """Get ready for one step.
+        """Prepare for one step.
 
         Raises:
-            ModelProfError: when it is armed already.
+            ModelProfError: when already armed.
         """
         if self._is_armed:
             raise ModelProfError("ModuleTimer.arm: already armed. Call disarm() first")
@@ -106,7 +105,7 @@ class ModuleTimer:
             raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        """Time the backward pass that is to begin at ``loss``; any number of them in a step."""
+        """Time the backward pass about to start at ``loss``; a step may have several."""
         if self._step is None:
             return
         try:
@@ -118,10 +117,10 @@ class ModuleTimer:
             self._give_up(error)
 
     def disarm(self, *, failed: bool = False) -> None:
-        """Take all hooks off; can be called at any time.
+        """Remove all hooks; can be called at any time.
 
         Args:
-            failed: whether the step did not come to its end, and does not count.
+            failed: whether the step didn't finish, so that it doesn't count.
         """
         self._nodes.remove()
         while self._cleanup:
@@ -144,7 +143,7 @@ class ModuleTimer:
         self.disarm(failed=error is not None)
 
     def times(self) -> ModuleTimes:
-        """Times of the steps that the device has passed; those it has not passed yet are left out."""
+        """Return times of the steps that the device has finished, leaving out others."""
         return self._steps.times(self._clock_name, list(self._notes))
 
     # ---- Hooks
@@ -157,7 +156,7 @@ class ModuleTimer:
                 TimedOwner(path, is_backward=False),
                 TimedOwner(path, is_backward=True),
             )
-        # A wrapper and what it wraps are one module of one path: the inner call is no call of its own.
+        # A wrapper and its module share a path and count as one: the inner call isn't counted.
         outermost = {path: id(module) for path, module in reversed(regions.hooked)}
         self._wrapped = {id(module) for path, module in regions.hooked if outermost[path] != id(module)}
         before, after = ModuleHook(self._enter, self._give_up), ModuleHook(self._leave, self._give_up)
@@ -188,10 +187,10 @@ class ModuleTimer:
         self._cleanup.append(restore)
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
-        if torch.compiler.is_compiling():  # a function that somebody compiled calls this module
+        if torch.compiler.is_compiling():  # a compiled function calls this module
             return
         step, owners = self._step, self._owners.get(id(module))
-        if step is None or owners is None:  # not armed any more, or a copy of the module
+        if step is None or owners is None:  # no longer armed, or a copy of the module
             return
         try:
             track = step.track()
@@ -245,10 +244,10 @@ class ModuleTimer:
         self._step = None
         self._notes[f"A step was left out: {describe_error(error)}."] = None
 
-    # ---- Whose a node is
+    # ---- Owners of nodes
 
     def _find_parameters(self) -> None:
-        """Parameters belong to the first module that has them, or to what it is timed with."""
+        """Assign parameters to the first module that has them, or to the one that is timed for it."""
         timed = {owners[0].path for owners in self._owners.values()}
         for path, module in named_modules(self._root):
             owner: str | None = plain_path(path)
@@ -259,8 +258,7 @@ class ModuleTimer:
                     self._owner_of_parameter.setdefault(id(parameter), owner)
 
     def _mark_sequence(self, path: str | None) -> None:
-        """Nodes that are made from now on belong to the module at ``path``."""
-        # Each thread has numbers of its own.
+        # Each thread has its own numbers.
         if threading.get_ident() == self._thread:
             self._marks.add(torch._C._autograd._get_sequence_nr(), path)
 
@@ -277,15 +275,15 @@ _Owner = TypeVar("_Owner")
 
 
 NUMBERLESS: Final = 2**63
-"""Sequence numbers from here on are no numbers: the node accumulates a tensor's gradient."""
+"""From this sequence number on, nodes accumulate a tensor's gradient."""
 
 
 REENTRANT_CHECKPOINT: Final = "CheckpointFunctionBackward"
-"""Name of the node that runs a part of the forward again, and a backward of its own in there."""
+"""Name of the node that reruns part of the forward, with its own backward inside."""
 
 
 def compiles_backward() -> bool:
-    """Whether autograd itself is compiled now: hooks would become a part of what is compiled."""
+    """Whether autograd itself is being compiled: hooks would become part of the compiled code."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
@@ -293,11 +291,11 @@ def compiles_backward() -> bool:
 class NodeHooks(Generic[_Owner]):
     """Calls ``begin(owner)`` before and ``end(owner)`` after each node of a graph runs.
 
-    The hooks are on the nodes only and hold none of them, so the graph is freed as without them.
+    The hooks are on the nodes only and hold none of them, so the graph is still freed.
 
     Args:
-        begin: called with the owner in the thread and on the stream that the node runs in.
-        end: called likewise; not for a node that failed.
+        begin: called with the owner, in the node's thread and stream.
+        end: called in the same way, except for nodes that failed.
     """
 
     def __init__(
@@ -312,7 +310,7 @@ class NodeHooks(Generic[_Owner]):
         self._handles: list[Any] = []
 
     def attach(self, loss: torch.Tensor) -> int:
-        """Put hooks on all nodes that lead to ``loss``, and none on any other; returns how many there are."""
+        """Put hooks on all nodes that lead to ``loss`` and on no others; returns their number."""
         self.remove()
         for node in nodes_behind(loss):
             owner = self._owner_of(node)
@@ -321,7 +319,7 @@ class NodeHooks(Generic[_Owner]):
         return len(self._handles) // 2
 
     def remove(self) -> None:
-        """Take all hooks off again, as far as their nodes are still there."""
+        """Remove all hooks whose nodes still exist."""
         while self._handles:
             self._handles.pop().remove()
 

@@ -1,4 +1,4 @@
-"""The modules of a model, with the parameters of each."""
+"""A model's modules and their parameters."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.run.model_cost import ModuleRecord
 
 WRAPPED: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Under these names torch.compile, FSDP and activation checkpointing keep the module that they wrap."""
+"""Names under which torch.compile, FSDP and activation checkpointing keep the wrapped module."""
 
 
 def plain_path(path: str) -> str:
-    """The path that the user knows, without the wrappers': ``a._orig_mod.b`` → ``a.b``."""
+    """Return the user's name for a path, without wrappers: ``a.b`` for ``a._orig_mod.b``."""
     return ".".join(part for part in path.split(".") if part not in WRAPPED)
 
 
 def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
-    """One record for every module, in the order of ``named_modules``.
+    """Return one record per module, in the order of ``named_modules``.
 
-    A wrapper has no record of its own: the module inside of it has its path, and has the parameters that
-    the wrapper keeps (FSDP's flat ones) added to its own. A wrapper around a module that has a name before
-    it is one more name of that module, and has no record at all.
+    A wrapper has no record: the module inside has its path, and parameters of the wrapper (FSDP's flat ones)
+    are added to the module's own. A wrapper around an already named module is just another name of that
+    module.
 
-    Parameters are those that are registered, and the weights and biases that torch.ao packs, which are not
-    trainable: weights that are kept as buffers are none. A parameter that is sharded as a DTensor has the
-    elements of the whole; a flat one of FSDP has those that this process holds.
+    Parameters are the registered ones, and the weights and biases that torch.ao packs, which aren't
+    trainable. Weights kept as buffers aren't parameters. A DTensor's elements are those of the whole
+    parameter, a flat FSDP parameter's those in this process.
     """
     path_of: dict[int, str] = {}
     types: dict[str, str] = {}
@@ -51,7 +51,7 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
         inner = _unwrapped(module)
         path = path_of.setdefault(id(inner), plain_path(name))
         types[path] = _type_name(inner)
-        written[path] = _forward_of(inner, user_code)
+        written[path] = _users_forward(inner, user_code)
         arguments[path] = _arguments_of(inner)
         packed[path] += packed_elements(module)
         parameters = own.setdefault(path, [])
@@ -65,18 +65,16 @@ def module_records(root: nn.Module) -> tuple[ModuleRecord, ...]:
     )
 
 
-def _forward_of(module: nn.Module, user_code: UserCode) -> Place | None:
-    """Where the module's forward is written, if the user wrote it."""
+def _users_forward(module: nn.Module, user_code: UserCode) -> Place | None:
     try:
         place = place_of(type(module).forward)
         is_users = place is not None and place.file is not None and user_code.is_users_file(place.file)
-    except Exception:  # a class that is not what it seems to be
+    except Exception:  # an unusual class
         return None
     return place if is_users else None
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself, or what its wrappers are around."""
     for name in WRAPPED & module._modules.keys():
         inner = module._modules[name]
         if inner is not None:
@@ -85,7 +83,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _type_name(module: nn.Module) -> str:
-    """Name of the class that the user wrote: fully_shard puts one with an own name in its place."""
+    """Return the user's class name: fully_shard replaces the class by one with another name."""
     kind = type(module)
     is_sharded = kind.__bases__[0].__name__ == "FSDPModule"
     return (kind.__bases__[-1] if is_sharded else kind).__name__
@@ -114,11 +112,11 @@ def _record(
 
 
 def _arguments_of(module: nn.Module) -> tuple[str, ...]:
-    """Arguments of torch's own module, and of torch's hooks on any, that are not as by default."""
+    """Return non-default arguments of one of torch's own modules, and of torch's hooks on any module."""
     hooks = variables_of(module).get("_forward_pre_hooks") or {}
     try:
         return tuple(one for part in (module, *hooks.values()) for one in _changed_arguments(part))
-    except Exception:  # a class that is not what it seems to be
+    except Exception:  # an unusual class
         return ()
 
 
@@ -135,21 +133,18 @@ def _changed_arguments(part: Any) -> Iterator[str]:
 
 @cache
 def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Of the arguments that a class of torch's takes."""
     parameters = inspect.signature(kind.__init__).parameters.values()
     return tuple((one.name, one.default) for one in parameters if one.default is not one.empty)
 
 
 class PackedTensor(NamedTuple):
-    """One tensor inside of a packed object, as it is held there."""
-
     dtype: str
     elements: int
     num_bytes: int
 
 
 def packed_objects(module: nn.Module) -> list[Any]:
-    """What a module itself keeps packed, without its children; a scripted module is no packed weight."""
+    """List a module's packed objects, without its children's; scripted modules aren't packed weights."""
     return [
         value
         for value in vars(module).values()
@@ -158,26 +153,26 @@ def packed_objects(module: nn.Module) -> list[Any]:
 
 
 def packed_tensors(packed: Any) -> list[PackedTensor] | None:
-    """Weights and biases in one packed object; ``None`` if it does not tell.
+    """Return the weights and biases in a packed object; ``None`` if it doesn't show them.
 
-    Weights are copied for this call and dropped again: torch shows them in no other way. What packing adds
-    (padding, sums of rows) is not in them.
+    Weights are copied for this call, as torch shows them in no other way. Padding and row sums, which packing
+    adds, aren't included.
     """
     try:
         return [_described(tensor) for tensor in _unpacked(packed)]
-    except Exception:  # a class of another library, or of a backend that cannot unpack here
+    except Exception:  # a class of another library, or of a backend that can't unpack here
         return None
 
 
 def packed_elements(module: nn.Module) -> int:
-    """Elements of all that a module itself keeps packed, as far as it tells."""
+    """Count the elements of a module's packed objects, without its children's or unreadable ones."""
     return sum(
         tensor.elements for packed in packed_objects(module) for tensor in packed_tensors(packed) or ()
     )
 
 
 def _described(tensor: torch.Tensor) -> PackedTensor:
-    # Of weights that are not quantised only float16 is packed, and it is shown as float32.
+    # Among weights that aren't quantised only float16 is packed, and torch shows it as float32.
     is_half = tensor.dim() > 1 and tensor.dtype == torch.float32
     num_bytes = 2 * tensor.numel() if is_half else int(tensor.untyped_storage().nbytes())
     dtype = torch.float16 if is_half else tensor.dtype
@@ -188,7 +183,7 @@ def _unpacked(packed: Any) -> Iterator[torch.Tensor]:
     if hasattr(packed, "unpack"):
         yield from _tensors(packed.unpack())
         return
-    # A cell of a recurrent layer: its biases, and its weights as packed objects that hold the biases again.
+    # A recurrent layer's cell: its biases, and its weights as packed objects that hold the biases again.
     state = packed.__getstate__()
     biases = list(_tensors(state))
     weights = [tensor for found in _objects(state) for tensor in _unpacked(found)]

@@ -1,6 +1,6 @@
-"""The memory behind a tensor: which storages it has in this process, and how large they are.
+"""A tensor's memory: its storages in this process and their sizes.
 
-Nothing is computed, copied or waited for: sizes and storages are known to the host.
+Nothing is computed, copied or waited for: sizes and storages are known to the CPU.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SPARSE_PARTS: Final = {
 
 
 class TensorMemory(NamedTuple):
-    """What one tensor holds here.
+    """One tensor's memory in this process.
 
-    ``storages`` are storage → bytes, by an address that no other living storage has. ``elements`` are
-    those of this process; of a sparse tensor the values that it holds. ``unseen_bytes`` are the elements'
-    size where torch shows no storage.
+    ``storages`` maps addresses, unique among living storages, to bytes. ``elements`` are those of this
+    process; for a sparse tensor, its stored values. ``unseen_bytes`` are the elements' size where torch shows
+    no storage.
     """
 
     dtype: str
@@ -37,16 +37,16 @@ class TensorMemory(NamedTuple):
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """Look at tensors without their subclasses' Python code running, and without making a graph."""
+    """Inspect tensors without running their subclasses' Python code or building a graph."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         yield
 
 
 def memory_of(tensor: torch.Tensor) -> TensorMemory:
-    """The memory of a tensor of any kind, to be called while ``unnoticed``.
+    """Return a tensor's memory, for any kind of tensor; call while ``unnoticed``.
 
     Args:
-        tensor: with a size; not a lazy parameter.
+        tensor: any but a lazy parameter.
     """
     local = local_part(tensor)
     storages: dict[int, int] = {}
@@ -61,34 +61,34 @@ def memory_of(tensor: torch.Tensor) -> TensorMemory:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The shard of a distributed tensor that this process holds, or the tensor itself."""
+    """Return this process's shard of a distributed tensor, or the tensor itself."""
     local: Any = tensor
     while is_distributed(local):
-        # Not to_local(), which waits for a communication that is under way.
+        # Not to_local(), which waits for pending communication.
         local = local._local_tensor
     return cast(torch.Tensor, local)
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor; told by what it has, since torch may be built without them."""
+    """Whether it's a DTensor; checks attributes, as torch may be built without DTensor."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "_local_tensor")
 
 
 def has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether its storage is one that it would have: on the meta device, and for fake tensors."""
+    """Whether its storage is hypothetical: meta and fake tensors."""
     local = local_part(tensor)
     return isinstance(local, FakeTensor) or local.device.type == "meta"
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether it holds only some of its elements."""
+    """Whether it stores only some of its elements."""
     return local_part(tensor).layout in _SPARSE_PARTS
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with a storage that a tensor is made of, itself if it has one."""
+    """Yield the parts of a tensor that have a storage; the tensor itself if it has one."""
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in _inner_names(tensor):
+        for name in _inner_tensor_names(tensor):
             yield from plain_tensors(local_part(getattr(tensor, name)))
     elif tensor.layout in _SPARSE_PARTS:
         for name in _SPARSE_PARTS[tensor.layout]:
@@ -103,15 +103,14 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield tensor.q_per_channel_zero_points()
 
 
-def _inner_names(tensor: torch.Tensor) -> list[str]:
-    """Names of the tensors inside of a subclass, as packed weights and nested tensors have them."""
-    flatten: Any = tensor.__tensor_flatten__  # type: ignore[attr-defined]  # asked for before
+def _inner_tensor_names(tensor: torch.Tensor) -> list[str]:
+    flatten: Any = tensor.__tensor_flatten__  # type: ignore[attr-defined]  # checked before
     names, _ = flatten()
     return [name for name in names if isinstance(getattr(tensor, name, None), torch.Tensor)]
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Address and bytes of the storage; ``None`` for tensors that show none, as mkldnn's."""
+    """Return address and bytes of the storage; ``None`` for tensors that show none, such as mkldnn's."""
     try:
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()
@@ -127,6 +126,6 @@ def _elements(tensor: torch.Tensor) -> int:
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
-    """The dtype, with the class that packs it: a packed tensor says the dtype that it computes in."""
+    """Return the dtype that it computes in, and the class of a packed tensor."""
     name = str(tensor.dtype).removeprefix("torch.")
     return f"{name} in {type(tensor).__name__}" if hasattr(tensor, "__tensor_flatten__") else name

@@ -1,4 +1,4 @@
-"""Marks of timed steps, and the times between them once they are known."""
+"""Marks of timed steps, and the times between them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightning_modelprof.units import milliseconds
 
 
 class TimedOwner(NamedTuple):
-    """Whose time it is.
+    """The owner of a time span.
 
-    ``path`` is a module's, ``None`` for nodes that no module's forward made. While an owner that
-    ``hides_modules`` is innermost, the modules that run are a part of it.
+    ``path`` is a module's, or ``None`` for nodes that no module's forward made. While an owner that
+    ``hides_modules`` is innermost, modules that run are part of it.
     """
 
     path: str | None
@@ -34,7 +34,7 @@ class TimedOwner(NamedTuple):
 
 
 class HostMarks:
-    """The host's clock in the form of a device's: its marks are nanoseconds and reached at once."""
+    """The host clock with a device clock's interface; its marks are nanoseconds and always reached."""
 
     def __init__(self, clock: HostClock) -> None:
         self.mark: Callable[[], Any] = clock
@@ -45,12 +45,11 @@ class HostMarks:
     def elapsed_ns(self, begin: int, end: int) -> int | None:
         return end - begin
 
-    def release(self, mark: int) -> None:
-        """Nothing to give back."""
+    def release(self, mark: int) -> None: ...
 
 
 class Track:
-    """What one thread did: from each mark on, its time is that of the mark's owner."""
+    """One thread's marks; the time from each mark on belongs to the mark's owner."""
 
     __slots__ = ("marks", "open")
 
@@ -59,17 +58,17 @@ class Track:
         self.marks: list[tuple[Any, TimedOwner | None]] = []
 
     def begin(self, mark: Any, owner: TimedOwner) -> None:
-        """From here on it is the owner's time."""
+        """Start the owner's time."""
         self.open.append(owner)
         self.marks.append((mark, owner))
 
     def end(self, mark: Any, owner: TimedOwner) -> None:
-        """From here on it is the time of whatever the owner was in."""
+        """End the owner's time and continue that of the enclosing owner."""
         running = self.open
         if running and running[-1] is owner:
             running.pop()
         elif owner in running:
-            # What failed between its begin and its end has left its entry above this one.
+            # An owner that failed between start and end has left its entry above this one.
             while running.pop() != owner:
                 pass
         self.marks.append((mark, running[-1] if running else None))
@@ -80,9 +79,9 @@ class TimedStep:
     """One armed step.
 
     Attributes:
-        tracks: by thread: autograd has threads of its own on a device.
-        calls: of modules in forward, by path.
-        hidden: paths of modules whose backward is a part of somebody else's.
+        tracks: by thread, as autograd has its own threads on a device.
+        calls: calls of modules in forward, by path.
+        hidden: paths of modules whose backward is part of another owner's.
         has_backward: whether any node was timed.
     """
 
@@ -92,7 +91,7 @@ class TimedStep:
     has_backward: bool = False
 
     def track(self) -> Track:
-        """That of the thread which asks."""
+        """Return the calling thread's track."""
         thread = threading.get_ident()
         track = self.tracks.get(thread)
         if track is None:
@@ -105,7 +104,7 @@ class TimedStep:
 
 
 class TimedSteps:
-    """Puts the steps together whose marks are reached; the others wait."""
+    """Combines the steps whose marks are reached; others wait."""
 
     def __init__(self, clock: DeviceClock | HostMarks) -> None:
         self._clock = clock
@@ -121,11 +120,11 @@ class TimedSteps:
         self._waiting.append(step)
 
     def collect(self) -> None:
-        """Read the steps whose marks the device has passed; does not wait."""
+        """Read the steps whose marks the device has passed, without waiting."""
         self._waiting = [step for step in self._waiting if not self._read(step)]
 
     def times(self, clock_name: str, notes: list[str]) -> ModuleTimes:
-        """The steps that could be read so far, put together."""
+        """Combine the steps read so far."""
         self.collect()
         notes = list(notes)
         has_backward = self._num_with_backward == self._num_steps and self._num_steps > 0
@@ -161,7 +160,7 @@ class TimedSteps:
         )
 
     def _medians(self) -> Counter[TimedOwner]:
-        """Time of each owner in one step; 0 in a step in which it did not run."""
+        """Return each owner's median time per step; 0 in steps in which it didn't run."""
         owners = {owner for step in self._steps for owner in step}
         return Counter({owner: median_low([step[owner] for step in self._steps]) for owner in owners})
 
@@ -212,15 +211,15 @@ _WRAPPER = "_orig_mod"
 
 @dataclass(slots=True)
 class Regions:
-    """Where hooks go and where they do not.
+    """Where hooks go.
 
     Attributes:
-        hooked: paths and modules that get hooks of their own, in the order of ``named_modules``; a wrapper,
-            such as FSDP's, has the path of what it wraps.
-        called: modules whose call is compiled (``module.compile()``): hooks would be compiled with it, so
-            the call itself is wrapped.
-        watched: modules that lose their fast path when they have hooks: seen by hooks for all modules.
-        notes: what has no times of its own and why.
+        hooked: paths and modules that get their own hooks, in the order of ``named_modules``; a wrapper, such
+            as FSDP's, has the path of the module inside.
+        called: modules whose call is compiled (``module.compile()``): hooks would be compiled too, so the
+            call itself is wrapped.
+        watched: modules that hooks would take off their fast path; global hooks see them.
+        notes: what isn't timed separately, and why.
     """
 
     hooked: list[tuple[str, nn.Module]] = field(default_factory=list)
@@ -230,14 +229,14 @@ class Regions:
 
 
 def find_regions(root: nn.Module) -> Regions:
-    """Decide for every module of a model how it is timed, if it is.
+    """Decide how each module of a model is timed, if at all.
 
     The outermost compiled module is timed as a whole: hooks inside would not be called, break its graph or
-    compile it anew. A TorchScript module takes no hooks, and its time is its caller's.
+    recompile it. A TorchScript module can't have hooks, so its time is its caller's.
     nn.TransformerEncoderLayer in eval mode keeps its fast path only without hooks.
     """
     regions = Regions()
-    if getattr(root, "_compiler_ctx", None):  # how Lightning notes torch.compile(LightningModule)
+    if getattr(root, "_compiler_ctx", None):  # Lightning's mark of torch.compile(LightningModule)
         regions.notes.append("The whole model is compiled, so its modules can't be timed.")
         return regions
     heads: dict[int, str] = {}
@@ -255,7 +254,7 @@ def find_regions(root: nn.Module) -> Regions:
             heads[id(module)] = name or type(module).__name__
     fast = _modules_with_a_fast_path(root)
     without_hooks = inside | fast
-    # Hooks for all modules make compiled ones complain, and would be compiled with them.
+    # Global hooks make compiled modules complain, and would be compiled with them.
     can_watch = not heads and find_compiled(root) is None
     for path, module in named_modules(root):
         name = plain_path(path)
@@ -287,7 +286,7 @@ def _has_compiled_call(module: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether a call of the module, or all that its call does, is compiled."""
+    """Whether a call of the module, or everything it does, is compiled."""
     if _WRAPPER in module._modules or _has_compiled_call(module):
         return True
     forward = vars(module).get("forward", getattr(type(module), "forward", None))

@@ -1,7 +1,7 @@
-"""Which rows of what modules computed got no gradient in the counted step: the loss does not depend on them.
+"""Finds rows of module outputs without gradient in the counted step: the loss doesn't depend on them.
 
-A row is what a layer computes at one place: for a linear layer, one vector of its features; for other
-layers, one sample. Gradients are read where they are, on the device, and come to the host after the step.
+A row is what a layer computes at one place: one feature vector for a linear layer, one sample for other
+layers. Gradients are checked on the device, and the results copied to the CPU after the step.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from lightning_modelprof.place import Place
 from lightning_modelprof.run.model_cost import UnusedOutput
 
 _MOST_CALLS: Final = 512
-"""Calls that are watched; a step with more is not judged beyond them."""
+"""Most watched calls; a step's further calls aren't judged."""
 _NO_TASK: Final = -1
-"""What autograd answers outside of a backward pass."""
+"""Autograd's answer outside a backward pass."""
 _PER_PLACE: Final = (nn.Linear, nn.LayerNorm, nn.MultiheadAttention)
-"""Layers that compute a vector of features at each place: the last dimension is one row."""
+"""Layers that compute a feature vector at each place: the last dimension is one row."""
 _PER_SAMPLE: Final = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-"""Layers of which all at a sample is one row. A recurrent layer is none: what it computes at one place, the
-next place needs."""
+"""Layers whose rows are whole samples. Recurrent layers are excluded: each place needs the previous place's
+output."""
 
 _MIX_NOTHING: Final = (nn.Linear, nn.LayerNorm)
-"""Layers whose inputs are not looked at: of a row they make a row."""
+"""Layers whose inputs aren't checked: each input row makes one output row."""
 
 
 class _Output(NamedTuple):
     """The first output of one call.
 
     Attributes:
-        shape: of its rows; the first dimension counts samples. ``None`` if it is no layer that has rows.
-        spot: the user's line that called.
-        used: of each row, whether its gradient was not 0; empty until one comes.
+        shape: shape of the rows; the first dimension counts samples. ``None`` if the layer has no rows.
+        spot: the user's line of the call.
+        used: whether each row's gradient wasn't 0; empty until a gradient arrives.
     """
 
     path: str
@@ -52,11 +52,11 @@ class _Output(NamedTuple):
 
 
 class _Input(NamedTuple):
-    """What one call of a module was given.
+    """The inputs of one module call.
 
     Attributes:
-        shape: of its rows; ``None`` if they have no gradient that could be seen.
-        used: of each row, whether its gradient was not 0; empty until one comes.
+        shape: shape of the rows; ``None`` if their gradients can't be seen.
+        used: whether each row's gradient wasn't 0; empty until a gradient arrives.
     """
 
     shape: tuple[int, ...] | None
@@ -67,8 +67,8 @@ class OutputWatch:
     """Notes which outputs get gradients.
 
     Args:
-        on_error: called with what went wrong; the step goes on.
-        spot: the user's line that runs.
+        on_error: called with our errors; the step continues.
+        spot: returns the user's running line.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class OutputWatch:
         self._inputs: dict[str, list[_Input]] = {}
 
     def begin(self) -> list[Callable[[], None]]:
-        """Put the hooks on; returns what takes them off."""
+        """Put the hooks on; returns functions that remove them."""
         removers = []
         for name, module in named_modules(self._root):
             if name and any(map(is_trained, parameters_of(module))):
@@ -130,10 +130,10 @@ class OutputWatch:
         places: Callable[[list[Spot | None]], tuple[Place, ...]],
         mixes: Callable[[str], str | None] = lambda _: None,
     ) -> tuple[UnusedOutput, ...]:
-        """The record, by module.
+        """Return the record, by module.
 
         Args:
-            mixes: what is mixed in the module of a path.
+            mixes: returns what the module at a path mixes.
         """
         found: dict[str, list[_Output]] = {}
         for one in self._outputs:
@@ -177,7 +177,7 @@ class OutputWatch:
         return tuple(records)
 
     def _unused_inputs(self, path: str) -> tuple[int, int]:
-        """Rows of a module's inputs, and those without a gradient; 0 where one call's aren't known."""
+        """Count rows of a module's inputs, and those without a gradient; 0 if any call's are unknown."""
         rows = unused = 0
         for one in self._inputs.get(path, []):
             if one.shape is None:
@@ -195,7 +195,7 @@ def _has_rows(tensor: torch.Tensor) -> bool:
 
 
 def _take(used: list[torch.Tensor], shape: tuple[int, ...], number: int, gradients: tuple[Any, ...]) -> None:
-    """A gradient came for an output, or none; an output may get several."""
+    """Note a gradient that arrived for an output, or ``None``; an output may get several."""
     gradient = gradients[number]
     if gradient is None:
         return

@@ -1,4 +1,4 @@
-"""CPU time of this process, of its descendants (DataLoader workers) and of the machine in a profiler window.
+"""CPU time of this process, its descendants (DataLoader workers) and the machine in a profiler window.
 
 Read when a window opens and when it closes, never in between.
 """
@@ -19,7 +19,7 @@ from lightning_modelprof.run.phases import PHASE_INDEX
 
 try:
     import psutil
-except (ImportError, NotImplementedError):  # the latter is what psutil raises on a platform it does not know
+except (ImportError, NotImplementedError):  # psutil raises the latter on an unknown platform
     psutil = None
 
 
@@ -27,19 +27,20 @@ Answer = TypeVar("Answer")
 
 
 BUSY_FIELDS: Final = ("user", "nice", "system", "irq", "softirq", "steal")
-"""Where a CPU works. Linux counts ``guest`` within ``user`` and ``guest_nice`` within ``nice``."""
+"""psutil's fields of busy CPU time. Linux counts ``guest`` within ``user`` and ``guest_nice`` within
+``nice``."""
 
 
 NUM_ATTEMPTS: Final = 3
-"""How often the descendants are read anew when one of them ended meanwhile."""
+"""Attempts at reading the descendants; one fails if a descendant ends during it."""
 
 
 ROUNDING_NS: Final = 20_000_000
-"""How much a process's CPU time may be too small: user and system time, each cut to ticks of 10 ms."""
+"""Maximum shortfall of a process's CPU time: user and system time, each cut to 10 ms ticks."""
 
 
 _CREATION_ROUNDING_S: Final = 2.0
-"""How much too early a process may seem to have begun: Linux knows its own start to a second."""
+"""How much too early a process may seem to have started: Linux knows its own start only to a second."""
 
 
 _PROCESSES: Final = Path("/proc")
@@ -50,8 +51,8 @@ class Instant(NamedTuple):
     """What can be read within microseconds; CPU times count from an arbitrary zero, in ns.
 
     Attributes:
-        process_ns: user and system time of all threads of this process.
-        system_ns: busy and waiting time of all CPUs together; ``None`` if psutil cannot tell.
+        process_ns: user and system time of this process's threads.
+        system_ns: busy and waiting time summed over all CPUs; ``None`` if psutil can't read it.
     """
 
     clock_ns: int
@@ -60,7 +61,7 @@ class Instant(NamedTuple):
 
 
 class ProcessTimes(NamedTuple):
-    """CPU time that a process has used itself, and that its ended and awaited children had used, in ns."""
+    """CPU time in ns used by a process itself, and by its ended and awaited children."""
 
     own_ns: int
     reaped_ns: int
@@ -70,12 +71,12 @@ class CpuReading(Record, frozen=True, kw_only=True):
     """CPU times at one moment.
 
     Attributes:
-        begin: read first; where a window ends, so that the rest of the reading does not count for it.
-        end: read last; where a window begins, for the same reason.
-        family: psutil's process → its times, for this process (its own time left out: ``process_ns`` is
-            finer) and all its descendants that this package has not started; ``None`` if psutil cannot tell.
-            psutil's processes are equal if number and creation time are.
-        num_cpus: logical CPUs of the machine; ``None`` if psutil cannot tell.
+        begin: read first; marks a window's end, so that the rest of the reading doesn't count.
+        end: read last; marks a window's start, for the same reason.
+        family: times by psutil process, for this process (without its own time: ``process_ns`` is more
+            precise) and its descendants that this package hasn't started; ``None`` if psutil can't read them.
+            psutil processes are equal if number and creation time are.
+        num_cpus: the machine's logical CPUs; ``None`` if psutil can't read it.
     """
 
     begin: Instant
@@ -85,7 +86,7 @@ class CpuReading(Record, frozen=True, kw_only=True):
 
 
 def read_cpu() -> CpuReading | None:
-    """Read the CPU times of now; never raises, and is ``None`` without psutil."""
+    """Read the current CPU times; never raises, and returns ``None`` without psutil."""
     if psutil is None:
         return None
     begin = read_instant()
@@ -95,17 +96,17 @@ def read_cpu() -> CpuReading | None:
 
 
 def cpu_use_between(start: CpuReading, stop: CpuReading) -> dict[str, int | None]:
-    """CPU time used from the end of one reading to the beginning of a later one.
+    """Return the CPU time used from the end of one reading to the start of a later one.
 
-    ``None`` is what could not be read; nothing is ever negative.
+    Unreadable values are ``None``; no value is negative.
 
     Returns:
-        ``elapsed_ns``: time by the host clock.
-        ``process_ns``: CPU time of all threads of this process.
-        ``workers_ns``: CPU time of all its descendants, those that began or ended meanwhile included; other
-        ranks of the job, which Lightning's rank 0 starts, and their workers are left out.
-        ``system_busy_ns``: time that CPUs of the machine worked, for any process, summed over CPUs.
-        ``system_total_ns``: the same and the time that they were idle or waited for a disk.
+        ``elapsed_ns``: wall time.
+        ``process_ns``: CPU time of this process's threads.
+        ``workers_ns``: CPU time of all its descendants, including those that started or ended in between;
+            excludes other ranks of the job, which Lightning's rank 0 starts, and their workers.
+        ``system_busy_ns``: time that the machine's CPUs worked for any process, summed over CPUs.
+        ``system_total_ns``: the same plus the time that they were idle or waited for a disk.
         ``num_cpus``: logical CPUs of the machine.
     """
     begin, end = start.end, stop.begin
@@ -128,12 +129,12 @@ def cpu_use_between(start: CpuReading, stop: CpuReading) -> dict[str, int | None
 
 
 def _used_by_workers(start: Mapping[Any, ProcessTimes], stop: Mapping[Any, ProcessTimes]) -> int | None:
-    """CPU time that the descendants used between two readings; ``None`` if one of them got out of sight.
+    """Return the descendants' CPU time between two readings; ``None`` if one was lost.
 
-    When a process ends and its parent has waited for it, its whole time (its own, and that of the children
-    it had waited for) goes over to the parent's ``reaped_ns``. So a descendant that ended meanwhile is there,
-    with what it had used before the first reading, and that is taken off again. One that lives at both
-    readings is in its own time only, and one that both began and ended meanwhile is in ``reaped_ns`` only.
+    When a process ends and its parent has waited for it, its whole time (its own and that of its awaited
+    children) moves to the parent's ``reaped_ns``. So a descendant that ended in between appears there with
+    its time before the first reading, which is subtracted. One that lives at both readings counts only by its
+    own time, and one that both started and ended in between only in ``reaped_ns``.
     """
     nothing = ProcessTimes(0, 0)
     alive_ns = reaped_ns = 0
@@ -143,23 +144,23 @@ def _used_by_workers(start: Mapping[Any, ProcessTimes], stop: Mapping[Any, Proce
         reaped_ns += now.reaped_ns - before.reaped_ns
     ended_ns = reaped_ns - sum(sum(times) for process, times in start.items() if process not in stop)
     if ended_ns < -ROUNDING_NS * len(stop):
-        # Somebody is gone and on nobody's account: the parent ended first, or ignores its children's end
-        # (SIGCHLD), or the system keeps no such account (macOS, Windows).
+        # An ended process is missing: its parent ended first, or ignores its children's end (SIGCHLD), or the
+        # system keeps no such account (macOS, Windows).
         return None
     return alive_ns + max(0, ended_ns)
 
 
 def _read_family() -> dict[Any, ProcessTimes] | None:
-    """The times of this process and its descendants; ``None`` if they kept ending while they were read."""
+    """Read the times of this process and its descendants; ``None`` if they kept ending during the reading."""
     for _ in range(NUM_ATTEMPTS):
-        with suppress(psutil.NoSuchProcess):  # whether its time is on its parent's account nobody can tell
+        with suppress(psutil.NoSuchProcess):  # it's unknown whether its time is in its parent's account
             return _read_family_once()
     return None
 
 
 def _read_family_once() -> dict[Any, ProcessTimes]:
-    # Parents are read before their children. Then a child that could be read was not yet in
-    # its parent's reaped time, and one that could not raises NoSuchProcess: none counts twice or not at all.
+    # Parents are read before their children. Then a child that could be read was not yet in its parent's
+    # reaped time, and one that couldn't raises NoSuchProcess, so each counts exactly once.
     me = psutil.Process()
     descendants = _descendants(me)
     family = {me: ProcessTimes(0, _process_times(me).reaped_ns)}
@@ -169,9 +170,9 @@ def _read_family_once() -> dict[Any, ProcessTimes]:
 
 
 def _descendants(me: Any) -> list[Any]:
-    """The processes below this one but those of ours, parents before their children.
+    """List the processes below this one except our own, parents before their children.
 
-    Linux has a list of each thread's children; where it is hidden, the list of all processes is read.
+    Linux lists each thread's children; where that list is hidden, all processes are read.
     """
     if not (_PROCESSES / f"self/task/{me.pid}/children").exists():
         return [one for one in me.children(recursive=True) if one.pid not in OWN_PROCESSES]
@@ -180,7 +181,7 @@ def _descendants(me: Any) -> list[Any]:
 
 def _numbers_below(number: int) -> Iterator[int]:
     for thread in (_PROCESSES / f"{number}/task").iterdir():
-        with suppress(OSError):  # the thread, or all of it, has ended
+        with suppress(OSError):  # the thread or process has ended
             for child in map(int, (thread / "children").read_bytes().split()):
                 yield child
                 yield from _numbers_below(child)
@@ -194,10 +195,10 @@ def _process_times(process: Any) -> ProcessTimes:
 
 
 def _find_other_ranks(me: Any, descendants: list[Any]) -> set[Any]:
-    """The descendants that belong to another rank of the job.
+    """Return the descendants that belong to another rank of the job.
 
-    Lightning's rank 0 starts the other ranks of its node as its children, each with its own ``LOCAL_RANK``,
-    which their workers inherit. Our own workers have ours, or what we had ourselves when we began.
+    Lightning's rank 0 starts its node's other ranks as its children, each with its own ``LOCAL_RANK``, which
+    their workers inherit. Our own workers have ours, or the one this process started with.
     """
     if RANK_VARIABLE not in os.environ or not descendants:
         return set()
@@ -206,19 +207,19 @@ def _find_other_ranks(me: Any, descendants: list[Any]) -> set[Any]:
 
 
 def _environment_of(process: Any) -> dict[str, str]:
-    """The environment that a process began with; empty if hidden, as another user's or an ended one's is."""
+    """Return a process's initial environment; empty if hidden, as for other users' or ended processes."""
     return _ask(process.environ) or {}
 
 
 def read_instant() -> Instant:
-    """The CPU times of now, as far as they can be read at once; never raises."""
-    # The process clock of the operating system is exact, where psutil's times come in ticks of 10 ms.
+    """Read the current CPU times that need no search; never raises."""
+    # The operating system's process clock is exact, while psutil's times come in 10 ms ticks.
     system_ns = None if psutil is None else _ask(_read_system)
     return Instant(time.perf_counter_ns(), time.process_time_ns(), system_ns)
 
 
 def reaped_ns() -> int | None:
-    """CPU time of this process's children that ended and were awaited; ``None`` where nobody can tell."""
+    """Return the CPU time of this process's ended and awaited children; ``None`` if unreadable."""
     if psutil is None:
         return None
     times = _ask(lambda: _process_times(psutil.Process()))
@@ -226,11 +227,11 @@ def reaped_ns() -> int | None:
 
 
 class ProcessPace(NamedTuple):
-    """How a process gets on.
+    """A process's progress.
 
     Attributes:
-        used_s: CPU seconds that it has used until now.
-        wants_cpu: whether it runs or waits for a CPU, and not for a disk or anything else.
+        used_s: CPU seconds used so far.
+        wants_cpu: whether it runs or waits for a CPU, rather than for a disk or anything else.
     """
 
     used_s: float
@@ -238,7 +239,7 @@ class ProcessPace(NamedTuple):
 
 
 def read_pace(number: int) -> ProcessPace | None:
-    """How a process gets on; ``None`` where that cannot be read."""
+    """Read a process's progress; ``None`` if unreadable."""
     if psutil is None:
         return None
 
@@ -251,17 +252,17 @@ def read_pace(number: int) -> ProcessPace | None:
 
 
 def used_by_children(since_s: float, reaped_before_ns: int | None) -> int | None:
-    """CPU time of the descendants that began since a moment, ended ones and theirs included.
+    """Return the CPU time of descendants started since a moment, including ended ones and their children.
 
     Args:
         since_s: the moment, in seconds since the epoch.
-        reaped_before_ns: what :func:`reaped_ns` said then.
+        reaped_before_ns: result of :func:`reaped_ns` at that moment.
     """
     if reaped_before_ns is None:
         return None
 
     def ask() -> int:
-        # Who ends between the two readings is in neither: at the end of a loop that is a moment's work.
+        # A process that ends between the two readings is in neither; at a loop's end that's little work.
         family = _read_family()
         if family is None:
             raise psutil.NoSuchProcess(os.getpid())
@@ -285,7 +286,7 @@ def _read_system() -> tuple[int, int]:
 
 
 def _ask(question: Callable[[], Answer]) -> Answer | None:
-    """The answer; ``None`` whatever psutil raises (also what it does not promise: odd lines in /proc)."""
+    """Return the answer; ``None`` whatever psutil raises, even undocumented errors (odd lines in /proc)."""
     try:
         return question()
     except Exception:
@@ -297,7 +298,7 @@ def _to_ns(seconds: float) -> int:
 
 
 PERIOD: Final = 13
-"""Of so many steps one is read. No divisor of usual numbers of accumulated batches: all kinds come."""
+"""Steps per reading. No divisor of usual gradient accumulation counts, so all kinds of steps are read."""
 
 
 _DATALOADER: Final = PHASE_INDEX["dataloader"]
@@ -310,32 +311,33 @@ _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
 def cpu_wait_ns(schedstat: Path | None = None) -> int | None:
-    """How long a thread was ready to run and had no CPU; ``None`` where the system does not count it.
+    """Return how long a thread was ready to run without a CPU; ``None`` where the system doesn't count it.
 
-    It is the second of the three numbers that Linux keeps for a thread: time on a CPU, waiting, turns.
+    This is the second of Linux's three numbers per thread: time on a CPU, waiting time, turns.
 
     Args:
-        schedstat: the thread's file; by default that of the calling thread.
+        schedstat: the thread's file; defaults to the calling thread's.
     """
     try:
         _, wait_ns, turns = map(int, (schedstat or _SCHEDSTAT).read_bytes().split())
     except (OSError, ValueError):
         return None
-    return wait_ns if turns else None  # whoever reads this had a turn: zeros are a kernel that counts nothing
+    return wait_ns if turns else None  # the caller had a turn, so zeros mean that the kernel doesn't count
 
 
 _MOST_DEPTH: Final = 64
 
 
 class CpuOfSteps:
-    """Reads the clocks of the thread and the process at both ends of a fetch, and where its step ends.
+    """Reads the thread's and process's clocks at both ends of a fetch and at the end of its step.
 
     Args:
-        skip_first: the first steps of the loop, of which none is read.
-        made: whether workers have made the next batch, and how many in all; ``None`` where it is not theirs.
+        skip_first: number of first steps that are never read.
+        made: returns whether workers have finished the next batch, and how many batches are ready; ``None``
+            without workers.
 
     Attributes:
-        left: fetches until the one whose step is read; who begins them counts them.
+        left: fetches until the one whose step is read; the caller counts down.
     """
 
     def __init__(
@@ -361,8 +363,8 @@ class CpuOfSteps:
     # In the loop's thread, around fetches
 
     def begin_fetch(self) -> None:
-        """A fetch begins, and its step with it; to be called where ``left`` is used up, or a step is read."""
-        self.is_reading = self.left <= 0  # a second fetch in a step ends the reading of the first
+        """Start a fetch and its step; call when ``left`` is used up, or while a step is being read."""
+        self.is_reading = self.left <= 0  # a second fetch in a step ends the first one's reading
         if self.is_reading:
             self.left = PERIOD
             self._made = self._look()
@@ -374,7 +376,7 @@ class CpuOfSteps:
         self._thread_ns, self._process_ns = now_ns, time.process_time_ns()
 
     def end_step(self, phases_ns: list[int], tags: int) -> None:
-        """The step that is read has ended; it counts if nothing special was in it."""
+        """End the step that is being read; it counts if it contained nothing special."""
         self.is_reading = False
         if tags or phases_ns[_PROFILER]:
             return
@@ -397,13 +399,13 @@ class CpuOfSteps:
         self._first, self._began_s, self._reaped_ns = read_instant(), time.time(), reaped_ns()
 
     def stop(self, *, has_workers: bool) -> None:
-        """The loop has ended; finding the workers takes about 20 us for each process of the machine."""
+        """End the loop; finding the workers takes about 20 µs per process of the machine."""
         if self._num_steps and self._last is None:
             self._last = read_instant()
             self._workers_ns = used_by_children(self._began_s, self._reaped_ns) if has_workers else 0
 
     def record(self) -> CpuUse | None:
-        """What was read; ``None`` where no step was, or before the loop has ended."""
+        """Return the record; ``None`` if no step was read, or before the loop's end."""
         first, last = self._first, self._last
         if first is None or last is None:
             return None

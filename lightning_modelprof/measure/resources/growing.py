@@ -1,4 +1,4 @@
-"""Which attributes of the user's objects grow from step to step: lists, dictionaries, tensors."""
+"""Finds attributes of the user's objects that grow from step to step: lists, dictionaries, tensors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _NEVER: Final = 2**62
 _MOST_LOOKS: Final = 24
 _MOST_OBJECTS: Final = 200
 _LEAST_LOOKS: Final = 4
-"""Looks in a row in which a thing must have grown."""
+"""Consecutive looks in which a thing must have grown."""
 _SPACING: Final = 1.5
-"""From one look to the next, so that a long loop is looked at as seldom as a short one."""
+"""Factor between the steps of two looks, so that long loops have as few looks as short ones."""
 _MOST_FOUND: Final = 4
 _ADDS: Final = ("append", "extend", "add", "update", "setdefault", "insert", "appendleft")
 _CONTAINERS: Final[tuple[Any, ...]] = (list, tuple, set, deque)
@@ -48,13 +48,13 @@ class _Look(NamedTuple):
 
 
 class GrowthWatch:
-    """Looks at a few steps how large each attribute is; only lengths and sizes are read, nothing is kept.
+    """Checks each attribute's size at a few steps; reads only lengths and sizes, and keeps nothing.
 
     Args:
-        objects: gives whose attributes, such as the model and the callbacks; of a model with all its modules.
+        objects: returns the objects, such as the model and the callbacks; a model's modules are included.
 
     Attributes:
-        next_step: the next step at whose begin to look; a large number when that was the last.
+        next_step: next step at whose start to look; a large number after the last look.
     """
 
     def __init__(self, objects: Callable[[], Iterable[Any]]) -> None:
@@ -78,7 +78,7 @@ class GrowthWatch:
                         self._owners[id(one)] = type(one)
                         self._looks.setdefault((id(one), name), []).append(_Look(step, size))
                         self._element_bytes[id(one), name] = _element_bytes(value)
-        except Exception:  # anybody's objects
+        except Exception:  # arbitrary objects
             self.next_step = _NEVER
 
     def _all(self) -> list[Any]:
@@ -91,7 +91,7 @@ class GrowthWatch:
         return list(found.values())
 
     def result(self) -> tuple[GrowingAttribute, ...]:
-        """What grew by at least one element a step at some looks in a row, fastest first."""
+        """Return what grew by at least one element per step at several consecutive looks, fastest first."""
         found = []
         for (owner, name), looks in self._looks.items():
             run = _longest_growth(looks)
@@ -106,7 +106,7 @@ class GrowthWatch:
                         last_step=run[-1].step,
                         first_size=run[0].size,
                         last_size=run[-1].size,
-                        lines=_lines_that_grow(kind, name),
+                        lines=_lines_that_add_to(kind, name),
                         element_bytes=self._element_bytes[owner, name],
                     )
                 )
@@ -115,7 +115,7 @@ class GrowthWatch:
 
 
 def _size(value: Any) -> int | None:
-    """How many elements there are; ``None`` for what holds none."""
+    """Count the elements; ``None`` for objects without."""
     shape = shape_of(value)
     if shape is not None:
         return shape[-1] if is_tensor(value) and not is_dense(value) else math.prod(shape)
@@ -130,7 +130,7 @@ _POINTER: Final = 8
 
 
 def _element_bytes(value: Any) -> int | None:
-    """What the last element takes; ``None`` where it may hold more than is seen."""
+    """Return the last element's bytes; ``None`` if it may hold more than is visible."""
     kind = type(value)
     if any(kind is one for one in (torch.Tensor, nn.Parameter)):
         with undisturbed():
@@ -138,7 +138,7 @@ def _element_bytes(value: Any) -> int | None:
     if kind is np.ndarray:
         return int(value.itemsize) if value.dtype != object else None
     if issubclass(kind, dict):
-        last = next(reversed(dict.values(value)), None)  # the others are left as they are
+        last = next(reversed(dict.values(value)), None)  # the other elements stay unread
         return _taken([last]) if _length(last) is None else _element_bytes(last)
     if issubclass(kind, set):
         return _taken([next(set.__iter__(value), None)])
@@ -148,7 +148,7 @@ def _element_bytes(value: Any) -> int | None:
 
 
 def _taken(elements: list[Any]) -> int | None:
-    """Of the last of some elements, with the pointer to it."""
+    """Return the bytes of the last element and the pointer to it."""
     last: Any = elements[-1] if elements else None
     kind: type = type(last)
     if any(kind is one for one in _PLAIN):
@@ -160,13 +160,12 @@ def _taken(elements: list[Any]) -> int | None:
 
 
 def _length(value: Any) -> int | None:
-    """Of one of Python's own containers, however it was derived."""
+    """Return the length of one of Python's own containers or a subclass, without running user code."""
     kind = next((one for one in _CONTAINERS if issubclass(type(value), one)), None)
     return None if kind is None else int(kind.__len__(value))
 
 
 def _longest_growth(looks: list[_Look]) -> list[_Look]:
-    """The longest run of looks in which each is larger than the one before."""
     best = run = looks[:1]
     for before, one in pairwise(looks):
         run = [*run, one] if one.size > before.size else [one]
@@ -174,8 +173,7 @@ def _longest_growth(looks: list[_Look]) -> list[_Look]:
     return best
 
 
-def _lines_that_grow(kind: type, name: str) -> tuple[Place, ...]:
-    """The lines of a class that add to an attribute, as far as its source tells."""
+def _lines_that_add_to(kind: type, name: str) -> tuple[Place, ...]:
     try:
         lines, first = inspect.getsourcelines(kind)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -193,7 +191,6 @@ def _lines_that_grow(kind: type, name: str) -> tuple[Place, ...]:
 
 
 def _adds_to(node: ast.AST, name: str) -> bool:
-    """Whether a statement or call makes ``self.<name>`` longer."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS:
         return _names(node.func.value, name)
     if isinstance(node, ast.AugAssign):

@@ -1,7 +1,7 @@
-"""Memory over one loop: resident memory of the process, and what torch's allocator counts on the device.
+"""Memory over one loop: the process's resident memory, and torch's allocator counters on the device.
 
-Everything is read on the host. The device is not waited for, nothing is allocated on it, no counter is reset,
-and a device that nobody has used yet is not started.
+Everything is read on the CPU. The device is not waited for or allocated on, no counter is reset, and an
+unused device isn't initialised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning_modelprof.run.memory import (
 
 try:
     import psutil
-except (ImportError, NotImplementedError):  # the latter is what psutil raises on a platform it does not know
+except (ImportError, NotImplementedError):  # psutil raises the latter on an unknown platform
     psutil = None
 
 try:
@@ -46,14 +46,14 @@ _CONTAINER_LIMITS: Final = (
 
 
 class ProcessMemory(NamedTuple):
-    """Bytes; ``None`` where the system does not tell (see :class:`MemoryPoint`)."""
+    """Bytes; ``None`` where the system doesn't report them (see :class:`MemoryPoint`)."""
 
     rss: int | None
     anonymous: int | None
 
 
 class DeviceBytes(NamedTuple):
-    """Counters of the device's allocator, in bytes; ``None`` where it does not count."""
+    """Counters of the device's allocator, in bytes; ``None`` where it doesn't count."""
 
     allocated: int | None = None
     reserved: int | None = None
@@ -64,10 +64,10 @@ class DeviceBytes(NamedTuple):
 
 
 class MemoryCurve:
-    """Notes memory in the course of a loop; at most a thousand points, however long it is.
+    """Records memory during a loop, with at most a thousand points.
 
-    A step is looked at once, when it is first seen. When there are too many points, the distance in steps
-    that two of them must have is doubled.
+    Each step is read once, when first seen. When there are too many points, the minimum distance between two
+    of them doubles.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MemoryCurve:
         self._notes: list[str] = []
 
     def look(self, step: int) -> None:
-        """The step with this number is running; may be called from any one thread. Never raises."""
+        """Note that a step is running; can be called from any one thread. Never raises."""
         points = self._points
         if points and step < points[-1].step + self._distance:
             return
@@ -102,7 +102,7 @@ class MemoryCurve:
         )
         while len(self._points) >= MOST_POINTS:
             self._distance *= 2
-            self._points = _thinned(self._points, self._distance)  # anew: another thread may be reading it
+            self._points = _thinned(self._points, self._distance)  # another thread may read the old list
 
     def record(
         self,
@@ -129,7 +129,7 @@ class MemoryCurve:
         )
 
     def _read(self, what: str, read: Callable[[], Answer]) -> Answer | None:
-        """The answer; ``None`` whatever is raised, which is noted once."""
+        """Return the answer; ``None`` on any error, which is noted once."""
         try:
             return read()
         except Exception as error:  # drivers and systems of all kinds; training must not notice
@@ -140,7 +140,6 @@ class MemoryCurve:
 
 
 def _thinned(points: list[MemoryPoint], distance: int) -> list[MemoryPoint]:
-    """The first point, and each that is so many steps behind the last one that stays."""
     kept = points[:1]
     for point in points:
         if point.step >= kept[-1].step + distance:
@@ -149,7 +148,7 @@ def _thinned(points: list[MemoryPoint], distance: int) -> list[MemoryPoint]:
 
 
 def process_memory() -> ProcessMemory:
-    """Resident memory of this process; and, where Linux says it, what is not mapped from files or shared."""
+    """Read this process's resident memory and, on Linux, the part not mapped from files or shared."""
     if psutil is None:
         return ProcessMemory(None, None)
     info = _process(os.getpid()).memory_info()
@@ -159,12 +158,12 @@ def process_memory() -> ProcessMemory:
 
 @lru_cache(maxsize=1)
 def _process(number: int) -> Any:
-    """The same for every look: to make one means to read when the process began."""
+    """Reuse one psutil process, as creating one reads its start time."""
     return psutil.Process(number)
 
 
 def device_memory(device: torch.device) -> DeviceBytes:
-    """Counters of torch's allocator on a device; nothing for a CPU, and for a device not used yet."""
+    """Read torch's allocator counters; nothing for a CPU or an unused device."""
     backend = getattr(torch, device.type, None)
     if device.type == "mps":
         return DeviceBytes(
@@ -186,7 +185,6 @@ def device_memory(device: torch.device) -> DeviceBytes:
 
 
 def _counter(stats: Mapping[str, Any], *names: str) -> int | None:
-    """One counter, from nested or from flat ones."""
     found: Any = stats.get(".".join(names), stats)
     for name in names if found is stats else ():
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -194,7 +192,7 @@ def _counter(stats: Mapping[str, Any], *names: str) -> int | None:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Memory of a device; ``None`` for a CPU, and where torch does not say it."""
+    """Return a device's memory; ``None`` for a CPU, and where torch doesn't report it."""
     if device.type == "mps":
         recommended = getattr(torch.mps, "recommended_max_memory", None)  # torch 2.5
         return None if recommended is None else int(recommended())
@@ -205,7 +203,7 @@ def total_bytes(device: torch.device) -> int | None:
 
 
 def host_total_bytes() -> int | None:
-    """Memory that this process may use: of the machine, or of its container if that has less."""
+    """Return the memory that this process may use: the machine's, or its container's if smaller."""
     known = [] if psutil is None else [int(psutil.virtual_memory().total)]
     for path in _CONTAINER_LIMITS:
         with suppress(OSError, ValueError):  # no such container, or "max"
@@ -214,10 +212,10 @@ def host_total_bytes() -> int | None:
 
 
 def peak_rss_bytes() -> int | None:
-    """Most resident memory that this process ever had; ``None`` where the system does not say it.
+    """Return the process's peak resident memory; ``None`` where the system doesn't report it.
 
     Source: proc(5), ``VmHWM``; getrusage(2), ``ru_maxrss``, in KiB on Linux and in bytes on macOS. The former
-    comes first: a process that was started by a larger one begins with that one's ``ru_maxrss``.
+    is preferred: a process started by a larger one inherits that one's ``ru_maxrss``.
     """
     with suppress(OSError, ValueError, IndexError):
         for line in _STATUS.read_text().splitlines():

@@ -1,7 +1,7 @@
-"""What is known when memory runs out: where it happened, what was asked for, and who holds the rest.
+"""Facts about an out-of-memory error: where it happened, the requested size, and what holds the memory.
 
-The exception belongs to the user: nothing of it is kept but words and numbers, and nothing is allocated on
-the device to look at it.
+The exception belongs to the user: only words and numbers of it are kept, and inspecting it allocates nothing
+on the device.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lightning_modelprof.run.memory import Holder, OutOfMemory
 MOST_HOLDERS: Final = 20
 
 StoragesOf: TypeAlias = Callable[[torch.Tensor], Mapping[int, int]]
-"""Storages of a tensor: an address that is its own → bytes."""
+"""Maps a tensor's storages to bytes, by an address unique to each."""
 
 _MOST_CAUSES: Final = 20
 _MOST_LETTERS: Final = 500
 _UNITS: Final[dict[str, int]] = {"bytes": 1} | {
     f"{letter}B": 2 ** (10 * power) for power, letter in enumerate(("", *"KMGTPE"))
 }
-"""torch and NumPy write powers of 1024: as GiB or, for MPS, as GB."""
+"""torch and NumPy write powers of 1024, as GiB or, for MPS, as GB."""
 _SIZE: Final = r"(\d+(?:\.\d+)?)\s*(bytes|B|[KMGTPE]i?B)"
 _REQUESTED: Final = (
     re.compile(rf"[Tt]ried to allocate\s+{_SIZE}"),
@@ -71,7 +71,7 @@ _PHASE_OF: Final = (
 
 
 class Named(NamedTuple):
-    """Tensors of a loop by category; names are those of parameters and buffers."""
+    """A loop's tensors by category; names are those of parameters and buffers."""
 
     parameters: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
@@ -79,7 +79,7 @@ class Named(NamedTuple):
 
 
 def out_of_memory_error(exception: BaseException) -> BaseException | None:
-    """The exception itself or the one behind it that says that memory ran out; ``None`` if there is none."""
+    """Return the out-of-memory error among an exception and its causes; ``None`` without one."""
     current: BaseException | None = exception
     for _ in range(_MOST_CAUSES):
         if current is None or _says_so(current):
@@ -110,12 +110,12 @@ def describe(
     named: Named,
     storages_of: StoragesOf,
 ) -> OutOfMemory:
-    """The record; ``error`` is the one within ``exception`` that :func:`out_of_memory_error` found."""
+    """Return the record; ``error`` is what :func:`out_of_memory_error` found for ``exception``."""
     text = str(error)
     on_host = isinstance(error, MemoryError) or _OF_THE_HOST.search(text) is not None
     try:
         by_category, holders = holders_of(named, storages_of)
-    except Exception:  # anybody's optimizer, in the middle of a step: what the message says is still worth it
+    except Exception:  # any optimizer, in mid-step; the message is still useful
         by_category, holders = {}, ()
     counters = DeviceBytes() if on_host else read_device(device)
     allocated = _first(_ALLOCATED, text)
@@ -143,7 +143,6 @@ def describe(
 
 
 def _place_of(traceback: TracebackType | None) -> tuple[str | None, int | None, str]:
-    """The innermost line of the user's in a traceback."""
     user_code = UserCode()
     file, line, function = None, None, ""
     while traceback is not None:
@@ -156,7 +155,7 @@ def _place_of(traceback: TracebackType | None) -> tuple[str | None, int | None, 
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> int | None:
-    """The size that the first fitting pattern finds, in bytes."""
+    """Return the size in bytes that the first matching pattern finds."""
     for pattern in patterns:
         found = pattern.search(text)
         if found is not None:
@@ -166,7 +165,7 @@ def _first(patterns: Iterable[re.Pattern[str]], text: str) -> int | None:
 
 
 def _phase_of(traceback: TracebackType | None) -> str:
-    """The phase that the innermost frame belongs to which tells it; the loop has left it by now."""
+    """Return the phase of the innermost frame that has one; the loop has left it by now."""
     phase = ""
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -179,7 +178,7 @@ def _phase_of(traceback: TracebackType | None) -> str:
 
 
 def holders_of(named: Named, storages_of: StoragesOf) -> tuple[dict[str, int], tuple[Holder, ...]]:
-    """Bytes by category and the largest holders: a module's own parameters, their gradients and their state.
+    """Return bytes by category and the largest holders: modules' own parameters, gradients and state.
 
     A storage counts once, where it is met first: parameters, gradients, optimizer state, buffers.
     """
@@ -216,7 +215,6 @@ def holders_of(named: Named, storages_of: StoragesOf) -> tuple[dict[str, int], t
 
 
 def _owner(name: str) -> str:
-    """Path of the module that has a parameter or a buffer; ``""`` is the model itself."""
     return name.rpartition(".")[0]
 
 

@@ -1,1 +1,1 @@
-"""The thread that looks at the stack."""
+"""Samples stacks from a separate thread."""

@@ -1,4 +1,4 @@
-"""What a line logs, read from its source: the keys of ``self.log``, the metric or logger that it calls."""
+"""Reads from a line's source what it logs: the keys of ``self.log``, the metric or logger it calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOGS: Final = ("log", "log_dict")
 _METHODS: Final = ("forward", "update", "compute", "sync", "reset")
 _COLLECTS: Final = ("append", "appendleft", "extend", "insert", "add", "put", "setdefault")
 _LOGGERS: Final = {"logger", "loggers", "experiment"}
-"""Attributes of a trainer, a module and a logger through which a logger is called."""
+"""Attributes of trainers, modules and loggers that lead to a logger."""
 _LOGGER_BASES: Final = ("lightning.fabric.loggers.logger", "lightning_fabric.loggers.logger")
 _REPEATS: Final = (
     ast.For,
@@ -38,13 +38,13 @@ _MOST_WRAPPERS: Final = 8
 
 
 def log_call(file: str, line: int, callers: Iterable[tuple[str, int]] = ()) -> LogCall | None:
-    """What the call at a line logs.
+    """Describe the logging call at a line.
 
     Args:
-        callers: lines that called the line's function, innermost first: what they do with its result.
+        callers: lines that called the line's function, innermost first; they show what becomes of its result.
 
     Returns:
-        ``None`` if the source cannot be read, or shows no such call there.
+        ``None`` if the source can't be read or has no such call there.
     """
     logs, metrics, calls = _calls_at(file, line)
     loggers = [one for one in calls if not _LOGGERS.isdisjoint(_attributes(one[0].func))]
@@ -69,9 +69,9 @@ def log_call(file: str, line: int, callers: Iterable[tuple[str, int]] = ()) -> L
 
 
 def _calls_at(file: str, line: int) -> tuple[list[_Call], list[_Call], list[_Call]]:
-    """Calls of ``self.log`` at a line, calls that may be of a metric, and all calls."""
+    """Return the calls of ``self.log`` at a line, those that may be of a metric, and all calls."""
     calls = [one for one in _calls(file) if one[0].lineno <= line <= (one[0].end_lineno or one[0].lineno)]
-    # A call may stand in another one's arguments over several lines; those at the line itself come first.
+    # A call may be inside another's arguments across lines; those starting at the line come first.
     logs = [one for one in calls if _method(one[0]) in _LOGS]
     metrics = [one for one in calls if _method(one[0]) in _METHODS] or [
         one for one in calls if one not in logs and not _is_builtin(one[0])
@@ -80,9 +80,9 @@ def _calls_at(file: str, line: int) -> tuple[list[_Call], list[_Call], list[_Cal
 
 
 def _is_kept(lines: Iterable[tuple[str, int]]) -> bool:
-    """Whether anything but logging takes the result of the first line, which the next one gets if returned.
+    """Whether the first line's result is used by more than logging; returned results go to the next line.
 
-    In doubt it is kept.
+    When in doubt, it is kept.
     """
     for file, line in lines:
         _, metrics, _ = _calls_at(file, line)
@@ -99,7 +99,7 @@ def _is_kept(lines: Iterable[tuple[str, int]]) -> bool:
 
 
 class _Fate(Enum):
-    """Where a value goes; of several the largest counts."""
+    """What becomes of a value; among several, the largest counts."""
 
     LOGGED = 1
     RETURNED = 2
@@ -107,11 +107,7 @@ class _Fate(Enum):
 
 
 class _Fates:
-    """Follows values through the statements of their function.
-
-    Args:
-        parents: of each node of the file.
-    """
+    """Follows values through their function's statements; ``parents`` are those of all nodes in the file."""
 
     def __init__(self, parents: Mapping[ast.AST, ast.AST]) -> None:
         self._parents = parents
@@ -154,7 +150,7 @@ class _Fates:
         while not isinstance(function, (*_FUNCTIONS, ast.Module)):
             function = self._parents[function]
         if (function, name.id) in self._names:
-            return _Fate.LOGGED  # as far as this use is concerned
+            return _Fate.LOGGED  # for this use
         self._names.add((function, name.id))
         uses = (
             one
@@ -171,7 +167,7 @@ class _Fates:
 
 
 def logger_codes() -> frozenset[int]:
-    """Ids of the code of all methods of classes of Lightning's loggers, the user's own too."""
+    """Return the ids of code objects of all methods of Lightning's and the user's loggers."""
     bases = (getattr(sys.modules.get(name), "Logger", None) for name in _LOGGER_BASES)
     left = [base for base in bases if isinstance(base, type)]
     found: dict[int, type] = {}
@@ -185,7 +181,7 @@ def logger_codes() -> frozenset[int]:
 
 
 def _code_of(value: Any) -> CodeType | None:
-    """The code of a function in a class, without decorators: theirs is that of all functions they wrap."""
+    """Return a method's code without decorators, which share theirs among all functions they wrap."""
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     for _ in range(_MOST_WRAPPERS):
         value = getattr(value, "__wrapped__", value)
@@ -208,7 +204,7 @@ def _parents(file: str) -> Mapping[ast.AST, ast.AST]:
 
 @lru_cache(maxsize=64)
 def _calls(file: str) -> tuple[_Call, ...]:
-    """All calls in a file, and whether each is in a loop of its function."""
+    """Return all calls in a file, and whether each is in a loop of its function."""
     found: list[_Call] = []
     left: list[tuple[ast.AST, bool]] = [(_tree(file), False)]
     while left:
@@ -223,7 +219,7 @@ def _calls(file: str) -> tuple[_Call, ...]:
 
 
 def _extent(call: ast.Call) -> tuple[int, int, int, int]:
-    """Where it begins and ends: ``metric(x)`` comes before ``metric(x).mean()``, which begins there too."""
+    """Return start and end: ``metric(x)`` comes before ``metric(x).mean()``, which starts there too."""
     return call.lineno, call.col_offset, call.end_lineno or 0, call.end_col_offset or 0
 
 
@@ -236,7 +232,7 @@ def _method(call: ast.Call) -> str:
 
 
 def _attributes(node: ast.AST) -> set[str]:
-    """Names in a dotted expression, such as ``self.logger.experiment.add_scalar``."""
+    """Return the names in a dotted expression such as ``self.logger.experiment.add_scalar``."""
     found = set()
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         found |= {node.attr} if isinstance(node, ast.Attribute) else set()
@@ -245,7 +241,7 @@ def _attributes(node: ast.AST) -> set[str]:
 
 
 def _keys(call: ast.Call) -> list[str]:
-    """The keys of one ``self.log`` or ``self.log_dict``; what is no literal as it is written."""
+    """Return the keys of a ``self.log`` or ``self.log_dict`` call; non-literals as source text."""
     named = (option.value for option in call.keywords if option.arg in ("name", "dictionary"))
     given = call.args[0] if call.args else next(named, None)
     if isinstance(given, ast.Dict):

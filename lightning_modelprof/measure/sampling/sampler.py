@@ -1,4 +1,4 @@
-"""A thread that looks at the training every few milliseconds, and ever less often the longer it runs."""
+"""Samples training from a thread every few milliseconds, less often the longer it runs."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from lightning_modelprof.measure.clock import HostClock, host_clock
 from lightning_modelprof.threads import PATIENCE_S, has_ended, start_thread
 
 Probe: TypeAlias = Callable[[int], None]
-"""Looks once. It is given the nanoseconds that it stands for: since the look before it, or since the thread
-was started if that was later."""
+"""Takes one sample. The argument is the time in ns that it represents: since the previous sample, or since
+the thread's start if later."""
 
 MIN_INTERVAL_NS: Final = 20_000_000
-"""Time between two looks at first."""
+"""Initial time between two samples."""
 _LOOKS_PER_FOLD: Final = 200
-"""Looks in the first 4 s, and in every further time that is e times as long."""
+"""Samples in the first 4 s, and then per e-fold growth of the elapsed time."""
 _SHORT_TURN_S: Final = 0.000_02
-"""Less than the thread that computes may take between two operators that give the interpreter away for a
-moment: each of them begins the turn anew, and the look would wait for one that gives it away for long. Not
-less, or the sampling thread would keep a CPU busy while it waits."""
+"""Shorter than the computing thread may take between two operators that briefly release the interpreter: each
+of them restarts the turn, and the sample would wait for a long release. Not shorter, or the sampling
+thread would keep a CPU busy while waiting."""
 _TURN_STEP_S: Final = 0.000_001_5
-"""The interpreter keeps whole microseconds, cut off: what is set is read as up to one less."""
+"""The interpreter stores whole microseconds, truncated: a value may be read back as up to one less."""
 _AHEAD_NS: Final = 6_000_000
-"""How long before a look turns become short: a usual turn, 5 ms, and a little."""
+"""Time before a sample at which turns become short: a usual turn of 5 ms, and a margin."""
 _SHORT_WAIT_NS: Final = 20_000_000
-"""In a wait of at most this turns are short all the time: to wake up for that alone would cost more."""
+"""In waits up to this, turns are short throughout: waking up just to shorten them would cost more."""
 
 
 class Sampler:
-    """Calls looks from a thread of its own.
+    """Calls probes from its own thread.
 
-    The time between two looks is ``max(20 ms, elapsed / 200)`` on average, so that the first hour has about
-    1,600 looks and the next one 140. It varies by half of that either way, or steps of 20 ms would always be
-    met at the same two lines.
+    The time between two samples is ``max(20 ms, elapsed / 200)`` on average, so that the first hour has about
+    1,600 samples and the next one 140. It varies by half of that either way; otherwise steps of 20 ms would
+    always be sampled at the same two lines.
 
-    The thread ends for a time at :meth:`pause`, because torch's Python tracer would record it, and around
-    every fork, so that no child is made while it runs. An error in a look ends that look for good; it never
-    reaches the training.
+    The thread stops at :meth:`pause`, because torch's Python tracer would record it, and around every fork,
+    so that no child is created while it runs. A probe's error ends that probe for good and never reaches the
+    training.
 
     Args:
-        looks: by name, which is for the notes.
-        is_crowded: whether other threads want the interpreter as well: it changes hands often enough then,
-            and turns stay as they are.
-        interval_ns: time between two looks at first; 0 is 20 ms.
-        looks_per_fold: in the first such looks, and in every further time that is e times as long.
+        looks: probes by name; notes mention the names.
+        is_crowded: whether other threads need the interpreter too: then it changes hands often enough, and
+            turns keep their length.
+        interval_ns: initial time between two samples; 0 means 20 ms.
+        looks_per_fold: samples taken at the initial interval, and then per e-fold growth of the elapsed time.
 
     Attributes:
-        cost_ns: CPU time of the thread so far.
-        interval_ns: time between two looks now, on average.
-        due_ns: when the newest look was to be.
-        late_ns: how much later it was, as the thread had to wait.
-        notes: why a look ended early, or never began, a sentence each.
+        cost_ns: the thread's CPU time so far.
+        interval_ns: current mean time between two samples.
+        due_ns: when the newest sample was due.
+        late_ns: how much later it was taken, because the thread had to wait.
+        notes: why a probe ended early or never started, one sentence each.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Sampler:
         self._clock = clock
         self._is_crowded = is_crowded
         self._began_ns: int | None = None
-        self._random = random.Random(0)  # of our own: the training's numbers stay what they are
+        self._random = random.Random(0)  # our own, so that the training's random numbers don't change
         self._is_wanted = False
         self._thread: threading.Thread | None = None
-        self._is_over = threading.Lock()  # held while the thread shall run
-        self._changes = threading.RLock()  # the training thread pauses, and whichever thread forks
+        self._is_over = threading.Lock()  # held while the thread should run
+        self._changes = threading.RLock()  # the training thread pauses, and any thread may fork
         self.cost_ns = 0
         self.interval_ns = self._first_interval_ns = interval_ns or MIN_INTERVAL_NS
         self._looks_per_fold = looks_per_fold
@@ -90,7 +90,7 @@ class Sampler:
         _SAMPLERS.add(self)
 
     def resume(self) -> None:
-        """Begin to look, or go on after a pause; does nothing while it looks."""
+        """Start sampling, or continue after a pause; does nothing while sampling."""
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self._end("Nothing was sampled, because this Python runs without a global interpreter lock.")
             return
@@ -100,10 +100,10 @@ class Sampler:
         self._start_thread()
 
     def pause(self) -> None:
-        """Probe no more until :meth:`resume`.
+        """Stop sampling until :meth:`resume`.
 
-        When this returns the thread has ended. One that doesn't within ``PATIENCE_S`` ends with its look, and
-        none comes after it.
+        The thread has ended on return. One that doesn't end within ``PATIENCE_S`` ends after its current
+        sample, and no other follows.
         """
         self._is_wanted = False
         self._end_thread()
@@ -112,17 +112,17 @@ class Sampler:
         with self._changes:
             if not self._is_wanted or self._thread is not None or not self._looks:
                 return
-            # A lock for each thread: what wakes one must not wake the next. Plain lock and no Event, whose
-            # wait runs dozens of lines of Python with the interpreter held.
+            # One lock per thread: waking one must not wake the next. A plain lock instead of an Event, whose
+            # wait runs dozens of Python lines while holding the interpreter.
             self._is_over = threading.Lock()
             self._is_over.acquire()
             is_over = self._is_over
             try:
                 thread = start_thread(lambda: self._begin(is_over), "modelprof-sampler")
-            except RuntimeError as error:  # the system has no more threads, or the interpreter shuts down
+            except RuntimeError as error:  # no more threads, or the interpreter is shutting down
                 self._end(f"Sampling ended, because no thread could be started ({error}).")
                 return
-            except BaseException:  # Ctrl+C while this waits for the thread, which may run by now
+            except BaseException:  # Ctrl+C while waiting for the thread, which may be running by now
                 self._is_over.release()
                 raise
             self._thread = thread
@@ -137,7 +137,7 @@ class Sampler:
                 _end_short_turns()  # the program may have set ours again since the last look
 
     def _forget_thread(self) -> None:
-        """In a child of this process: there is no such thread in it."""
+        """Reset in a forked child, which has no such thread."""
         self._is_wanted, self._thread = False, None
         self._changes = threading.RLock()
 
@@ -151,7 +151,7 @@ class Sampler:
         self._run(is_over)
 
     def _run(self, is_over: threading.Lock) -> None:
-        """The thread. Threads of one sampler follow each other, so nothing in here is shared."""
+        """Run the thread; a sampler's threads run one after the other, so nothing here is shared."""
         cost_before_ns = self.cost_ns
         try:
             last_ns = self._clock()
@@ -167,11 +167,11 @@ class Sampler:
                         break
                 now_ns = self._clock()
                 self.due_ns, self.late_ns = due_ns, max(0, now_ns - due_ns)
-                elapsed_ns, last_ns = max(0, now_ns - last_ns), now_ns  # the clock may be put back
+                elapsed_ns, last_ns = max(0, now_ns - last_ns), now_ns  # the clock may be set back
                 for name, look in tuple(self._looks.items()):
                     self._look_with(name, look, elapsed_ns)
-                self.cost_ns = max(0, cost_before_ns + time.thread_time_ns())  # likewise
-        except Exception as error:  # the clock failed, or there is no memory
+                self.cost_ns = max(0, cost_before_ns + time.thread_time_ns())  # the clock may be set back
+        except Exception as error:  # the clock failed, or memory ran out
             self._end(f"Sampling ended early: {describe_error(error)}.")
 
     def _look_with(self, name: str, look: Probe, elapsed_ns: int) -> None:
@@ -183,16 +183,17 @@ class Sampler:
 
 
 class _ShortTurns:
-    """Lets threads that want the interpreter have it from the one that computes at once, and not after 5 ms.
+    """Makes the computing thread release the interpreter immediately on request, rather than after 5 ms.
 
-    With the usual turns a look would have to wait for the first line that gives the interpreter away by
-    itself, and take that line for the one that ran: Python code of less than 5 ms would never be seen.
+    With the usual turns, a sample would wait for the first line that releases the interpreter and mistake it
+    for the running line: Python code shorter than 5 ms would never be seen.
 
-    Who reads the length of a turn meanwhile to set it again later sets ours: it counts as the usual one.
+    Code that saves the switch interval in the meantime and restores it later sets ours; it then counts as the
+    usual one.
     """
 
     usual_s = sys.getswitchinterval()
-    """What others have set last, for all samplers of the process."""
+    """The value last set by other code, for all samplers of the process."""
 
     def __enter__(self) -> None:
         now_s = sys.getswitchinterval()
@@ -214,12 +215,12 @@ _PR_SET_TIMERSLACK: Final = 29
 
 
 def _wake_up_in_time() -> None:
-    """Ask Linux to end waits of this thread to the microsecond, and not up to 50 of them later.
+    """Ask Linux to end this thread's waits to the microsecond rather than up to 50 µs late.
 
     Source: man 2 PR_SET_TIMERSLACK.
     """
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # a C library without it: looks are a little late
+        with suppress(OSError, AttributeError):  # a C library without it: samples are a little late
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
@@ -246,7 +247,7 @@ def _forget_threads() -> None:
         sampler._forget_thread()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # not on Windows, which can't fork
     os.register_at_fork(before=_end_threads, after_in_parent=_start_threads, after_in_child=_forget_threads)
-# The interpreter ends threads that are left in the middle of what they do, which native code may not survive.
+# On exit the interpreter stops remaining threads in mid-work, which native code may not survive.
 atexit.register(_pause_all)

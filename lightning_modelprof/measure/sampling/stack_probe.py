@@ -1,4 +1,4 @@
-"""Looks at the stack of the training thread, and adds up what it sees."""
+"""Samples the training thread's stack and counts what it sees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_modelprof.run.stacks import (
 )
 
 MOST_DEEP: Final = 80
-"""Frames of one stack that are looked at: with more, the thread that trains would wait for the look."""
+"""Most sampled frames per stack: more would make the training thread wait."""
 
 
 MOST_STACKS: Final = 5_000
@@ -41,11 +41,11 @@ MOST_LOG_CALLS: Final = 200
 
 
 _USUAL_THREADS: Final = 2
-"""The thread that trains, and the one that looks."""
+"""The training thread and the sampling thread."""
 
 
 _OTHERS_EVERY: Final = 4
-"""Of so many looks one is at all other threads as well."""
+"""Of this many samples, one covers all other threads too."""
 
 
 _MOST_OTHERS: Final = 64
@@ -58,15 +58,15 @@ _HOOK_CALLERS: Final = ("torch.nn.modules.module", "torch.utils.hooks")
 
 
 _ENGINE: Final = "torch.autograd.graph"
-"""Python modules of torch in which hooks are called."""
+"""torch's Python module from which the autograd engine calls hooks."""
 
 
 _COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
-"""Whether making any object may collect garbage at once; later Pythons wait until a line of Python ends."""
+"""Whether creating any object may collect garbage immediately; newer Pythons wait for a line's end."""
 
 
 class LedgerState(Protocol):
-    """What is going on now: the part of the phase ledger that a look needs."""
+    """Current state of training: the part of the phase ledger that a sample needs."""
 
     current: int
     inspection: Any
@@ -76,33 +76,33 @@ class LedgerState(Protocol):
 
 
 class _Known(NamedTuple):
-    code: CodeType  # held, so that its id stays its own
+    code: CodeType  # held, so that its id stays unique
     module: str
     has_file: bool
     is_loop: bool
 
 
 class StackProbe:
-    """Notes where the thread that made it is, each time that it is called from another thread.
+    """Records where the thread that created it is, whenever another thread calls it.
 
-    A stack is followed from the innermost frame outwards until Lightning's loop, which is cut off with all
-    that called it. Steps that are inspected or traced are passed over, and our own work.
+    A stack is followed from the innermost frame outwards to Lightning's loop, which is cut off with its
+    callers. Skips inspected and traced steps, and our own work.
     """
 
     def __init__(self, ledger: LedgerState, user_code: UserCode) -> None:
         self._ledger = ledger
         self._user_code = user_code
         self._thread = threading.get_ident()
-        self._folder = working_folder()  # what relative file names are relative to
+        self._folder = working_folder()  # the folder that file names are relative to
         self._known: dict[int, _Known] = {}
         self._lines: set[tuple[int, int]] = set()
-        # (phase, or behind all phases a part of validation; id of code, line, id of code, line, ...),
-        # innermost first → [samples, nanoseconds]
+        # (phase, or after all phases a part of validation; id of code, line, id of code, line, ...),
+        # innermost first: [samples, nanoseconds]
         self._stacks: dict[tuple[int, ...], list[int]] = {}
         self._dropped = 0
         self._too_deep = 0
         self._num_looks = 0
-        self._others: dict[int, dict[tuple[int, ...], list[int]]] = {}  # thread → as above
+        self._others: dict[int, dict[tuple[int, ...], list[int]]] = {}  # the same by thread
         self.clocks = ThreadClocks(self._thread)
 
     def look(self, elapsed_ns: int) -> None:
@@ -153,13 +153,13 @@ class StackProbe:
         counts[1] += elapsed_ns
 
     def _follow(self, frame: FrameType | None, phase: int) -> tuple[tuple[int, ...], bool]:
-        """The stack as plain numbers, and whether its outer frames were left out.
+        """Return the stack as plain numbers, and whether outer frames were left out.
 
-        The interpreter is ours for the whole walk: that takes some 10 µs, another thread is given it after
-        0.1 ms of waiting at the earliest (see ``sampler.py``), and nothing in here gives it away: no lock, no
-        input or output, no import. So no function on the stack can go on, or end, meanwhile. Should the
-        system halt this thread for that long nevertheless, a frame may outlive its function until the walk
-        is over, but no longer: none is kept.
+        We hold the interpreter for the whole walk: it takes some 10 µs, another thread gets it after waiting
+        0.1 ms at the earliest (see ``sampler.py``), and nothing here releases it: no lock, no input or
+        output, no import. So no function on the stack can continue or end in the meantime. If the system does
+        halt this thread that long, a frame may outlive its function until the walk ends, but no longer: none
+        is kept.
         """
         known = self._known
         place = [phase]
@@ -177,7 +177,7 @@ class StackProbe:
         return tuple(place), False
 
     def _learn(self, frame: FrameType, code: CodeType) -> _Known:
-        """First sight of a function. Whose it is, is found out later: that asks the file system."""
+        """Remember a new function; whether it's the user's is found out later, in the file system."""
         names = frame.f_globals
         module = names.get("__name__")
         module = module if isinstance(module, str) else ""
@@ -186,7 +186,6 @@ class StackProbe:
         return known
 
     def _new_stack(self, place: tuple[int, ...]) -> list[int] | None:
-        """Begin to count a stack, unless there are too many."""
         lines = set(zip(place[1::2], place[2::2], strict=True))
         if len(self._stacks) >= MOST_STACKS or len(self._lines | lines) > MOST_FRAMES:
             return None
@@ -202,7 +201,7 @@ class StackProbe:
         cost_ns: int = 0,
         notes: tuple[str, ...] = (),
     ) -> StackSamples:
-        """What was seen so far; may be called while looks go on."""
+        """Return the samples so far; may be called while sampling continues."""
         numbers: dict[tuple[int, int], int] = {}
         stacks = _sampled(self._stacks.copy(), numbers)
         others, loop_ns = self.clocks.read()
@@ -269,7 +268,7 @@ class StackProbe:
 def _sampled(
     stacks: Mapping[tuple[int, ...], list[int]], numbers: dict[tuple[int, int], int]
 ) -> list[SampledStack]:
-    """The records of stacks, most time first; ``numbers`` learns the positions of their frames."""
+    """Return stack records, most time first; adds the positions of their frames to ``numbers``."""
     found = []
     for place, (samples, time_ns) in stacks.items():
         lines = list(zip(place[1::2], place[2::2], strict=True))
@@ -303,23 +302,24 @@ def _log_calls(frames: Sequence[StackFrame], stacks: Iterable[SampledStack]) -> 
 
 
 def _calls_hooks(frame: StackFrame) -> bool:
-    """Whether it is torch's own code, at a line that calls a hook which somebody registered."""
-    if frame.python_module == _ENGINE:  # hooks of tensors: the engine calls them without a frame of its own
+    """Whether it's torch's own code, at a line that calls a registered hook."""
+    if frame.python_module == _ENGINE:  # hooks of tensors: the engine calls them without its own frame
         return frame.function.endswith("_engine_run_backward")
     return frame.python_module in _HOOK_CALLERS and "hook(" in linecache.getline(frame.file, frame.line)
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile, where that could crash the process.
+    """Turn garbage collection off where it could crash the process.
 
-    In Python 3.11 ``f_back`` makes the caller's frame object when somebody asks for it. If making it collects
-    garbage, and a destructor gives the interpreter away, the other thread returns from that caller, and the
-    frame object points at what is there now. Python 3.10 and 3.11 before 3.11.5 can lock up in
+    In Python 3.11 ``f_back`` creates the caller's frame object on demand. If that collects garbage, and a
+    destructor releases the interpreter, the other thread returns from that caller, and the frame object
+    points at whatever is there now. Python 3.10 and 3.11 before 3.11.5 can deadlock in
     ``sys._current_frames`` for the same reason (CPython issue 106883).
 
-    Caveats: the switch is one for all threads. Who turns it off in another thread during the few microseconds
-    of a look, and gets the interpreter for that, finds it on again.
+    Caveats:
+        The switch is global. If another thread turns collection off during the few microseconds of a sample,
+        it is turned on again.
     """
     if not (_COLLECTS_ANYWHERE and gc.isenabled()):
         yield
@@ -332,27 +332,27 @@ def no_collection() -> Iterator[None]:
 
 
 LEAST_SHARE: Final = 0.02
-"""Of the loop's time: threads that took less of a CPU than that are not told."""
+"""Of the loop's time: threads that used less of a CPU aren't reported."""
 
 
 _MUCH: Final = 0.05
-"""Of the time since the last look: a thread that takes so much wants the interpreter as well."""
+"""Of the time since the last sample: a thread that uses this much needs the interpreter too."""
 
 
 _clock_of: Callable[[int], int] | None = getattr(time, "pthread_getcpuclockid", None)  # not on Windows
 
 
 class ThreadClocks:
-    """Adds up the CPU clocks of other threads, each time that it is shown which threads there are.
+    """Sums the CPU clocks of other threads, whenever it is given the current threads.
 
-    A clock is read by the thread's identifier, which is valid as long as the thread has a frame and the
-    interpreter is ours: so identifiers come from ``sys._current_frames`` and are used at once.
+    A clock is read by the thread's identifier, which is valid as long as the thread has a frame and we hold
+    the interpreter: so identifiers come from ``sys._current_frames`` and are used immediately.
 
     Args:
-        thread: identifier of the thread that runs the loop, which is no other.
+        thread: identifier of the loop's thread, which is excluded.
 
     Attributes:
-        is_crowded: whether one of them had a CPU in much of the time between the last two looks.
+        is_crowded: whether another thread had a CPU for much of the time between the last two samples.
     """
 
     def __init__(self, thread: int) -> None:
@@ -365,7 +365,7 @@ class ThreadClocks:
         self.look(sys._current_frames(), is_first=True)
 
     def look(self, threads: Iterable[int], *, is_first: bool = False) -> None:
-        """Read the clocks of these threads; to be called with what ``sys._current_frames`` has just given."""
+        """Read the clocks of these threads, which ``sys._current_frames`` must have just returned."""
         if _clock_of is None:
             return
         now_ns = time.perf_counter_ns()
@@ -378,7 +378,7 @@ class ThreadClocks:
             except OSError:  # it is ending
                 continue
             before_ns = clock_ns if is_first else self._clocks.get(thread, 0)
-            if clock_ns < before_ns:  # the identifier is another thread's now
+            if clock_ns < before_ns:  # another thread has the identifier now
                 before_ns = 0
             self._clocks[thread] = clock_ns
             self._took_ns[thread] = self._took_ns.get(thread, 0) + clock_ns - before_ns
@@ -388,16 +388,16 @@ class ThreadClocks:
         self._last_ns = now_ns
 
     def learn_names(self) -> None:
-        """Remember what threads are called, as they may end; takes a lock."""
+        """Remember thread names, as threads may end; takes a lock."""
         if not self._took_ns.keys() <= self._names.keys():
             known = {one.ident: one.name for one in threading.enumerate() if one.ident is not None}
             self._names.update({thread: known.get(thread, "") for thread in self._took_ns})
 
     def read(self) -> tuple[dict[int, tuple[str, int]], int]:
-        """The threads that took some time, and the wall time that it is of.
+        """Return the threads that used some CPU time, and the wall time it refers to.
 
         Returns:
-            Identifier → name and CPU time in nanoseconds, without threads of this package; and nanoseconds.
+            Name and CPU time in ns by identifier, without this package's threads; and wall time in ns.
         """
         self.look(sys._current_frames())
         self.learn_names()

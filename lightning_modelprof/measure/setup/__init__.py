@@ -1,1 +1,1 @@
-"""What trains, read once when the loop begins."""
+"""What trains, read once when the loop starts."""

@@ -1,4 +1,4 @@
-"""What runs, on what: read once when the loop starts."""
+"""The software and hardware of a run, read once when the loop starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIGHTNINGS: Final = ("lightning", "pytorch_lightning")
 
 
 class AnyLoop(Protocol):
-    """Who runs the loop, as ``loop.loop.Loop`` is."""
+    """Whatever runs the loop, such as ``loop.loop.Loop``."""
 
     @property
     def kind(self) -> LoopKind: ...
@@ -66,7 +66,7 @@ def run_info(
     version: str,
     libraries: Sequence[Library] = (),
 ) -> RunInfo:
-    """The description of a loop that is about to begin; ``libraries`` are those that it belongs to."""
+    """Describe a loop that is about to start; ``libraries`` are those that it belongs to."""
     device = loop.device
     return RunInfo(
         created=_now(),
@@ -93,7 +93,7 @@ def run_info(
 
 
 def _versions(run_by: Iterable[type]) -> dict[str, str]:
-    """Versions of Lightning, and of installed packages with a class among these and their bases."""
+    """Return versions of Lightning, and of installed packages with a class among these and their bases."""
     found = {}
     for kind in (base for one in run_by for base in one.__mro__):
         if not {"Trainer", "LightningModule"}.intersection(base.__name__ for base in kind.__mro__):
@@ -108,17 +108,14 @@ def _versions(run_by: Iterable[type]) -> dict[str, str]:
 
 
 def _now() -> str:
-    """The local time, in ISO 8601 with microseconds and zone."""
     try:
         return datetime.now().astimezone().isoformat(timespec="microseconds")
-    except (
-        Exception
-    ):  # somebody else's stand-in for datetime, or a date that it cannot be: a label is missing
+    except Exception:  # a replaced datetime, or an invalid date: the label is missing
         return ""
 
 
 def written_class(module: Any) -> type:
-    """The class that the user wrote, inside wrappers; ``fully_shard`` puts one of its own in its place."""
+    """Return the user's class inside wrappers, also for ``fully_shard``, which substitutes its own class."""
     kind = type(module)
     while kind.__name__ in WRAPPERS:
         inner = variables_of(module).get("_modules", {}).get(WRAPPERS[kind.__name__])
@@ -130,7 +127,7 @@ def written_class(module: Any) -> type:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's own name, ``""`` if it has none to tell."""
+    """Return the device's own name; the processor's or machine's for others."""
     if device.type in {"cuda", "xpu"}:
         return str(getattr(torch, device.type).get_device_name(device))
     return platform.processor() or platform.machine()
@@ -143,17 +140,17 @@ _ENTRIES: Final = ("fit", "validate", "test", "predict")
 
 
 _OF_LIGHTNING: Final = ("LightningModule", "LightningDataModule")
-"""By name, as there are two Lightnings."""
+"""By name, as there are two Lightning packages."""
 
 
 class TrainerCall(NamedTuple):
-    """Who called the Trainer.
+    """The caller of the Trainer.
 
     Attributes:
-        from_library: its function that did; ``None`` where the user's own code did.
-        user: the user's line that led there; ``None`` without a library between, or where there is none.
-        files: of the user, with the functions that led there.
-        lines: of the user, that led there, innermost first.
+        from_library: the library's function that called it; ``None`` where the user's code did.
+        user: the user's line that led there; ``None`` without a library in between, or without such a line.
+        files: user files with the functions that led there.
+        lines: user lines that led there, innermost first.
     """
 
     from_library: Place | None
@@ -168,11 +165,11 @@ _CONFIGURATORS: Final = {
     "pytorch_lightning.cli": "LightningCLI",
     "hydra": "Hydra",
 }
-"""Modules that call functions with what they read from YAML files."""
+"""Modules that call functions with settings from YAML files."""
 
 
 def trainer_call() -> TrainerCall:
-    """Who called the Trainer that runs now. To be called from a hook."""
+    """Find the caller of the running Trainer; call from a hook."""
     user_code, library, user = UserCode(), None, None
     lines: list[Place] = []
     configured_by = ""
@@ -194,7 +191,7 @@ def _configurator(module: str) -> str:
 
 
 def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Library, ...]:
-    """The libraries of a loop: of the module, of the DataModule, and of who called the Trainer."""
+    """Return a loop's libraries: those of the module, the DataModule, and the Trainer's caller."""
     classes = [*_written(written_class(module)), *_written(type(getattr(trainer, "datamodule", None)))]
     packages = [library_of(kind.__module__, _file_of(kind)) for kind in classes]
     packages.append("" if call.from_library is None else call.from_library.package)
@@ -205,7 +202,7 @@ def read_libraries(trainer: Any, module: Any, call: TrainerCall) -> tuple[Librar
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames outside of the nearest Trainer, innermost first."""
+    """Yield the frames outside the nearest Trainer, innermost first."""
     is_outside = False
     while frame is not None:
         is_trainer = frame.f_globals.get("__name__") in _TRAINERS
@@ -227,7 +224,7 @@ def _line(frame: FrameType, library: str = "") -> Place:
 
 
 def _written(kind: type) -> Iterator[type]:
-    """A class and those of its bases that derive from Lightning's."""
+    """Yield a class and those of its bases that derive from Lightning's."""
     for base in kind.__mro__:
         names = {one.__name__ for one in base.__mro__[1:]}
         if names.intersection(_OF_LIGHTNING):

@@ -1,4 +1,4 @@
-"""What torch.compile did while the loop ran, from the counters that torch keeps anyway."""
+"""What torch.compile did during the loop, from torch's own counters."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FRAME: Final = re.compile(r"Line: (?P<line>\d+), Name: (?P<name>.*?), Filename:
 
 
 _MAX_GUARDS: Final = 5
-"""Reasons kept for each function."""
+"""Most reasons kept per function."""
 
 
 def compile_setup(began_s: float) -> CompileSetup | None:
-    """Compilations since a time, with all graph breaks and failed guards of this process.
+    """Return compilations since a time, with all graph breaks and failed guards of this process.
 
     Args:
         began_s: ``time.time()`` from which on compilations count.
@@ -37,10 +37,10 @@ def compile_setup(began_s: float) -> CompileSetup | None:
         ``None`` if nothing was compiled since then.
 
     Caveats:
-        torch keeps the last 64 compilations. Its counts of graph breaks and failed guards are those of the
-        whole process.
+        torch keeps the last 64 compilations. Its counts of graph breaks and failed guards cover the whole
+        process.
     """
-    utils: Any = sys.modules.get("torch._dynamo.utils")  # never imported for this: that takes a second
+    utils: Any = sys.modules.get("torch._dynamo.utils")  # never imported for this, as that takes a second
     if utils is None:
         return None
     metrics = [one for one in utils.get_compilation_metrics() if (one.start_time or 0) >= began_s]
@@ -60,7 +60,7 @@ def compile_setup(began_s: float) -> CompileSetup | None:
 
 
 def _compilation(metrics: Any) -> Compilation:
-    # "3/1": the second compilation of the fourth function. Older ones have no such id.
+    # "3/1": the second compilation of the fourth function. Older versions have no such id.
     attempt = str(getattr(metrics, "compile_id", None) or "0/0").partition("/")[2].partition("_")[0]
     file, line = metrics.co_filename, metrics.co_firstlineno
     return Compilation(
@@ -72,7 +72,7 @@ def _compilation(metrics: Any) -> Compilation:
 
 
 def _caller(stack: Sequence[str]) -> Place | None:
-    """The user's innermost statement on a stack in torch's words, the last of which is what was compiled."""
+    """Return the user's innermost statement on torch's textual stack, whose last entry was compiled."""
     for text in reversed(stack[:-1]):
         match = _FRAME.fullmatch(text)
         if match is not None and not is_library(match["file"]):
@@ -91,13 +91,13 @@ _NUMBER: Final = re.compile(r"\d*$")
 
 
 def convolution_biases(module: nn.Module) -> tuple[ConvolutionBias, ...]:
-    """Convolutions with a bias right before a BatchNorm of as many channels that uses the batch's mean.
+    """Find convolutions with a bias right before a BatchNorm of as many channels that uses the batch mean.
 
-    In a ``Sequential`` the order of the layers is the order in which they run. Elsewhere only neighbours
-    count whose names end in the same number, as in ``conv1`` and ``bn1``.
+    In a ``Sequential``, layers run in order. Elsewhere, only neighbours count whose names end in the same
+    number, as in ``conv1`` and ``bn1``.
 
-    Source: the mean that BatchNorm subtracts contains the bias (Ioffe and Szegedy, Batch Normalization,
-    2015, section 3.2).
+    Source: the mean that BatchNorm subtracts contains the bias (Ioffe and Szegedy, Batch Normalization, 2015,
+    section 3.2).
     """
     return tuple(_found(module))
 
@@ -132,7 +132,7 @@ def _number(name: str) -> str:
 
 
 def _owner(root: nn.Module, path: str) -> Place | None:
-    """The constructor of the innermost module on the path that is not a library's."""
+    """Return the constructor of the innermost module on the path that isn't a library's."""
     while True:
         kind: Any = type(root.get_submodule(path))
         place = place_of(kind.__init__)
@@ -146,7 +146,7 @@ def _owner(root: nn.Module, path: str) -> Place | None:
 NAMES: Final = frozenset(
     ("DataLoader", "Trainer", "ModelCheckpoint", "Embedding", "EmbeddingBag", "double", "float64")
 )
-"""Of functions, classes and attributes."""
+"""Names of functions, classes and attributes."""
 
 
 _MOST_FILES: Final = 8
@@ -159,21 +159,21 @@ _MOST_LINES: Final = 8
 
 
 def class_files(*things: Any) -> frozenset[str]:
-    """The files of the user with the classes of these objects; ``None`` has none."""
+    """Return the user's files that define these objects' classes; ``None`` is skipped."""
     found = set()
     for one in things:
         if one is None:
             continue
         try:
             found.add(absolute_file(inspect.getfile(written_class(one))))
-        except (OSError, TypeError):  # built in, or made at a prompt
+        except (OSError, TypeError):  # built in, or defined at a prompt
             continue
     user_code = UserCode(tuple(type(one) for one in things if one is not None))
     return frozenset(file for file in found if user_code.is_users_file(file))
 
 
 def calls_by_name(files: Iterable[str]) -> dict[str, tuple[Place, ...]]:
-    """The lines of these files that call or name one of ``NAMES``, in order."""
+    """Return the lines of these files that call or name one of ``NAMES``, in order."""
     found: dict[str, list[Place]] = {}
     for file in sorted(files)[:_MOST_FILES]:
         text = "".join(linecache.getlines(file))
@@ -188,7 +188,7 @@ def calls_by_name(files: Iterable[str]) -> dict[str, tuple[Place, ...]]:
 
 @lru_cache(maxsize=_MOST_FILES)
 def _calls_in(text: str) -> tuple[tuple[str, int, str], ...]:
-    """Those of a file, which every loop of the process asks for; none where it isn't Python."""
+    """Return a file's calls, cached for all loops of the process; none if it isn't Python."""
     try:
         return tuple(_calls(ast.parse(text), ""))
     except (SyntaxError, ValueError, RecursionError):
@@ -196,7 +196,7 @@ def _calls_in(text: str) -> tuple[tuple[str, int, str], ...]:
 
 
 def _calls(node: ast.AST, function: str) -> Iterator[tuple[str, int, str]]:
-    """Name, line and function around it."""
+    """Yield name, line and enclosing function."""
     for child in ast.iter_child_nodes(node):
         inner = function
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -1,4 +1,4 @@
-"""A source file of the user's as a syntax tree, in which statements are found."""
+"""A user's source file as a syntax tree, for finding statements."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _DEEPEST: Final = 6
 
 
 class SourceFile:
-    """A file that was read and parsed once.
+    """A file that is read and parsed once.
 
     Args:
         path: absolute.
 
     Raises:
-        SyntaxError: when it is no Python; also ValueError and RecursionError.
+        SyntaxError: when it isn't Python; also ValueError and RecursionError.
     """
 
     def __init__(self, path: str, data: bytes) -> None:
@@ -58,7 +58,7 @@ class SourceFile:
 
     @classmethod
     def read(cls, path: str) -> SourceFile | None:
-        """The file; ``None`` where it can't be read as Python in UTF-8 or is too long."""
+        """Read a file; ``None`` if it isn't readable as Python in UTF-8, or too long."""
         try:
             data = _bytes_of(path)
             return None if data is None else cls(path, data)
@@ -66,7 +66,7 @@ class SourceFile:
             return None
 
     def function_at(self, place: Place) -> Function | None:
-        """The function that starts where a place says; ``None`` where another one does, or none."""
+        """Return the function that starts at a place; ``None`` if there is none, or another one."""
         name = place.function.rpartition(".")[2]
         for node in self._functions:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
@@ -75,7 +75,7 @@ class SourceFile:
         return None
 
     def class_named(self, qualified_name: str) -> ast.ClassDef | None:
-        """The class of this name; ``None`` where there is none, or several."""
+        """Return the class of this name; ``None`` if there is none, or several."""
         node: ast.AST = self.tree
         for name in qualified_name.split("."):
             found = [
@@ -91,19 +91,19 @@ class SourceFile:
         return node if isinstance(node, ast.ClassDef) else None
 
     def name_of(self, call: ast.Call) -> str:
-        """What a call calls: the last part of its name, as it was imported."""
+        """Return the last part of the called name, as it was imported."""
         function = call.func
         if isinstance(function, ast.Attribute):
             return function.attr
         return self._aliases.get(function.id, function.id) if isinstance(function, ast.Name) else ""
 
     def calls(self, node: ast.AST, *names: str) -> list[ast.Call]:
-        """The calls of these names in a part of the file, in the order of their lines."""
+        """Return the calls of these names in part of the file, in line order."""
         found = [one for name in names for one in self._calls.get(name, ()) if _is_in(one, node)]
         return sorted(found, key=lambda one: (one.lineno, one.col_offset))
 
     def call_at(self, line: int, *names: str) -> ast.Call | None:
-        """The innermost call of one of these names at a line; ``None`` without one."""
+        """Return the innermost call of one of these names at a line; ``None`` without one."""
         covering = [
             one for one in self.calls(self.tree, *names) if one.lineno <= line <= (one.end_lineno or 0)
         ]
@@ -112,13 +112,13 @@ class SourceFile:
     def made_by(
         self, value: ast.expr | None, within: ast.AST | None, name: str, depth: int = 0
     ) -> list[ast.Call]:
-        """The calls of a name that an expression's value may come from, as far as this file says.
+        """Return the calls of a name that an expression's value may come from, within this file.
 
         Args:
-            value: the expression; ``None`` stands for all that ``within`` returns.
-            within: the function that it is in; ``None`` for the module.
-            name: of the class whose objects are meant.
-            depth: of functions that were followed.
+            value: the expression; ``None`` means everything that ``within`` returns.
+            within: the enclosing function; ``None`` for the module.
+            name: class whose objects are sought.
+            depth: number of functions followed so far.
         """
         if depth > _DEEPEST:
             return []
@@ -138,16 +138,15 @@ class SourceFile:
         if isinstance(value, ast.Name):
             scope = within
             while not values and scope is not self.tree:
-                values = _assigned(self._own_nodes(scope), value.id)
+                values = _assigned_values(self._own_nodes(scope), value.id)
                 scope = self._scope_of(scope) if scope is not None else self.tree
-            values = values or _assigned(self.tree.body, value.id)
+            values = values or _assigned_values(self.tree.body, value.id)
         elif isinstance(value, ast.Attribute) and _is_self(value.value):
             owner = None if within is None else self.class_around(within)
-            values = _assigned(ast.walk(owner) if owner is not None else (), value.attr, of_self=True)
+            values = _assigned_values(ast.walk(owner) if owner is not None else (), value.attr, of_self=True)
         return [call for one in values for call in self.made_by(one, within, name, depth + 1)]
 
     def _callee(self, call: ast.Call, within: ast.AST | None) -> Function | None:
-        """The function of this file that a call runs; ``None`` where it isn't known."""
         function = call.func
         if isinstance(function, ast.Name):
             body = self.tree.body
@@ -161,7 +160,7 @@ class SourceFile:
         return next((one for one in body if isinstance(one, _FUNCTIONS) and one.name == name), None)
 
     def _own_nodes(self, scope: ast.AST | None) -> Iterator[ast.AST]:
-        """What is in a function, without the functions and classes in it."""
+        """Yield the nodes of a function, without the functions and classes in it."""
         left = list(ast.iter_child_nodes(self.tree if scope is None else scope))
         while left:
             node = left.pop()
@@ -176,7 +175,7 @@ class SourceFile:
         return parent
 
     def function_around(self, node: ast.AST) -> ast.AST | None:
-        """The innermost function around a node; ``None`` outside of all."""
+        """Return the innermost function around a node; ``None`` outside all functions."""
         scope = self._scope_of(node)
         return None if scope is self.tree else scope
 
@@ -196,11 +195,11 @@ class SourceFile:
         return False
 
     def attributes(self, owner: ast.ClassDef, name: str) -> list[ast.Attribute]:
-        """All uses of ``self.name`` in a class."""
+        """Return all uses of ``self.name`` in a class."""
         return [one for one in self.uses_of(name) if _is_self(one.value) and _is_in(one, owner)]
 
     def uses_of(self, *names: str) -> list[ast.Attribute]:
-        """All attributes of these names in the file, of whatever."""
+        """Return all attributes of these names in the file, on any object."""
         return [one for one in self._attributes if one.attr in names]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -209,18 +208,18 @@ class SourceFile:
     def statement(
         self, about: str, nodes: Sequence[ast.Call], *, at: ast.AST | None = None, module: str = ""
     ) -> Statement | None:
-        """The simple statement around calls.
+        """Return the simple statement around calls.
 
         Args:
-            nodes: the calls that would change; all in one statement.
-            at: where the statement is, for one without calls.
+            nodes: the calls to change; all in one statement.
+            at: place of the statement if it has no calls.
 
         Returns:
-            ``None`` where they are in no simple statement, in several, or a call takes ``*args``.
+            ``None`` if they're in no simple statement, in several, or if a call takes ``*args``.
         """
         around = {self._simple(one) for one in nodes} or {self._simple(at)}
         found = around.pop()
-        if found is None or around or any(map(_is_starred, nodes)):
+        if found is None or around or any(map(_unpacks_arguments, nodes)):
             return None
         text = self._text(found)
         if len(text) > _MOST_CHARACTERS:
@@ -247,7 +246,7 @@ class SourceFile:
         lines = [line.rstrip("\r") for line in self._lines[node.lineno - 1 : node.end_lineno]]
         if not lines:
             return ""
-        # Columns count bytes; the last line is cut first, as it may be the first one, too.
+        # Columns count bytes; the last line is cut first, as it may also be the first one.
         lines[-1] = lines[-1].encode()[: node.end_col_offset].decode()
         lines[0] = lines[0].encode()[node.col_offset :].decode()
         return "\n".join(lines)
@@ -258,7 +257,6 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _is_in(node: ast.expr, outer: ast.AST) -> bool:
-    """Whether a node stands within another one, a module, class, function or expression."""
     if isinstance(outer, ast.Module):
         return True
     around: Any = outer
@@ -266,15 +264,13 @@ def _is_in(node: ast.expr, outer: ast.AST) -> bool:
     return begin <= (node.lineno, node.col_offset) and (node.end_lineno, node.end_col_offset) <= end
 
 
-def _is_starred(call: ast.Call) -> bool:
-    """Whether arguments are taken from a list or a dict, so that it isn't known which are given."""
+def _unpacks_arguments(call: ast.Call) -> bool:
     return any(isinstance(one, ast.Starred) for one in call.args) or any(
         one.arg is None for one in call.keywords
     )
 
 
-def _assigned(nodes: Iterable[ast.AST], name: str, *, of_self: bool = False) -> list[ast.expr]:
-    """What is assigned to a name, or to an attribute of ``self``."""
+def _assigned_values(nodes: Iterable[ast.AST], name: str, *, of_self: bool = False) -> list[ast.expr]:
     found = []
     for node in nodes:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
@@ -298,7 +294,7 @@ def mentions(path: str, word: str) -> bool:
 
 
 def _bytes_of(path: str) -> bytes | None:
-    """``None`` for what is no file, or a very long one."""
+    """Return a file's bytes; ``None`` if it's no regular file, or very long."""
     info = Path(path).stat()
     if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_BYTES:
         return None

@@ -1,7 +1,7 @@
 """The user's statements that findings may want changed, found when the loop starts.
 
-They make the DataLoader, the Trainer, the optimizer and layers, log values and copy tensors. A statement is
-kept where the source says beyond doubt that it is the one; where several could be, none is.
+They create the DataLoader, Trainer, optimizer and layers, log values and copy tensors. A statement is kept
+only if the source identifies it beyond doubt; if several qualify, none is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPY: Final = "to"
 ANOMALY: Final = "set_detect_anomaly"
 CONVOLUTION: Final = "convolution"
 UNTRAINED: Final = "untrained"
-"""``about`` of a module none of whose parameters an optimizer has."""
+"""``about`` of a module whose parameters are in no optimizer."""
 
 _ENTRIES: Final = ("fit", "validate", "test", "predict")
 _LOGS: Final = ("log", "log_dict")
@@ -35,36 +35,36 @@ _COPIES: Final = ("to", "cuda")
 _CONVOLUTIONS: Final = ("Conv1d", "Conv2d", "Conv3d")
 _TRANSFERS: Final = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
 _NEEDS_BIAS: Final = ("bias", "load_state_dict", "load_from_checkpoint")
-"""Attributes by which code may ask for a bias, or load a checkpoint that has one."""
+"""Attributes through which code may access a bias, or load a checkpoint with one."""
 _MOST: Final = 50
 _MOST_FILES: Final = 8
 _REACHES_GRADIENTS: Final = (
     *("grad", "requires_grad", "requires_grad_"),
     *("unfreeze", "add_param_group", "toggle_optimizer"),
 )
-"""Attributes by which code may use gradients that no optimizer uses, or train a module later."""
+"""Attributes through which code may use gradients that no optimizer uses, or train a module later."""
 _HARMLESS: Final = ("eval", "train", "load_state_dict", "parameters", "state_dict", "to", "forward")
-"""Attributes of a module that is handed to no other code."""
+"""Attributes of a module that don't pass it to other code."""
 _GIVE_PARAMETERS: Final = ("parameters", "named_parameters")
 
 
 class Statements:
-    """Finds the statements of one loop.
+    """Finds one loop's statements.
 
     Args:
-        holders: the LightningModule and the DataModule, in whose files the user's code is.
+        holders: the LightningModule and the DataModule, whose files have the user's code.
     """
 
     def __init__(self, call: TrainerCall, module: nn.Module, holders: Iterable[Any]) -> None:
         self._call, self._module = call, module
         self._layers = dict(named_modules(module))
-        self._user_code = UserCode()  # a class in an installed package is a library's, whoever's model it is
+        self._user_code = UserCode()  # a class in an installed package is a library's, even if it's the model
         self._read: dict[str, SourceFile | None] = {}
         classes = [kind for one in holders if one is not None for kind in written_class(one).__mro__]
         self._files = [*call.files, *filter(None, map(self._file_of, classes))]
 
     def _source(self, file: str | None) -> SourceFile | None:
-        """A file of the user's; ``None`` where it is a library's, no file, or one too many."""
+        """Read a user's file; ``None`` if it's a library's, no file, or one too many."""
         if file is None or file.startswith("<") or not self._user_code.is_users_file(file):
             return None
         if file not in self._read and len(self._read) < _MOST_FILES:
@@ -74,18 +74,17 @@ class Statements:
     def _file_of(self, kind: type) -> str | None:
         try:
             file = absolute_file(inspect.getfile(kind))
-        except (OSError, TypeError):  # built in, or made at a prompt
+        except (OSError, TypeError):  # built in, or defined at a prompt
             return None
         return file if self._user_code.is_users_file(file) else None
 
     def _calls_anywhere(self, name: str) -> list[tuple[SourceFile, ast.Call]]:
-        """All calls of a name in the user's files; a file without the name isn't parsed."""
+        """Return all calls of a name in the user's files; a file without the name isn't parsed."""
         files = [one for one in dict.fromkeys(self._files) if one in self._read or mentions(one, name)]
         sources = [one for one in map(self._source, files) if one is not None]
         return [(one, call) for one in sources for call in one.calls(one.tree, name)]
 
     def _entry(self) -> tuple[SourceFile, ast.Call] | None:
-        """The user's call of the Trainer."""
         for place in self._call.lines[:1]:
             source = self._source(place.file)
             call = None if source is None or place.line is None else source.call_at(place.line, *_ENTRIES)
@@ -94,10 +93,10 @@ class Statements:
         return None
 
     def loader(self, loaders: Sequence[LoaderSetup], position: int) -> Iterator[Statement]:
-        """The statement that makes the loop's only DataLoader.
+        """Yield the statement that creates the loop's only DataLoader.
 
         Args:
-            position: of the dataloaders in the call of the Trainer.
+            position: the dataloaders' position among the Trainer call's arguments.
         """
         if len(loaders) != 1:
             return
@@ -122,7 +121,7 @@ class Statements:
         yield from _only("DataLoader", found)
 
     def trainer(self, kind: str) -> Iterator[Statement]:
-        """The statement that makes the Trainer, and the one that turns anomaly detection on."""
+        """Yield the statements that create the Trainer and turn anomaly detection on."""
         found: list[tuple[SourceFile, ast.Call]] = []
         entry = self._entry()
         if entry is not None:
@@ -136,7 +135,7 @@ class Statements:
         yield from _only(ANOMALY, switches)
 
     def optimizer(self, hook: Place | None, class_names: Sequence[str]) -> Iterator[Statement]:
-        """The statement in ``configure_optimizers`` that makes the only optimizer."""
+        """Yield the statement in ``configure_optimizers`` that creates the only optimizer."""
         source = None if hook is None else self._source(hook.file)
         if source is None or hook is None or len(class_names) != 1:
             return
@@ -147,7 +146,7 @@ class Statements:
         yield from _only("optimizer", [(source, call) for call in calls])
 
     def logs(self) -> Iterator[Statement]:
-        """Calls of ``self.log`` in the module's own code, and those with ``.item()`` as their value."""
+        """Yield ``self.log`` calls in the module's own code, and those whose value is an ``.item()``."""
         left = _MOST
         for kind in written_class(self._module).__mro__:
             source = self._source(self._file_of(kind))
@@ -156,14 +155,14 @@ class Statements:
                 continue
             for call in source.calls(owner, *_LOGS)[:left]:
                 left -= 1
-                items = [one for one in _logged(call) if _is_item(one)]
+                items = [one for one in _logged_values(call) if _is_item(one)]
                 for about, calls in (("log", [call]), (ITEM, items)):
                     found = source.statement(about, calls) if calls else None
                     if found is not None:
                         yield found
 
     def copies(self, hooks: Mapping[str, Place]) -> Iterator[Statement]:
-        """Calls of ``.to`` and ``.cuda`` in the module's transfer hooks and its step."""
+        """Yield calls of ``.to`` and ``.cuda`` in the module's transfer hooks and its step."""
         for name in (*_TRANSFERS, "training_step"):
             place = hooks.get(name)
             source = None if place is None else self._source(place.file)
@@ -176,7 +175,7 @@ class Statements:
                     yield found
 
     def convolutions(self, biases: Sequence[ConvolutionBias]) -> Iterator[Statement]:
-        """The only statement that makes all convolutions before a BatchNorm, outside of loops."""
+        """Yield the only statement, outside loops, that creates all convolutions before a BatchNorm."""
         paths = dict.fromkeys(one.convolution for one in biases)
         entry = self._entry()
         if entry is not None and any(one.arg == "ckpt_path" for one in entry[1].keywords):
@@ -192,7 +191,7 @@ class Statements:
                 return
             if source.uses_of(*_NEEDS_BIAS):
                 return
-            # Each module of the class has this layer: all of them have to stand before a BatchNorm.
+            # Each module of the class has this layer, so all of them must come before a BatchNorm.
             below = ".".join((attribute, *path_below))
             for prefix, one in self._layers.items():
                 if type(one) is owner and (f"{prefix}.{below}" if prefix else below) not in paths:
@@ -205,7 +204,7 @@ class Statements:
                 yield statement_found
 
     def untrained(self, paths: Sequence[str]) -> Iterator[Statement]:
-        """Statements ``self.x = ...`` that make modules which no optimizer trains, nor other code."""
+        """Yield ``self.x = ...`` statements that create modules trained by no optimizer or other code."""
         for path in paths[:_MOST]:
             made = self._assignment_of(path)
             if made is None:
@@ -232,7 +231,7 @@ class Statements:
                 yield found
 
     def _assignment_of(self, path: str) -> tuple[SourceFile, ast.Assign, tuple[str, ...], type, str] | None:
-        """Where a module is made: file, ``self.x = ...``, its path below x, the class, and x."""
+        """Return where a module is created: file, ``self.x = ...``, its path below x, the class, and x."""
         names = path.split(".")
         for depth in range(len(names) - 1, -1, -1):
             owner = self._layers.get(".".join(names[:depth]))
@@ -255,7 +254,7 @@ class Statements:
 
 
 def outside_optimizers(module: nn.Module, optimizers: Iterable[Any]) -> tuple[str, ...]:
-    """The outermost modules with trainable parameters, none of which an optimizer has."""
+    """Return the outermost modules with trainable parameters, none of which is in an optimizer."""
     held = {
         id(parameter)
         for optimizer in optimizers
@@ -276,7 +275,7 @@ def outside_optimizers(module: nn.Module, optimizers: Iterable[Any]) -> tuple[st
 
 
 def _only(about: str, found: Sequence[tuple[SourceFile, ast.Call]]) -> Iterator[Statement]:
-    """The statement of a call, if it is the only one."""
+    """Yield a call's statement if it is the only one."""
     statement = found[0][0].statement(about, [found[0][1]]) if len(found) == 1 else None
     if statement is not None:
         yield statement
@@ -298,7 +297,6 @@ _CHECKED: Final = ("num_workers", "batch_size", "pin_memory", "persistent_worker
 
 
 def _may_make(call: ast.Call, loader: LoaderSetup) -> bool:
-    """Whether the constants in a call are those of a DataLoader."""
     return all(
         getattr(loader, one.arg) in (None, one.value.value)
         for one in call.keywords
@@ -306,8 +304,7 @@ def _may_make(call: ast.Call, loader: LoaderSetup) -> bool:
     )
 
 
-def _logged(call: ast.Call) -> list[ast.expr]:
-    """The values that a ``self.log`` or ``self.log_dict`` gets."""
+def _logged_values(call: ast.Call) -> list[ast.expr]:
     is_dict = isinstance(call.func, ast.Attribute) and call.func.attr == "log_dict"
     given = _argument(call, 0 if is_dict else 1, "dictionary" if is_dict else "value")
     if given is None:
@@ -331,7 +328,7 @@ def _is_item(node: ast.expr) -> TypeGuard[ast.Call]:
 
 
 def _layer_call(source: SourceFile, value: ast.expr, path_below: Sequence[str]) -> ast.Call | None:
-    """The call that makes a layer, in nested ``Sequential``s without names and lists."""
+    """Return the call that creates a layer, in nested ``Sequential``s without names or lists."""
     for index in path_below:
         if not (isinstance(value, ast.Call) and source.name_of(value) == "Sequential" and not value.keywords):
             return None
@@ -343,7 +340,7 @@ def _layer_call(source: SourceFile, value: ast.expr, path_below: Sequence[str]) 
 
 
 def _is_only_used(source: SourceFile, node: ast.Attribute) -> bool:
-    """Whether ``self.x`` is assigned, called, or asked for something: never handed to other code."""
+    """Whether ``self.x`` is only assigned, called or asked for harmless attributes, never passed on."""
     parent = source.parent(node)
     if isinstance(node.ctx, ast.Store):
         return True
@@ -353,7 +350,6 @@ def _is_only_used(source: SourceFile, node: ast.Attribute) -> bool:
 
 
 def _only_optimizers_ask_for_parameters(source: SourceFile) -> bool:
-    """Whether parameters go to nothing but the optimizer that Lightning steps."""
     return all(
         getattr(source.function_around(one), "name", "") == "configure_optimizers"
         for one in source.uses_of(*_GIVE_PARAMETERS)

@@ -1,6 +1,6 @@
-"""Reads how a training is set up from the live trainer: once when the loop begins and once when it ends.
+"""Reads a training's setup from the live trainer, once when the loop starts and once when it ends.
 
-Every part is read on its own, so that one that cannot be read costs only itself.
+Each part is read separately, so that an unreadable one costs only itself.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from lightning_modelprof.run.setup import (
 )
 
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
-"""Quota and period of the container's CPU time in microseconds, or ``max``."""
+"""Quota and period of the container's CPU time in µs, or ``max``."""
 
 
 def read_setup(loop: AnyLoop) -> TrainingSetup:
-    """What is known when the loop begins. Never raises."""
+    """Read what is available when the loop starts. Never raises."""
     return _take(TrainingSetup(), loop.live().at_begin())
 
 
 def finish_setup(setup: TrainingSetup, loop: AnyLoop, began_s: float) -> TrainingSetup:
-    """The same with what is only known later: validation, memory, compilations. Never raises.
+    """Add what is only available later: validation, memory, compilations. Never raises.
 
     Args:
-        began_s: ``time.time()`` when the loop began.
+        began_s: ``time.time()`` at the loop's start.
     """
     return _take(setup, (*loop.live().at_end(), lambda: {"compiled": compile_setup(began_s)}))
 
 
 def _take(setup: TrainingSetup, readers: Sequence[Callable[[], dict[str, Any]]]) -> TrainingSetup:
-    """The setup with each part that can be read, and a note for each that cannot."""
+    """Add each readable part to the setup, and a note for each unreadable one."""
     for read in readers:
         found, note = _attempt(read)
         found = {name: value for name, value in found.items() if value not in (None, ())}
@@ -64,12 +64,12 @@ def _take(setup: TrainingSetup, readers: Sequence[Callable[[], dict[str, Any]]])
 def _attempt(read: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
     try:
         return read(), ""
-    except Exception as error:  # anybody's objects, or another Lightning
+    except Exception as error:  # arbitrary objects, or another Lightning
         return {}, f"{read.__name__} couldn't be read: {describe_error(error)}"
 
 
 def usable_cpus() -> int | None:
-    """CPUs that this process may use: its affinity, and no more than its container's quota rounded up."""
+    """Return the CPUs that this process may use: its affinity, capped at its container's rounded-up quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count()
     try:
@@ -83,7 +83,7 @@ Reader: TypeAlias = Callable[[], dict[str, Any]]
 
 
 class Live:
-    """The live objects of a loop; each method reads one part of the setup and may raise."""
+    """A loop's live objects; each method reads one part of the setup and may raise."""
 
     num_nodes = 1
 
@@ -99,11 +99,11 @@ class Live:
         return (self.threads, self.loaders, self.optimizers, *of_module)
 
     def at_end(self) -> tuple[Reader, ...]:
-        """What may be known only when the loop has ended."""
+        """Return readers of what may be available only when the loop has ended."""
         return (self.loaders, self.device)
 
     def threads(self) -> dict[str, Any]:
-        """CPUs, threads and torch's settings, which may be others when the loop has ended."""
+        """Read CPUs, threads and torch's settings, which may change during the loop."""
         return {
             "usable_cpus": usable_cpus(),
             "num_threads": torch.get_num_threads(),
@@ -119,7 +119,7 @@ class Live:
         }
 
     def libraries(self) -> dict[str, Any]:
-        """The user's files, and what they call."""
+        """Read the calls in the user's files."""
         return {"calls": calls_by_name(class_files(self._module))}
 
     def loaders(self) -> dict[str, Any]:
@@ -166,10 +166,10 @@ class Live:
 
 
 def loader_setup(loader: Any) -> LoaderSetup:
-    """One loader; what is not made like torch's has a kind and no more."""
+    """Describe a loader; one that isn't a DataLoader only has its kind and ``__iter__``."""
     if not isinstance(loader, DataLoader):
         return LoaderSetup(kind=type(loader).__name__, dataset=place_of(type(loader).__iter__))
-    # Innermost first: a Subset or a ConcatDataset is not where the time goes.
+    # Innermost first: a Subset or a ConcatDataset isn't where the time goes.
     dataset: Any = loader.dataset
     while derives(type(dataset), Subset):
         dataset = dataset.dataset

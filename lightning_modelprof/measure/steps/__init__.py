@@ -1,1 +1,1 @@
-"""What every step is measured by."""
+"""Instruments that measure every step."""

@@ -1,7 +1,7 @@
-"""What an event of Lightning's profiler interface means to the ledger, one small context per kind.
+"""Contexts that tell the ledger about events of Lightning's profiler interface, one class per kind.
 
-An action object is made once per action name (``lightning/classify.py`` decides which kind) and entered and
-left every time the action happens. Each event costs one clock read and a few assignments.
+An action object is created once per action name (``lightning/classify.py`` decides its kind) and entered and
+left whenever the action happens. Each event costs one clock reading and a few assignments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_modelprof.measure.steps.ledger import (
 
 
 class Action:
-    """A context that does nothing: the time inside belongs to what surrounds it."""
+    """A context without effect: the time inside belongs to what surrounds it."""
 
     __slots__ = ()
 
@@ -33,14 +33,14 @@ class Action:
 
 
 INHERIT: Final = Action()
-"""For actions that are no phase of their own. It has no state, so any thread may use it."""
+"""For actions that aren't phases themselves. It has no state, so any thread may use it."""
 
 
 class PhaseAction(Action):
-    """The time inside belongs to one phase, less what actions inside it take.
+    """Assigns the time inside to one phase, minus the time of inner actions.
 
-    The phase around it is remembered here and not on a stack: an action that was started and never
-    stopped (an exception between Lightning's start and stop) cannot shift what comes after it.
+    The surrounding phase is stored here rather than on a stack, so that an action that was started and never
+    stopped (an exception between Lightning's start and stop) can't shift later ones.
     """
 
     __slots__ = ("ledger", "outer", "phase")
@@ -67,10 +67,10 @@ class PhaseAction(Action):
 
 
 class CallbackAction(PhaseAction):
-    """A hook of another callback, with its own total: everything inside it but hooks of further callbacks.
+    """A hook of another callback, with its own total: everything inside except hooks of further callbacks.
 
-    A checkpoint that it saves is in its total. The hooks that are called meanwhile have totals of their own,
-    so that all totals together are never more than the time of the loop.
+    Includes a checkpoint that it saves. Hooks called in the meantime have their own totals, so all totals
+    together never exceed the loop's time.
     """
 
     __slots__ = ("begin_ns", "calls", "hooks_before_ns", "total_ns")
@@ -100,7 +100,7 @@ class CallbackAction(PhaseAction):
 
 
 class ExceptionAction(Action):
-    """``on_exception`` of another callback: if that raises, nobody tells us that the loop is over."""
+    """``on_exception`` of another callback: if that raises, the loop's end isn't announced."""
 
     __slots__ = ("ledger",)
 
@@ -116,7 +116,7 @@ class ExceptionAction(Action):
 
 
 class BatchStartAction(CallbackAction):
-    """``on_train_batch_start`` of a callback: where a step begins if ``training_step`` fetches for itself."""
+    """``on_train_batch_start`` of a callback: a step starts here if ``training_step`` fetches itself."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ class BatchStartAction(CallbackAction):
 
 
 class AfterBackwardAction(CallbackAction):
-    """``on_after_backward`` of a callback: the first one ends the backward of manual optimization."""
+    """``on_after_backward`` of a callback: the first one ends manual optimization's backward."""
 
     __slots__ = ()
 
@@ -137,7 +137,7 @@ class AfterBackwardAction(CallbackAction):
 
 
 class FetchAction(PhaseAction):
-    """The fetch of a batch: ends the step before it."""
+    """The fetch of a batch, which ends the previous step."""
 
     __slots__ = ("has_range",)
 
@@ -151,7 +151,7 @@ class FetchAction(PhaseAction):
         self.outer = current = ledger.current
         ledger.self_ns[current] += now - ledger.last_ns
         ledger.last_ns = now
-        # The gap before the fetch (loggers, worker start-up) does not go on after it.
+        # The gap before the fetch (loggers, worker start-up) doesn't continue after it.
         if ledger.batch_ended:
             ledger.end_step()
             self.outer = OTHER
@@ -183,7 +183,7 @@ class FetchAction(PhaseAction):
 
 
 class BatchEndAction(Action):
-    """The end of another action is the end of the batch: metrics and loggers follow until the next fetch."""
+    """Ends the batch with another action: metrics and loggers follow until the next fetch."""
 
     __slots__ = ("action", "ledger")
 
@@ -207,7 +207,7 @@ class BatchEndAction(Action):
             ledger.open_gap(LOGGING)
 
     def _close_range(self, ranges: Ranges) -> None:
-        """In a trace the action ends here too, and what follows is not inside of it."""
+        """End the action in a trace too, so that what follows isn't inside it."""
         if isinstance(self.action, TracedAction) and self.action.has_range:
             self.action.has_range = False
             ranges.pop()
@@ -227,13 +227,13 @@ class EpochAction(Action):
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         if error is not None:
             self.ledger.charge()
-            self.ledger.discard()  # broken off: what would have come before the next fetch is missing
+            self.ledger.discard()  # aborted: what would have come before the next fetch is missing
         else:
             self.ledger.end_epoch()
 
 
 class ManualBackwardStartAction(PhaseAction):
-    """``on_before_backward`` of the module under manual optimization: the backward follows it.
+    """``on_before_backward`` of the module under manual optimization, right before the backward.
 
     ``manual_backward`` fires no action of its own, only the hooks before and after it.
     """
@@ -262,7 +262,7 @@ class ManualBackwardEndAction(PhaseAction):
 
 
 def end_manual_backward(action: PhaseAction) -> None:
-    """After ``action`` the phase around the backward goes on, if a manual backward is open."""
+    """If a manual backward is open, continue the phase around it after ``action``."""
     ledger = action.ledger
     if ledger.backward_outer is None:
         return
@@ -295,7 +295,7 @@ class DeviceMarkedAction(Action):
 
 
 class TracedAction(Action):
-    """Writes another action as a named range into the trace that is being recorded."""
+    """Writes another action as a named range into the trace being recorded."""
 
     __slots__ = ("action", "has_range", "ledger", "phase")
 

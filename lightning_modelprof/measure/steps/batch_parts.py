@@ -1,4 +1,4 @@
-"""What a batch holds and how large its tensors are, read without running any code of the user's.
+"""A batch's parts and its tensors' shapes, read without running user code.
 
 A property, a ``__getitem__`` or a ``__torch_function__`` may draw a random number, count its calls or be
 slow. So types are compared by ``type(part)``, and everything is read from where Python, torch and NumPy store
@@ -30,13 +30,13 @@ _BASE: Any = torch._C.TensorBase
 _ARRAY: Any = np.ndarray
 
 tensor_shape: Final[Callable[[Any], torch.Size]] = _BASE.shape.__get__
-"""The shape of a tensor that is no nested one; to be called within ``undisturbed``."""
+"""Shape of a tensor that isn't nested; call within ``undisturbed``."""
 
 is_nested: Final[Callable[[Any], bool]] = _BASE.is_nested.__get__
-"""Whether a tensor has no shape; as above."""
+"""Whether a tensor has no shape; call within ``undisturbed``."""
 
 LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), type, torch.nn.Module)
-"""Types in which no tensor of a batch is looked for."""
+"""Types that aren't searched for tensors."""
 
 
 def is_leaf(part: Any) -> bool:
@@ -48,15 +48,15 @@ def is_tensor(part: Any) -> bool:
 
 
 def is_list(part: Any) -> bool:
-    """Whether it is a list or a tuple without named fields."""
+    """Whether it's a list, or a tuple without named fields."""
     kind = type(part)
     return kind is list or kind is tuple or (issubclass(kind, (list, tuple)) and not _is_named(kind))
 
 
 def shape_of(part: Any) -> Shape | None:
-    """The shape of a tensor or an array.
+    """Return the shape of a tensor or an array.
 
-    Of a nested tensor its samples and elements, of a sparse one the number of its values too. ``None`` for
+    For a nested tensor, its samples and elements; for a sparse one, also its number of values. ``None`` for
     anything else, and for a tensor of a class that may compute its shape.
     """
     kind = type(part)
@@ -74,7 +74,7 @@ def shape_of(part: Any) -> Shape | None:
 
 
 def is_dense(part: Any) -> bool:
-    """Whether the shape of a tensor tells how large it is."""
+    """Whether the tensor's shape determines its size."""
     if type(part) is not torch.Tensor and "_ragged_idx" in variables_of(part):
         return False
     with undisturbed():
@@ -82,7 +82,7 @@ def is_dense(part: Any) -> bool:
 
 
 def dtype_of(part: Any) -> Any:
-    """The type of the elements of a tensor or an array; ``None`` for anything else."""
+    """Return the element type of a tensor or an array; ``None`` for anything else."""
     if issubclass(type(part), np.ndarray):
         return _ARRAY.dtype.__get__(part)
     if not is_tensor(part):
@@ -104,9 +104,9 @@ def element_of(part: Any, place: int) -> Any:
 
 
 def fields_of(part: Any) -> Iterable[tuple[Any, Any]]:
-    """The named parts of a mapping, a dataclass, a named tuple or another object, with their keys or names.
+    """Return the named parts of a mapping, dataclass, named tuple or other object, with their keys or names.
 
-    Of a mapping that keeps its items neither in a ``dict`` nor in its variables nothing is known.
+    A mapping that keeps its items neither in a ``dict`` nor in its variables has none.
     """
     kind = type(part)
     if issubclass(kind, dict):
@@ -146,7 +146,7 @@ def _is_named(kind: type) -> bool:
 
 
 def _dispatches(kind: type) -> bool:
-    """Whether a class that isn't torch's has ``__torch_dispatch__``: it may compute the shape there."""
+    """Whether a class that isn't torch's has ``__torch_dispatch__``, where it may compute the shape."""
     for one in mro_of(kind):
         namespace = namespace_of(one)
         if "__torch_dispatch__" in namespace:
@@ -155,5 +155,5 @@ def _dispatches(kind: type) -> bool:
 
 
 def _num_values(tensor: Any) -> int:
-    with torch._C._DisableTorchDispatch():  # no mode of the user's sees it
+    with torch._C._DisableTorchDispatch():  # hides it from the user's modes
         return int(_BASE._nnz(tensor))

@@ -1,4 +1,4 @@
-"""How large each batch is, told by the shapes of its tensors: no value is read, and nothing waits."""
+"""Batch sizes by the shapes of the tensors, without reading values or waiting."""
 
 from __future__ import annotations
 
@@ -28,60 +28,60 @@ from lightning_modelprof.run.batches import BatchSizes, Shapes
 from lightning_modelprof.run.steps import NOT_CLEAN
 
 UNKNOWN: Final = 0
-"""The size of batches that are in no other."""
+"""Size of all remaining batches."""
 
 MAX_EXACT: Final = 1_024
-"""Sizes that are told apart exactly; from then on varying dimensions are rounded."""
+"""Most exactly distinguished sizes; beyond them, varying dimensions are rounded."""
 
 MAX_SIZES: Final = 4_096
 
 _FEW: Final = 8
-"""A list of more tensors than these is one of samples that were not stacked: it is summed up."""
+"""A list of more tensors than this holds unstacked samples, whose shapes are summed."""
 
 _MOST_LOOKED_AT: Final = 64
-"""Elements of a list of objects, dictionaries or lists: of a longer one so many, spread evenly, stand for
-all. A list of nothing but tensors is looked at whole, as their shapes cost next to nothing."""
+"""Most elements inspected in a list of objects, dictionaries or lists; in a longer one this many, evenly
+spread, stand for all. Lists of only tensors are read whole, as shapes are cheap."""
 
 _MOST_PARTS: Final = 1_024
 _MOST_DRY: Final = 32
-"""Containers in a row without a tensor, after which a part of a batch is not looked into any further."""
+"""Consecutive containers without a tensor after which part of a batch isn't searched further."""
 _MOST_IN_OBJECT: Final = 64
 _AS_CONTAINERS: Final = 16
-"""What an object of another class counts as, if there is no tensor in it."""
+"""Count of containers that an object of another class stands for, if it has no tensors."""
 _MAX_DEPTH: Final = 8
 _SIGNIFICANT_BITS: Final = 5
 
 _TENSOR: Final = torch.Tensor
 _FOREIGN: Final = frozenset(("torch", "lightning", "pytorch_lightning"))
-"""Packages that a LightningModule's bases are of, and that know how tensors are made."""
+"""Packages of a LightningModule's bases that construct tensors correctly."""
 
 
 class BatchShapes:
-    """Gives the batches of a loop their size: a small number for each set of shapes.
+    """Gives a loop's batches their size: a small number for each set of shapes.
 
-    A step is told of only where its size differs from the one before, so that a loop whose batches are all
-    alike pays for one comparison.
+    A step is reported only if its size differs from the previous one, so that a loop of equal batches pays
+    for one comparison.
 
     Attributes:
-        last: size of the newest batch; ``-1`` makes the next one be looked at whatever its size.
-        odd_class: a class of tensors in the batches that has torch's constructor make them; ``None`` without.
+        last: size of the newest batch; ``-1`` reports the next one whatever its size.
+        odd_class: a tensor class in the batches that torch's constructor creates; ``None`` without one.
     """
 
     def __init__(self) -> None:
         self.last = -1
         self.odd_class: type | None = None
-        self._known: dict[Hashable, int] = {}  # what a batch says at once → its size
+        self._known: dict[Hashable, int] = {}  # a batch's quick key → its size
         self._shapes: dict[Shapes, int] = {}
         self._by_size: list[Shapes] = []  # the same, in order
         self._num_exact = 0
         self._varying: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # ranks → which dimensions vary
         self._is_plain = True
-        self._changes: list[tuple[int, int]] = []  # (step, its size), where it differs from the step before
+        self._changes: list[tuple[int, int]] = []  # (step, its size), where it differs from the previous step
         self._current = UNKNOWN
         self._clean_steps = np.zeros(MAX_SIZES + 1, np.int64)
 
     def __call__(self, batch: Any) -> int:
-        """The size of a batch; never raises."""
+        """Return a batch's size; never raises."""
         try:
             if self._is_plain:
                 with undisturbed():
@@ -96,14 +96,14 @@ class BatchShapes:
                 key = shapes_of(batch)
             size = self._known.get(key)
             return self._add(batch, key) if size is None else size
-        except Exception:  # anybody's tensors and objects; a batch whose size cannot be told is none
+        except Exception:  # arbitrary tensors and objects; the batch's size is unknown
             return self._add_odd(batch)
 
     def __len__(self) -> int:
         return len(self._shapes)
 
     def shapes(self, size: int) -> Shapes | None:
-        """What a size stands for; ``None`` if that is not known."""
+        """Return the shapes of a size; ``None`` if unknown."""
         return self._by_size[size - 1] if 0 < size <= len(self._by_size) else None
 
     def begin(self, step: int, size: int) -> None:
@@ -111,7 +111,7 @@ class BatchShapes:
         self._changes.append((step, size))
 
     def end(self, first_step: int, tags: NDArray[np.int64]) -> None:
-        """Steps have ended; each is told of once, in order."""
+        """Note ended steps; each is reported once, in order."""
         sizes = np.full(len(tags), self._current, np.int64)
         behind = first_step + len(tags)
         for step, size in self._changes:
@@ -123,12 +123,12 @@ class BatchShapes:
         self._clean_steps += np.bincount(clean, minlength=MAX_SIZES + 1)
 
     def clean_steps(self) -> NDArray[np.int64]:
-        """Clean steps by size until now; the first of them are those of unknown size."""
+        """Return the number of clean steps by size so far; the first are those of unknown size."""
         steps: NDArray[np.int64] = self._clean_steps[: len(self._shapes) + 1].copy()
         return steps
 
     def record(self, seen: NDArray[np.int64] | None = None) -> BatchSizes:
-        """What was seen until now, or since ``clean_steps()`` was ``seen``."""
+        """Return the record so far, or since ``clean_steps()`` returned ``seen``."""
         steps = self.clean_steps()
         if seen is not None:
             steps[: len(seen)] -= seen
@@ -141,7 +141,6 @@ class BatchShapes:
         )
 
     def _add(self, batch: Any, key: Hashable) -> int:
-        """A batch of a new size, or one that is only found by a longer look."""
         exact = shapes_of(batch)
         self._note_odd_class(batch)
         if self._is_plain and _has_sparse(batch):
@@ -176,7 +175,6 @@ class BatchShapes:
         return size
 
     def _rounded(self, shapes: Shapes) -> Shapes:
-        """Dimensions that vary, rounded so that few sizes stand for many."""
         self._num_exact = self._num_exact or len(self._shapes)
         ranks = tuple(map(len, shapes))
         varying = self._varying.get(ranks)
@@ -191,7 +189,7 @@ class BatchShapes:
 
 
 def shapes_of(batch: Any) -> Shapes:
-    """The shapes of all tensors and arrays in a batch; empty if there are none."""
+    """Return the shapes of all tensors and arrays in a batch; empty without any."""
     return tuple(_walk(batch, 0, [_MOST_PARTS]))
 
 
@@ -204,7 +202,7 @@ def _walk(part: Any, depth: int, left: list[int]) -> Iterable[tuple[int, ...]]:
         yield shape
         return
     children = _children(part)
-    if depth == 0 and 1 < len(children) <= _FEW:  # a field of nested lists leaves the others what they need
+    if depth == 0 and 1 < len(children) <= _FEW:  # a field of nested lists must not use up the others' share
         inner = [list(_walk(one, 1, [_MOST_PARTS // len(children)])) for one in children]
     else:
         inner = [list(_walk(one, depth + 1, left)) for one in children]
@@ -217,7 +215,7 @@ def _walk(part: Any, depth: int, left: list[int]) -> Iterable[tuple[int, ...]]:
 
 
 def _summed(inner: list[list[tuple[int, ...]]], length: int) -> Iterable[tuple[int, ...]]:
-    """Samples that were not stacked, one entry for each place in a sample.
+    """Sum samples that weren't stacked, yielding one entry per place in a sample.
 
     Args:
         inner: shapes of each sample, or of some that stand for all.
@@ -242,7 +240,6 @@ def _is_list_of_fields(part: Any) -> bool:
 
 
 def _some_of(part: Any) -> Sequence[Any]:
-    """The elements of a list, or some that stand for them."""
     elements = list(elements_of(part))
     if len(elements) <= _MOST_LOOKED_AT or all(type(one) is _TENSOR for one in elements):
         return elements
@@ -259,16 +256,16 @@ def _children(part: Any) -> Sequence[Any]:
 
 
 def _is_of_numbers(part: Any) -> bool:
-    """Whether a list is one of numbers or text: token ids that were not stacked are many in every batch."""
+    """Whether it's a list of numbers or text: token ids that weren't stacked are many in every batch."""
     return length_of(part) > _FEW and is_leaf(element_of(part, 0)) and is_leaf(element_of(part, -1))
 
 
 def _key(part: Any, dry: list[int] | None = None) -> Hashable:
-    """What tells batches of different sizes apart, made quickly for the usual containers.
+    """Return a key that differs between batch sizes, quickly for the usual containers.
 
     Args:
-        dry: how many more containers are looked into until there is a tensor: Python lists of events and the
-            like are many and hold none. ``None`` for the batch itself, each of whose parts has its own.
+        dry: number of further containers that are searched for a tensor: Python lists of events and the like
+            are many and hold none. ``None`` for the batch itself, whose parts each get their own.
     """
     if dry is not None:
         if dry[0] <= 0:
@@ -298,14 +295,13 @@ def _key(part: Any, dry: list[int] | None = None) -> Hashable:
 
 
 def _has_sparse(part: Any, depth: int = 0) -> bool:
-    """Whether shapes alone do not say how large the tensors are."""
     if is_tensor(part):
         return not is_dense(part)
     return depth <= _MAX_DEPTH and any(_has_sparse(one, depth + 1) for one in _children(part))
 
 
 def _odd_class(part: Any, depth: int = 0) -> type | None:
-    """The class of the first tensor that torch's constructor makes for a class of its own."""
+    """Return the class of the first tensor whose own class torch's constructor creates."""
     if is_tensor(part):
         return type(part) if _calls_torchs(type(part)) else None
     found = (_odd_class(one, depth + 1) for one in _children(part)) if depth <= _MAX_DEPTH else ()
@@ -313,7 +309,7 @@ def _odd_class(part: Any, depth: int = 0) -> type | None:
 
 
 def own_tensors(owner: type) -> type | None:
-    """Such a class from a package that the module's class, or one of its bases, is of."""
+    """Find such a class in a package of the module's class or its bases."""
     packages = {_package(kind) for kind in mro_of(owner)} - _FOREIGN
     waiting: list[type] = [_TENSOR]
     while waiting:
@@ -330,7 +326,7 @@ def _package(kind: type) -> str:
 
 
 def _calls_torchs(kind: type) -> bool:
-    """Whether its ``__new__`` calls another one, and not ``_make_subclass`` or ``as_subclass`` as most do."""
+    """Whether its ``__new__`` calls another, rather than ``_make_subclass`` or ``as_subclass`` as usual."""
     made_by = class_attribute(kind, "__new__")
     function = made_by.__func__ if type(made_by) is staticmethod else made_by
     return type(function) is FunctionType and "__new__" in function.__code__.co_names

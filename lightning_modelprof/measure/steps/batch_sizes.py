@@ -1,4 +1,4 @@
-"""How many samples a batch holds: the first batch tells where to read it, later ones are read there."""
+"""Samples per batch: the first batch shows where to read the number in later ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lightning_modelprof.measure.stored import class_attribute, derives
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 MAX_COUNT: Final = 2**63 - 1
-"""The largest number that a column of counts holds."""
+"""The largest number that fits in a column of counts."""
 
 NOT_COUNTED: Final = "the number of samples per batch couldn't be counted (pass samples_fn=...)"
 SOME_DISAGREE: Final = (
@@ -34,21 +34,21 @@ SOME_DISAGREE: Final = (
 )
 
 _FEW: Final = 4
-"""A shorter list of tensors of one kind holds fields, as the ``[x, y]`` of a DataLoader, if it may."""
+"""A shorter list of same-kind tensors holds fields if possible, such as a DataLoader's ``[x, y]``."""
 
 _MAX_DEPTH: Final = 4
 _MOST_CHILDREN: Final = 16
-"""Of one list or mapping that are looked at."""
+"""Most inspected elements per list or mapping."""
 
 _CHANNELS: Final = frozenset((1, 3, 4))
 
 
 def check_count(count: Any) -> int:
-    """What ``samples_fn`` returned, as a plain number.
+    """Return the result of ``samples_fn`` as a plain number.
 
     Raises:
-        TypeError: when it is no integer; an integer in a tensor is none, as it may still be on the device.
-        ValueError: when it is negative, or does not fit into 64 bits.
+        TypeError: when it isn't an integer; a tensor isn't accepted, as it may still be on the device.
+        ValueError: when it is negative, or doesn't fit into 64 bits.
     """
     if isinstance(count, torch.Tensor):
         raise TypeError(
@@ -62,14 +62,14 @@ def check_count(count: Any) -> int:
 
 
 def make_counter(samples_fn: Callable[[Any], Any] | None) -> Callable[[Any], int]:
-    """What counts a batch: the user's function with its results checked, or ours."""
+    """Return the function that counts a batch: the user's with checked results, or ours."""
     if samples_fn is None:
         return SampleCounter()
     return lambda batch: check_count(samples_fn(batch))
 
 
 class NothingCounted:
-    """Counts nothing any more; ``note`` says why."""
+    """Counts nothing more; ``note`` gives the reason."""
 
     def __init__(self, note: str) -> None:
         self.note = note
@@ -79,11 +79,11 @@ class NothingCounted:
 
 
 class SampleCounter:
-    """Counts samples where the first batch told to read them.
+    """Counts samples where the first batch showed them.
 
-    A tensor counts by its first dimension, a list of samples that weren't stacked by its length. All parts of
-    the first batch must agree. A later batch is read in full only if it has nothing in that place, or another
-    number: parts that agreed by accident, such as eight nodes in a batch of eight graphs, don't agree then.
+    A tensor counts by its first dimension, a list of unstacked samples by its length. All parts of the first
+    batch must agree. A later batch is read in full only if it has nothing in that place, or another number.
+    By then, parts that agreed by accident, such as eight nodes in a batch of eight graphs, no longer agree.
 
     Attributes:
         note: why samples aren't counted; ``""`` once they are.
@@ -93,11 +93,11 @@ class SampleCounter:
         self.note = NOT_COUNTED
         self._place: _SizePlace | None = None
         self._last = NOT_MEASURED
-        self._refused: type | None = None  # batches of this type say nothing
+        self._refused: type | None = None  # batches of this type have no readable count
         self._may_be_rows = self._is_combined = False
 
     def __call__(self, batch: Any) -> int:
-        """The number of samples, ``NOT_MEASURED`` if it can't be told."""
+        """Return the number of samples, ``NOT_MEASURED`` if unknown."""
         if self._place is not None:
             try:
                 count = _read(batch, self._place)
@@ -124,10 +124,10 @@ class SampleCounter:
         return sizes is None or count in sizes
 
     def look_at_loaders(self, loop: Any) -> None:
-        """Learn what a batch alone doesn't tell, from the dataloaders of one of Lightning's loops.
+        """Learn what a batch alone doesn't show, from the dataloaders of one of Lightning's loops.
 
-        One that doesn't make batches (``batch_size=None``) may hand out single samples. Of several that are
-        combined each gives one part of the batch.
+        A loader that doesn't make batches (``batch_size=None``) may return single samples. Each of several
+        combined loaders supplies one part of the batch.
         """
         combined: Any = getattr(loop, "_combined_loader", None)
         loaders = [] if combined is None else list(combined.flattened)
@@ -142,11 +142,11 @@ def _makes_batches(loader: Any) -> bool:
 
 
 class _SizePlace(NamedTuple):
-    """Where a number of samples is read.
+    """Where to read a number of samples.
 
     Attributes:
         path: keys, positions and names that lead there from the batch.
-        is_length: whether it's the length of a list; otherwise it's the first dimension of a tensor.
+        is_length: whether it's a list's length rather than a tensor's first dimension.
         is_sure: whether nothing else is as likely; a short list may hold samples or fields.
     """
 
@@ -156,7 +156,7 @@ class _SizePlace(NamedTuple):
 
 
 _Sizes: TypeAlias = dict[int, _SizePlace]
-"""The numbers of samples that a part of a batch allows; empty if its own parts disagree."""
+"""Possible sample counts of part of a batch; empty if its own parts disagree."""
 
 
 def _read(batch: Any, place: _SizePlace) -> int:
@@ -173,10 +173,10 @@ def _read(batch: Any, place: _SizePlace) -> int:
 
 
 def _find(batch: Any, *, may_be_row: bool, is_combined: bool) -> _SizePlace | None:
-    """Where to read the number of samples, if all parts of the batch allow it and no other."""
+    """Find where to read the number of samples, if all parts of the batch agree on exactly one."""
     search = _Search(is_combined=is_combined)
     sizes = search.sizes(batch, ())
-    if sizes is None or len(sizes) > 1:  # lists of numbers and text may tell, too
+    if sizes is None or len(sizes) > 1:  # lists of numbers and text may help too
         narrowed = _Search(is_combined=is_combined, with_plain=True).sizes(batch, ())
         sizes = narrowed or sizes
     place = _surest(sizes or {}, search.ranks)
@@ -184,7 +184,7 @@ def _find(batch: Any, *, may_be_row: bool, is_combined: bool) -> _SizePlace | No
     if place is None or (
         may_be_row and not place.is_length and (set(search.ranks) == {1} or is_label_beside)
     ):
-        return None  # a vector of features, or an image with its label
+        return None  # a feature vector, or an image with its label
     return place
 
 
@@ -202,12 +202,12 @@ class _Search:
     """One walk through one batch.
 
     Args:
-        is_combined: whether the batch is made of batches of several dataloaders: a list of one tensor is then
-            one of these, and not a sample.
-        with_plain: whether a list of numbers or text is one for each sample; it may be an image's size.
+        is_combined: whether the batch combines batches of several dataloaders: a list of one tensor is then
+            one of these, not a sample.
+        with_plain: whether a list of numbers or text has one per sample; it may also be an image's size.
 
     Attributes:
-        ranks: numbers of dimensions of the tensors that were found.
+        ranks: numbers of dimensions of the tensors found.
     """
 
     def __init__(self, *, is_combined: bool, with_plain: bool = False) -> None:
@@ -215,7 +215,7 @@ class _Search:
         self.ranks: list[int] = []
 
     def sizes(self, part: Any, path: tuple[Any, ...]) -> _Sizes | None:
-        """The numbers of samples that a part allows; ``None`` if it tells nothing."""
+        """Return the possible sample counts of a part; ``None`` if it shows none."""
         shape = shape_of(part)
         if shape:
             self.ranks.append(len(shape))
@@ -239,7 +239,7 @@ class _Search:
         return shared
 
     def _of_list(self, part: Any, path: tuple[Any, ...]) -> _Sizes | None:
-        """By the length of a list of samples, by what its fields share, or by either."""
+        """Count by the length of a list of samples, by what its fields share, or by either."""
         some = list(islice(elements_of(part), _MOST_CHILDREN))
         elements = [one for one in some if one is not None]
         length, has_none, before = length_of(part), len(elements) < len(some), len(self.ranks)
@@ -250,7 +250,7 @@ class _Search:
         if shared is None or not _are_alike(elements) or (shared and has_none):
             return shared
         if any(map(_holds_number, elements)):
-            return of_samples  # stacking would have made a tensor of it
+            return of_samples  # otherwise stacking would have made it a tensor
         ranks = set(self.ranks[before:])
         if (length == 1 and self._is_combined) or (ranks and any(one.is_length for one in shared.values())):
             return shared
@@ -260,9 +260,9 @@ class _Search:
 
 
 def _children(part: Any) -> Iterable[tuple[Any, Any]]:
-    """Of a list, a mapping, a dataclass or a named tuple, with their positions, keys or names.
+    """Return the children of a list, mapping, dataclass or named tuple, with positions, keys or names.
 
-    Other keys than text and whole numbers might run code of the user's where they are looked up.
+    Looking up keys other than text and whole numbers might run user code.
     """
     kind = type(part)
     if issubclass(kind, PackedSequence):
@@ -280,17 +280,17 @@ def _is_plain(part: Any) -> bool:
 
 
 def _holds_number(part: Any) -> bool:
-    """Whether a sample or a batch has a number beside what isn't one."""
+    """Whether a sample or a batch has both numbers and other parts."""
     children = [child for _, child in islice(_children(part), _MOST_CHILDREN)]
     numbers = [_is_plain(one) and not issubclass(type(one), (str, bytes, type(None))) for one in children]
     return any(numbers) and not all(numbers)
 
 
 def _are_alike(elements: list[Any]) -> bool:
-    """Whether elements of a list may be samples: tensors of one kind, or containers of one type."""
+    """Whether list elements may be samples: same-kind tensors or same-type containers."""
     first = elements[0]
     if (shape := shape_of(first)) is not None:
-        # Not the classes: a wrapper of a tensor may stand beside a plain one.
+        # Not their classes: a tensor's wrapper may be next to a plain one.
         return all(
             dtype_of(one) is dtype_of(first) and len(shape_of(one) or ()) == len(shape) for one in elements
         )

@@ -1,4 +1,4 @@
-"""Device time by phase, from events at the phase boundaries, at a bounded cost."""
+"""Device time by phase, from events at phase boundaries, at bounded cost."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ DATALOADER: Final = PHASE_INDEX["dataloader"]
 MAX_SHARE: Final = 0.01
 """Share of the loop's time that marking and reading may take in the long run.
 
-A step has about 14 marks. On a virtual machine with an H100 one takes 6 to 20 us and its reading 1 us: 0.1 to
-0.3 ms of a step of 2 ms."""
+A step has about 14 marks. On a virtual machine with an H100, one takes 6 to 20 µs and its reading 1 µs: 0.1
+to 0.3 ms of a 2 ms step.
+"""
 
 
 _TIMED_MARKS: Final = 128
-"""Marks that are timed, to know what one takes. Later ones may block until the device's queue has room."""
+"""Number of marks that are timed to estimate their cost. Later ones may block until the device's queue has
+room."""
 
 
 FREE_NS: Final = 50_000_000
-"""What marking and reading may take in any case, so that short runs and the first steps are measured."""
+"""Free budget for marking and reading, so that short runs and first steps are measured."""
 
 
 MAX_PENDING: Final = 64
-"""Steps whose marks may wait for the device; beyond it the oldest is given up, so memory stays bounded."""
+"""Most steps whose marks may wait for the device; beyond that, the oldest is dropped to bound memory."""
 
 
 @dataclass(slots=True)
@@ -45,19 +47,19 @@ class _PendingStep:
 class DevicePhases:
     """Turns marks at phase boundaries into nanoseconds per phase and step.
 
-    The device's time between two marks belongs to the phase that began at the first. It includes the time
-    in which the device waited for the host: it is elapsed time on the stream, not busy time.
+    The device's time between two marks belongs to the phase that started at the first. It includes time in
+    which the device waited for the CPU: it's elapsed time on the stream, not busy time.
 
-    Once marking has taken more than ``FREE_NS`` and ``MAX_SHARE`` of the loop, it rests for a random number
+    Once marking has taken more than ``FREE_NS`` and ``MAX_SHARE`` of the loop, it pauses for a random number
     of steps. This keeps it within that share, and out of phase with anything periodic in the training.
 
     Args:
         on_step: called with (step, nanoseconds per phase in PHASES order) once a step's marks are reached.
-            Steps that are given up or not marked are not reported: they stay not measured.
+            Dropped and unmarked steps aren't reported and stay unmeasured.
 
     Attributes:
-        num_given_up: marked steps that could not be read.
-        num_unmarked: steps in which marking rested.
+        num_given_up: marked steps that couldn't be read.
+        num_unmarked: steps in which marking paused.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class DevicePhases:
 
     @property
     def cost_ns(self) -> float:
-        """Host time that marking and reading took, without waits for room in the device's queue."""
+        """Return the wall time of marking and reading, without waits for room in the device's queue."""
         return self._num_marks * self._usual_mark_ns + self._reading_ns
 
     def mark(self, phase: int) -> None:
@@ -98,7 +100,7 @@ class DevicePhases:
             self._usual_mark_ns = median(self._took_ns)
 
     def close_step(self, step: int) -> None:
-        """The step ends at the last mark, where the next one begins; steps the device has passed are read."""
+        """End the step at the last mark, where the next one starts; read steps that the device has passed."""
         if self._steps_to_rest:
             self.num_unmarked += 1
             self._steps_to_rest -= 1
@@ -114,7 +116,7 @@ class DevicePhases:
         self._marks = [end]
         self.collect()
         if len(self._pending) > MAX_PENDING:
-            # Its marks are dropped, not reused: the device may still be going to pass them.
+            # Its marks are dropped, not reused, as the device may still have to pass them.
             self._pending.pop(0)
             self.num_given_up += 1
         now_ns = self._now()
@@ -137,7 +139,7 @@ class DevicePhases:
         self._marks = self._marks[-1:]
 
     def collect(self) -> None:
-        """Read the steps whose marks the device has passed, in order; the others wait.
+        """Read the steps whose marks the device has passed, in order; others wait.
 
         A step shares its last mark with the next one, which releases it: no step may be read too early.
         """
@@ -145,14 +147,14 @@ class DevicePhases:
             self._pending.pop(0)
 
     def close(self) -> None:
-        """Free all marks; steps that were not read stay not measured."""
+        """Free all marks; unread steps stay unmeasured."""
         self.num_given_up += len(self._pending)
         self._marks.clear()
         self._pending.clear()
         self._clock.close()
 
     def finish(self, max_wait_s: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> None:
-        """The loop has ended: give the device a moment to get through what is queued, and read it.
+        """Give the device a moment after the loop to finish its queue, and read it.
 
         The program waits for that work anyway as soon as it uses a result. Polls; never synchronizes.
         """
@@ -171,13 +173,13 @@ class DevicePhases:
         ends = [mark for mark, _ in pending.marks[1:]] + [pending.end]
         for (begin, phase), end in zip(pending.marks, ends, strict=True):
             elapsed_ns = clock.elapsed_ns(begin, end)
-            if elapsed_ns is None:  # another stream is behind; look again at the next step
+            if elapsed_ns is None:  # another stream is behind; check again at the next step
                 return False
-            if elapsed_ns < 0:  # marks of streams that overtook each other tell nothing
+            if elapsed_ns < 0:  # marks of streams that overtook each other are useless
                 self.num_given_up += 1
                 return True
             phases_ns[phase] += elapsed_ns
-        # Where the next step is marked, too, the end mark is its first one and is released with it.
+        # If the next step is marked too, the end mark is its first one and is released with it.
         for mark, _ in pending.marks:
             clock.release(mark)
         if pending.owns_end:

@@ -1,11 +1,11 @@
-"""The phase ledger: every nanosecond of a loop goes to exactly one phase.
+"""The phase ledger assigns every nanosecond of a loop to exactly one phase.
 
-One clock read per event; the time since the last event belongs to the phase that was current. So the
-phases of a step sum to its wall time by construction, and closures, gradient accumulation, LBFGS and
-several optimizers need no special case.
+Each event reads the clock once; the time since the last event belongs to the phase that was current. So a
+step's phases add up to its wall time by construction, and closures, gradient accumulation, LBFGS and several
+optimizers need no special case.
 
-What an event means is decided once, when its name is first seen (``lightning/classify.py``), and kept in an
-``Action`` object: training pays for the clock read and three additions.
+An event's meaning is decided once, when its name is first seen (``lightning/classify.py``), and kept in an
+``Action`` object: training pays for the clock reading and three additions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ USER_PROFILER: Final = PHASE_INDEX["user_profiler"]
 VALIDATION: Final = PHASE_INDEX["validation"]
 
 _ALWAYS_FIRST: Final = ~int(StepTag.FIRST_OF_EPOCH)
-"""The tags that say something where each step begins an epoch."""
+"""Meaningful tags where each step starts an epoch."""
 
 
 class Ranges(Protocol):
     """Writes the phases as named ranges into a profiler trace."""
 
     def push(self, phase: int) -> None:
-        """Open the range of a phase inside the open ones."""
+        """Open a phase's range inside the open ones."""
 
     def pop(self) -> None:
         """Close the innermost open range; does nothing when none is open."""
@@ -52,47 +52,47 @@ class DeviceMarks(Protocol):
     """Marks phase boundaries on the device's stream."""
 
     def mark(self, phase: int) -> None:
-        """From here on the device's time belongs to ``phase``."""
+        """Assign the device's time from here on to ``phase``."""
 
     def close_step(self, step: int) -> None:
-        """Step number ``step`` ends at the last mark."""
+        """End step number ``step`` at the last mark."""
 
     def discard(self) -> None:
-        """Forget the marks since the last step ended, but for the last one."""
+        """Drop the marks since the last step ended, except the last one."""
 
 
 class StepInspection(Protocol):
-    """Looks into the step that is running; the callback's hooks tell it what comes."""
+    """Inspects the running step; the callback's hooks announce its stages."""
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
 
     def before_backward(self, loss: Any) -> None: ...
 
     def end_batch(self, *, failed: bool = False) -> None:
-        """The batch has done its work, or did not come to its end."""
+        """End the batch, finished or failed."""
 
 
 class PhaseLedger:
-    """Self time per phase of the step that is running.
+    """Self time per phase of the running step.
 
     Args:
-        on_step: takes a step that ended: (nanoseconds per phase in PHASES order, tags, samples).
-        on_boundary: called at a step boundary when ``next_boundary`` steps have ended; the time it takes
-            goes to the phase ``profiler`` of the step that begins.
+        on_step: takes an ended step: (nanoseconds per phase in PHASES order, tags, samples).
+        on_boundary: called at the step boundary at which ``next_boundary`` steps have ended; its time counts
+            toward the phase ``profiler`` of the step that starts.
 
     Attributes:
         self_ns: nanoseconds per phase since the last step ended.
-        outside_ns: nanoseconds per phase that belong to no finished step.
-        epoch_step: number of the step that the running epoch, or dataloader of an evaluation, began with.
+        outside_ns: nanoseconds per phase outside finished steps.
+        epoch_step: first step of the running epoch, or of an evaluation's dataloader.
         step_end_ns: when the last step ended, by the host clock.
-        unfinished_steps: batches that began and did not end.
-        hooks_ns: time inside of other callbacks' hooks that have ended; those inside another one count once.
-        inspection: looks into the running step; ``None`` in nearly all steps.
-        on_failure: called when the loop ends with an exception, before any other callback is told of it.
-        on_missed_end: called when that callback raises itself, so that ours is not called.
-        repeated: compares samples of some batches with those of earlier epochs; ``None`` without.
-        sizes: gives batches their size; ``None`` if nobody asks for it.
-        samples: what the running batch holds, ``NOT_MEASURED`` if unknown; set by the callback.
+        unfinished_steps: batches that started and didn't end.
+        hooks_ns: time in other callbacks' finished hooks, counting nested ones once.
+        inspection: inspects the running step; ``None`` in nearly all steps.
+        on_failure: called when the loop ends with an exception, before other callbacks learn of it.
+        on_missed_end: called when such a callback raises too, so that ours isn't called.
+        repeated: compares samples of some batches with earlier epochs; ``None`` if off.
+        sizes: assigns batches their size; ``None`` if off.
+        samples: number of samples in the running batch, ``NOT_MEASURED`` if unknown; set by the callback.
         tags: :class:`StepTag` bits of the running step.
     """
 
@@ -162,7 +162,7 @@ class PhaseLedger:
         self.restart()
 
     def restart(self) -> None:
-        """Begin to count now; what was counted so far is kept in ``outside_ns``."""
+        """Start counting now; earlier counts are kept in ``outside_ns``."""
         self.self_ns = [0] * len(PHASES)
         self.current = OTHER
         self.last_ns = self.step_end_ns = self.clock()
@@ -174,15 +174,15 @@ class PhaseLedger:
         self.gap_range_open = False
 
     def charge(self, phase: int | None = None) -> None:
-        """Give the time since the last event to ``phase``, or to the current one."""
+        """Add the time since the last event to ``phase``, or to the current one."""
         now = self.clock()
         self.self_ns[self.current if phase is None else phase] += now - self.last_ns
         self.last_ns = now
 
-    # Steps. The caller has charged the time up to now.
+    # Steps. The caller has charged the time so far.
 
     def end_step(self) -> None:
-        """The running step ends and the next one begins, at the last event."""
+        """End the running step and start the next one, at the last event."""
         if self.in_validation:
             self.leave_validation()
         if self.gap_range_open:
@@ -205,7 +205,7 @@ class PhaseLedger:
             self._do_boundary()
 
     def _do_boundary(self) -> None:
-        """What is done at this boundary is ours, also for who asks meanwhile."""
+        """Run the boundary callback in the profiler phase, also for code that checks the current phase."""
         outer, self.current = self.current, PROFILER
         self.on_boundary()
         self.current = outer
@@ -213,11 +213,11 @@ class PhaseLedger:
 
     @property
     def needs_batch_start(self) -> bool:
-        """Whether a batch starts without a fetch before it: ``training_step`` takes a ``dataloader_iter``."""
+        """Whether a batch starts without a prior fetch: ``training_step`` takes a ``dataloader_iter``."""
         return self.batch_ended or not self.batch_began
 
     def begin_batch(self) -> None:
-        """A batch starts without a fetch before it; the step before it ends here."""
+        """Start a batch without a prior fetch; the previous step ends here."""
         self.charge()
         if self.batch_ended:
             self.end_step()
@@ -228,7 +228,7 @@ class PhaseLedger:
         self.batch_began = True
 
     def discard(self) -> None:
-        """What was counted since the last step ended belongs to no finished step."""
+        """Move the counts since the last step ended to ``outside_ns``."""
         if self.in_validation:
             self.validation.end_run(self.self_ns[VALIDATION])
         self.cpu.is_reading = False
@@ -243,7 +243,7 @@ class PhaseLedger:
             self.device.discard()
 
     def begin_epoch(self) -> None:
-        """``run_training_epoch`` began: until the first fetch the loader's workers are replaced."""
+        """Start ``run_training_epoch``: until the first fetch, the loader's workers are replaced."""
         self.charge()
         if self.device is not None:
             self.device.mark(DATALOADER_INIT)
@@ -255,7 +255,7 @@ class PhaseLedger:
         self.open_gap(DATALOADER_INIT)
 
     def begin_evaluation(self) -> None:
-        """A batch of an evaluation loop begins: if it is the first one, step 0 starts here."""
+        """Start a batch of an evaluation loop; the first one starts step 0."""
         if self.steps_ended or self.batch_began:
             return
         self.charge()
@@ -265,15 +265,15 @@ class PhaseLedger:
         self.tags |= StepTag.FIRST_OF_EPOCH
 
     def _start_steps(self) -> None:
-        """The first step has no step before it to start at: what was before it is in no step."""
+        """Start step 0; everything before it is in no step."""
         self.discard()
         if self.next_boundary == 0:
             self._do_boundary()
 
     def end_epoch(self) -> None:
-        """The loop over batches ended: its last step ends here; a batch that did not end is no step.
+        """End the loop over batches and its last step; an unfinished batch isn't a step.
 
-        What follows is Lightning's turn of the epoch, until the next one begins.
+        Lightning's epoch turn follows, until the next epoch starts.
         """
         self.charge()
         self.close_gap_range()
@@ -288,10 +288,10 @@ class PhaseLedger:
             self.discard()
         self.current = EPOCH_TURN
 
-    # Gaps: phases that no action brackets.
+    # Gaps: phases that no action encloses.
 
     def open_gap(self, phase: int) -> None:
-        """From now until the next event at this level the time belongs to ``phase``."""
+        """Assign the time until the next event at this level to ``phase``."""
         if self.gap_range_open:
             self.close_gap_range()
         self.current = phase
@@ -305,7 +305,7 @@ class PhaseLedger:
         self.gap_range_open = False
 
     def enter_validation(self, part: int) -> None:
-        """The validation loop begins with this part; callbacks and checkpoints in it are no part of it."""
+        """Start the validation loop with this part; excludes callbacks and checkpoints inside it."""
         self.in_validation = True
         self.validation.begin_run(part, self.self_ns[VALIDATION])
         self.tags |= StepTag.VALIDATION
@@ -315,13 +315,13 @@ class PhaseLedger:
         self.on_validation_change()
 
     def begin_part(self, part: int) -> None:
-        """Another part of the validation loop begins; does nothing where none is running."""
+        """Start another part of the validation loop; does nothing if none is running."""
         if self.in_validation:
             self.charge()
             self.validation.begin(part, self.self_ns[VALIDATION])
 
     def leave_validation(self) -> None:
-        """The validation loop is over; loggers and schedulers follow."""
+        """End the validation loop; loggers and schedulers follow."""
         self.in_validation = False
         self.validation.end_run(self.self_ns[VALIDATION])
         if self.device is not None:

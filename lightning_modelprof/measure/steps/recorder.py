@@ -1,4 +1,4 @@
-"""Keeps what the ledger counts, step by step, in memory that does not grow with the number of steps."""
+"""Stores the ledger's steps in memory that doesn't grow with their number."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MAX_SHARE_QUEUED: Final = 0.01
 
 
 MAX_STEPS_QUEUED: Final = 0.25
-"""The same in steps: the device may end its last step a little after the host."""
+"""The same in steps: the device may finish its last step a little after the CPU."""
 
 
 def tag_steps_run_ahead(steps: StepTimings) -> None:
     """Set and clear ``StepTag.RUN_AHEAD``, in place.
 
-    In each run of clean steps with device times, the shortest beginning is tagged after which the rest takes
-    the host as long as the device. Where there is no such rest none is tagged: the analysis then says how
-    long a step takes the device.
+    In each run of clean steps with device times, tags the shortest prefix after which the remaining steps
+    take the CPU as long as the device. Without such a prefix, none is tagged: the analysis then uses the
+    device's step time.
 
     Args:
-        steps: consecutive steps, with the device times that are known.
+        steps: consecutive steps, with known device times.
     """
     steps.tags &= ~np.int64(StepTag.RUN_AHEAD)
     has_device = (steps.device_phases_ns != NOT_MEASURED).all(axis=1)
@@ -45,8 +45,8 @@ def tag_steps_run_ahead(steps: StepTimings) -> None:
 
 
 def _num_run_ahead(host_ns: NDArray[np.int64], device_ns: NDArray[np.int64]) -> int:
-    """How many first steps to leave out; none if no rest takes the host as long as the device."""
-    # Position k: over the steps from k to the last.
+    """Count the first steps to exclude; 0 if no remainder takes the CPU as long as the device."""
+    # Position k covers the steps from k to the last.
     queued_ns = np.cumsum((device_ns - host_ns)[::-1])[::-1]
     allowed_ns = np.maximum(
         MAX_SHARE_QUEUED * np.cumsum(device_ns[::-1])[::-1], MAX_STEPS_QUEUED * np.median(device_ns)
@@ -56,7 +56,7 @@ def _num_run_ahead(host_ns: NDArray[np.int64], device_ns: NDArray[np.int64]) -> 
 
 
 def _runs(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Each run of true values as (first, behind the last), shape (n, 2)."""
+    """Return each run of true values as (first, last + 1), shape (n, 2)."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return edges.reshape(-1, 2)
 
@@ -65,7 +65,7 @@ OPTIMIZER: Final = PHASE_INDEX["optimizer"]
 
 
 MAX_KEPT: Final = 4_096
-"""Steps that are kept one by one at most, in 0.5 to 0.7 MB; of a longer run at least half as many are."""
+"""Most individually kept steps, in 0.5 to 0.7 MB; of a longer run, at least half as many are kept."""
 
 
 _FOLDED: Final = 960
@@ -82,19 +82,19 @@ _INTEGERS: Final = (np.int8, np.int16, np.int32, np.int64)
 
 
 _STEP: Final = Struct(f"{len(PHASES) + 2}q")
-"""Nanoseconds per phase, tags and samples of one step: packed while they are at hand, as a cut, hundreds of
-steps later, would wait for each of them to come from memory."""
+"""Nanoseconds per phase, tags and samples of one step. Packed while they are in the cache: a cut, hundreds of
+steps later, would have to load each from memory."""
 
 
 class Recorder:
-    """Collects steps cheaply (a few bytes each) and makes columns of them when a cut is asked for.
+    """Collects steps cheaply (a few bytes each) and turns them into columns at a cut.
 
-    All steps are summed. One by one they are kept up to ``max_kept``; from then on every other one is dropped
-    whenever there are more. Which ones depends on their number alone, so that all ranks keep the same steps.
+    All steps are summed. Up to ``max_kept`` are kept individually; beyond that, every other one is dropped
+    each time. Which ones depends only on their number, so that all ranks keep the same steps.
 
     Args:
-        skip_first: the first steps of the loop, tagged so that the benchmark leaves them out.
-        sizes: is told which steps have ended, with their tags; ``None`` if nobody asks for sizes of batches.
+        skip_first: number of first steps that are tagged as outside the benchmark.
+        sizes: receives the ended steps and their tags; ``None`` if off.
     """
 
     def __init__(
@@ -106,50 +106,50 @@ class Recorder:
         self._rows: list[bytes] = []
         self._num_cut = 0
         self._new: list[StepTimings] = []
-        self._fresh: list[StepTimings] = []  # whole, as device times may still come
+        self._fresh: list[StepTimings] = []  # whole, as device times may still arrive
         self._num_fresh = 0
         self._kept: list[StepTimings] = []
         self._num_kept = 0
         self._num_halved = 0
-        self._totals = StepTotals.of(StepTimings.empty())  # of all steps but the fresh ones
+        self._totals = StepTotals.of(StepTimings.empty())  # of all steps except the fresh ones
         self._device_rows: dict[int, tuple[int, ...]] = {}
-        self._only_firsts = True  # of their epochs, all steps so far
-        self._draining: list[tuple[int, int]] = []  # (first step, step behind the last)
+        self._only_firsts = True  # whether each step so far starts an epoch
+        self._draining: list[tuple[int, int]] = []  # (first step, last step + 1)
 
     @property
     def num_steps(self) -> int:
         return self._num_cut + len(self._rows)
 
     def add(self, step: tuple[list[int], int, int]) -> None:
-        """Take one step: (nanoseconds per phase in PHASES order, tags, samples).
+        """Add one step: (nanoseconds per phase in PHASES order, tags, samples).
 
         Raises:
-            struct.error: when one of them is no integer of 64 bits, as the clock has failed.
+            struct.error: when one of them isn't a 64-bit integer, as the clock has failed.
         """
         phases_ns, tags, samples = step
         self._rows.append(_STEP.pack(*phases_ns, tags, samples))
 
     @property
     def newest_tags(self) -> int:
-        """Tags of the step that was added last, as long as it is in no cut; 0 without."""
+        """Return the newest step's tags if it isn't in a cut yet; 0 otherwise."""
         return int(_STEP.unpack(self._rows[-1])[-2]) if self._rows else 0
 
     def add_device(self, step: int, phases_ns: tuple[int, ...]) -> None:
-        """The device's times of a step are known now, a step or more after it ended."""
+        """Add a step's device times, available at least a step after it ended."""
         self._device_rows[step] = phases_ns
 
     def drain(self, step: int, num_prefetched: int) -> None:
-        """The loop stood still when step number ``step`` began.
+        """Note that the loop stood still when step number ``step`` started.
 
         Args:
-            num_prefetched: batches that the workers got ready meanwhile; so many steps after it find theirs
-                at once and are tagged.
+            num_prefetched: batches that the workers finished in the meantime; as many following steps find
+                theirs immediately and are tagged.
         """
         if num_prefetched > 0:
             self._draining.append((step + 1, step + 1 + num_prefetched))
 
     def cut(self) -> None:
-        """Make columns of the steps since the last cut."""
+        """Turn the steps since the last cut into columns."""
         rows = self._rows
         if not rows:
             return
@@ -181,48 +181,49 @@ class Recorder:
             self._fold()
 
     def _tag_whole_epochs(self, tags: NDArray[np.int64]) -> None:
-        """Where each step so far begins an epoch, that is no reason to leave any of them out.
+        """If each step so far starts an epoch, retag them so that they aren't excluded.
 
-        A first step alone says nothing, as the next one may be of the same epoch.
+        A first step alone is inconclusive, as the next one may be in the same epoch.
 
         Args:
-            tags: of the new steps; changed in place, as are those of all others once they turn out to differ.
+            tags: tags of the new steps; changed in place, like those of all others once they turn out to
+                differ.
         """
         was_whole = self._num_cut > 1 and self._only_firsts
         self._only_firsts &= bool(((tags & _FIRST) != 0).all())
         is_whole = self._num_cut + len(tags) > 1 and self._only_firsts
         if is_whole:
-            _swap(tags, _FIRST, _WHOLE)
+            _swap_tag(tags, _FIRST, _WHOLE)
         if is_whole != was_whole:
             old, new = (_FIRST, _WHOLE) if is_whole else (_WHOLE, _FIRST)
             for part in {id(one): one for one in (*self._new, *self._fresh, *self._kept)}.values():
-                _swap(part.tags, old, new)
-            _swap(self._totals.tags, old, new)
+                _swap_tag(part.tags, old, new)
+            _swap_tag(self._totals.tags, old, new)
             self._totals = StepTotals.merge([self._totals])
 
     def take_new(self) -> StepTimings:
-        """The steps since this was last called, without device times, which come later.
+        """Return the steps since the last call, without device times, which come later.
 
-        To be called now and then: until then they are kept.
+        Call it now and then: until then the steps are kept.
         """
         self.cut()
         new, self._new = self._new, []
         return StepTimings.concatenate(new)
 
     def steps(self) -> StepTimings:
-        """The steps that are kept, with the device times known so far."""
+        """Return the kept steps, with the device times known so far."""
         fresh = self._merged_fresh()
         parts = [*map(_widen, self._kept), fresh.select(self._is_kept(fresh))]
         return StepTimings.concatenate(parts)
 
     def totals(self) -> StepTotals | None:
-        """The sums over all steps; ``None`` as long as all of them are kept."""
+        """Return the sums over all steps; ``None`` while all of them are kept."""
         if self._num_halved == 0:
             return None
         return StepTotals.merge([self._totals, StepTotals.of(self._merged_fresh())])
 
     def _merged_fresh(self) -> StepTimings:
-        """The steps that are not folded yet, as one part, with their device times."""
+        """Merge the steps that aren't folded yet into one part, with their device times."""
         self.cut()
         fresh = StepTimings.concatenate(self._fresh)
         self._fresh = [fresh]
@@ -236,7 +237,7 @@ class Recorder:
         return fresh
 
     def _fold(self) -> None:
-        """Sum the oldest fresh steps, whose device times cannot come any more, and thin them."""
+        """Sum and thin the oldest fresh steps, whose device times can no longer arrive."""
         fresh = self._merged_fresh()
         is_old = fresh.step < self._num_cut - MAX_PENDING
         old, young = fresh.select(is_old), fresh.select(~is_old)
@@ -259,21 +260,20 @@ class Recorder:
             self._kept = [_narrow(StepTimings.concatenate(self._kept))]
 
     def _is_kept(self, steps: StepTimings) -> NDArray[np.bool_]:
-        # The modules' times are compared with the steps that they are from; those are few.
+        # The modules' times are compared with the few steps that they were measured in.
         kept: NDArray[np.bool_] = is_kept(steps.step, self._num_halved) | (
             (steps.tags & int(StepTag.INSPECTED)) != 0
         )
         return kept
 
 
-def _swap(tags: NDArray[np.int64], old: int, new: int) -> None:
-    """One tag in place of another, in place."""
+def _swap_tag(tags: NDArray[np.int64], old: int, new: int) -> None:
     has_it = (tags & old) != 0
     tags[has_it] = tags[has_it] & ~old | new
 
 
 def _narrow(steps: StepTimings) -> StepTimings:
-    """The same values in the smallest integers that hold a whole column of phases."""
+    """Convert phase columns to the smallest integers that hold them."""
     return _replaced(steps, lambda column: column.astype(_smallest(column)))
 
 

@@ -1,8 +1,7 @@
-"""Is the sample of an index the same in each epoch? Seen in batches that come anyway.
+"""Checks in regular batches whether an index's sample is the same in each epoch.
 
-The indices of a batch are told by the iterator over the sampler, which torch's own iterator of a DataLoader
-holds: it is handed through. No object of the user's is touched, no random number is drawn, and nothing is
-kept but hashes of a few samples.
+Torch's own DataLoader iterator holds an iterator over the sampler, which is wrapped to see the batches'
+indices. No user object is touched, no random number is drawn, and only hashes of a few samples are kept.
 """
 
 from __future__ import annotations
@@ -24,35 +23,36 @@ from lightning_modelprof.measure.window.other_profilers import unrecorded
 from lightning_modelprof.run.batches import RepeatedSamples
 
 NUM_WATCHED: Final = 16
-"""Indices of which samples are hashed, at most."""
+"""Most indices whose samples are hashed."""
 
 ENOUGH: Final = 64
-"""Comparisons after which nobody looks any more."""
+"""Comparisons after which watching stops."""
 
 MOST_BYTES: Final = 1 << 24
-"""A larger sample is not looked at."""
+"""Largest sample that is compared."""
 
 HASHED_BYTES: Final = 1 << 16
-"""Of a larger tensor of a sample so many are hashed, spread evenly."""
+"""Bytes hashed of a larger tensor in a sample, spread evenly."""
 
 _ITERATORS: Final = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)
 _MAX_DEPTH: Final = 4
 
 
 class _UnseenError(Exception):
-    """Nothing can be seen in this loop; the message says why."""
+    """Raised when this loop can't be watched; the message gives the reason."""
 
 
 class WatchedIndices:
-    """Hands the sampler's indices through and notes in which batches those that are watched will be.
+    """Passes the sampler's indices on and notes which batches will contain watched ones.
 
     Args:
         inner: torch's iterator over the sampler.
-        num_sent: batches whose indices it has given already.
-        watched: indices; the first one of each batch is added while there are few.
+        num_sent: batches whose indices it has returned already.
+        watched: indices; each batch's first one is added while there are few.
 
     Attributes:
-        num_indices: in all batches of the epoch until now; those before this began count as the first after.
+        num_indices: indices in all batches of the epoch so far; earlier batches count like the first one
+            seen.
     """
 
     def __init__(self, inner: Iterator[Any], num_sent: int, watched: set[int]) -> None:
@@ -70,7 +70,7 @@ class WatchedIndices:
         number, self._next = self._next, self._next + 1
         try:
             self._note(number, indices)
-        except Exception:  # anybody's sampler: what it gives is not for us
+        except Exception:  # arbitrary samplers: their indices may be unusable
             self.found.clear()
         return indices
 
@@ -86,7 +86,7 @@ class WatchedIndices:
 
 
 class FetchesBatches(Protocol):
-    """Who runs the loop; both may raise anything."""
+    """Whatever runs the loop; both methods may raise anything."""
 
     def iterators(self) -> Sequence[Any]: ...
 
@@ -94,10 +94,10 @@ class FetchesBatches(Protocol):
 
 
 class RepeatedSampleWatch:
-    """Compares samples of a few indices with what came for them before.
+    """Compares samples of a few indices with earlier ones of the same index.
 
     Args:
-        loop: of a fit, with its dataloader.
+        loop: a fit's loop, with its dataloader.
     """
 
     def __init__(self, loop: FetchesBatches) -> None:
@@ -107,7 +107,7 @@ class RepeatedSampleWatch:
         self._again: set[int] = set()
         self._num_compared = self._num_equal = self._sample_bytes = 0
         self._num_samples: int | None = None
-        # Weakly: with torch's iterator of an epoch its workers end.
+        # Weak, as the workers end with torch's iterator of an epoch.
         self._iterator: weakref.ref[Any] | None = None
         self._indices: WatchedIndices | None = None
         self._note = ""
@@ -118,11 +118,11 @@ class RepeatedSampleWatch:
             self._look(batch)
         except _UnseenError as why:
             self._give_up(str(why))
-        except Exception as error:  # anybody's batches and loaders, or another torch or Lightning
+        except Exception as error:  # arbitrary batches and loaders, or another torch or Lightning
             self._give_up(f"samples couldn't be compared: {describe_error(error)}")
 
     def close(self) -> None:
-        """Leave torch's iterator as it was; may be called more than once."""
+        """Restore torch's iterator; may be called more than once."""
         self._count_samples()
         iterator = None if self._iterator is None else self._iterator()
         indices, self._indices = self._indices, None
@@ -156,18 +156,18 @@ class RepeatedSampleWatch:
         iterator = self._running_iterator()
         indices = self._indices
         if indices is None or iterator._sampler_iter is not indices:
-            self._watch(iterator)  # an epoch has begun
+            self._watch(iterator)  # an epoch has started
             return
         prefetched = self._loop.prefetched()
         found = indices.found.pop(iterator._num_yielded - 1 - len(prefetched), None)
         if found is None:
             return
         size, places = found
-        with _disable_current_modes(), undisturbed(), unrecorded():  # nobody else sees what is ours
+        with _disable_current_modes(), undisturbed(), unrecorded():  # hides our work from others
             for place, index in places:
                 self._compare(index, _hash(batch, size, place))
         if self._num_compared >= ENOUGH or self._num_equal < self._num_compared:
-            self.close()  # one that differs is enough to know
+            self.close()  # one that differs is enough
 
     def _compare(self, index: int, sample: tuple[bytes, int]) -> None:
         digest, self._sample_bytes = sample
@@ -185,7 +185,6 @@ class RepeatedSampleWatch:
         return iterators[0]
 
     def _watch(self, iterator: Any) -> None:
-        """Batches whose indices are known come from now on."""
         if not any(type(iterator) is kind for kind in _ITERATORS):
             raise _UnseenError("the batches don't come from a torch DataLoader")
         if iterator._dataset_kind != dataloader._DatasetKind.Map:

@@ -1,7 +1,7 @@
-"""Slow steps and what else happened in them: always on, and cheap because nothing is done in a step.
+"""Finds slow steps and what else happened in them, at little cost: nothing is done within a step.
 
-Steps are looked at many at a time, long after they ran. They tile the time of the loop, so when each began
-follows from when the last one ended, and what was noted with its time is found in its step.
+Steps are checked many at a time, long after they ran. They cover the loop's time without gaps, so each step's
+start follows from the last one's end, and anything noted with its time can be assigned to its step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 FACTOR: Final = 3.0
-"""Times the median from which on a step is slow."""
+"""A step is slow from this multiple of the median."""
 
 MAX_KEPT: Final = 8
-"""Slow steps that are kept of clean ones, and of those with a validation or the start of an epoch."""
+"""Most slow steps kept, for clean steps and for those with a validation or epoch start each."""
 
 _FEW: Final = 20
-"""Clean steps without which we cannot tell what is usual."""
+"""Clean steps needed to determine the usual time."""
 _TOO_FEW: Final = f"at least {_FEW} clean steps are needed to tell which are slow"
 _RECENT: Final = 512
 _LEAST_NS: Final = 1_000_000
@@ -43,7 +43,7 @@ _OURS: Final = int(NOT_CLEAN) & ~SPECIAL
 
 
 class CollectorWatch:
-    """Notes when Python's garbage collector ran for long, in whichever thread."""
+    """Notes long runs of Python's garbage collector, in any thread."""
 
     def __init__(self) -> None:
         self._begin_ns = 0
@@ -58,7 +58,7 @@ class CollectorWatch:
             gc.callbacks.remove(self._note)
 
     def between(self, begin_ns: int, end_ns: int) -> tuple[int, int | None]:
-        """Nanoseconds that it ran in this time, and the oldest generation that it collected."""
+        """Return the nanoseconds that it ran in this time, and the oldest collected generation."""
         runs = [
             (min(end, end_ns) - max(begin, begin_ns), generation)
             for begin, end, generation in list(self._runs)
@@ -76,7 +76,7 @@ class CollectorWatch:
 
 
 class SlowStepWatch:
-    """Finds the slow steps of a loop and keeps the slowest of them."""
+    """Finds a loop's slow steps and keeps the slowest."""
 
     def __init__(self, factor: float = FACTOR) -> None:
         self.collector = CollectorWatch()
@@ -85,14 +85,14 @@ class SlowStepWatch:
         self._usual: NDArray[np.int64] = np.zeros(0, np.int64)
         self._first: Counts | None = None
         self._counts: Counts | None = None
-        # Of the looks without slow steps: how long they were, and how long the thread waited in them.
+        # Total time of looks without slow steps, and how long the thread waited for a CPU in them.
         self._quiet_ns = self._quiet_wait_ns = 0
         self._has_compared = False
         self._found = SlowSteps(factor=factor)
         self._worst: dict[bool, list[SlowStep]] = {False: [], True: []}  # by whether they are special
 
     def start(self) -> None:
-        """The loop begins in this thread: what was counted before is none of its own."""
+        """Start in the loop's thread; earlier counts don't belong to the loop."""
         self._first = self._counts = _counts()
         self.collector.start()
 
@@ -100,12 +100,12 @@ class SlowStepWatch:
         self.collector.stop()
 
     def add(self, steps: StepTimings) -> None:
-        """Steps that ended since this was last called."""
+        """Add the steps that ended since the last call."""
         if len(steps):
             self._unseen.append(steps)
 
     def look(self, end_ns: int) -> None:
-        """Look at the steps that were added, in their thread; the last one ended at ``end_ns``."""
+        """Check the added steps, in their thread; the last one ended at ``end_ns``."""
         unseen, self._unseen = StepTimings.concatenate(self._unseen), []
         steps = unseen.net()
         before, self._counts = self._counts, _counts()
@@ -125,7 +125,7 @@ class SlowStepWatch:
             if context["cpu_wait_ns"] is not None and not (is_slow & ((steps.tags & SPECIAL) == 0)).any():
                 self._quiet_ns += context["watched_ns"]
                 self._quiet_wait_ns += context["cpu_wait_ns"]
-            # What is slow does not become usual by and by, unless most steps are.
+            # Slow steps don't gradually become usual, unless most steps are slow.
             usual = clean_ns <= self._factor * usual_ns
             clean_ns = clean_ns[usual] if 2 * usual.sum() > len(usual) else clean_ns
         self._usual = np.concatenate([self._usual, clean_ns])[-_RECENT:]
@@ -177,12 +177,12 @@ class SlowStepWatch:
 
 
 class Counts(NamedTuple):
-    """What the system has counted until a moment; ``None`` where it does not count.
+    """System counters at one moment; ``None`` where the system doesn't count.
 
     Attributes:
         at_ns: the moment, by the host clock.
         major_faults: page faults of this process that read from a disk.
-        cpu_wait_ns: how long this thread was ready to run and had no CPU.
+        cpu_wait_ns: how long this thread was ready to run without a CPU.
     """
 
     at_ns: int
@@ -198,10 +198,10 @@ def _counts() -> Counts:
 def _since(
     before: Counts | None, after: Counts, steps: StepTimings, slow_ns: float, usual_ns: float
 ) -> dict[str, Any]:
-    """What was counted over these steps, and in which of them a wait may have been."""
+    """Return the counts over these steps, and which of them may contain a wait."""
     steps_ns = int(steps.duration_ns.sum())
     before = before or Counts(after.at_ns - steps_ns, None, None)
-    # More than the steps, if something came before the first one or after the last.
+    # Longer than the steps, if something came before the first one or after the last.
     watched_ns = max(steps_ns, after.at_ns - before.at_ns)
     others_ns = steps.duration_ns[steps.duration_ns <= slow_ns]
     num_long = len(steps) - len(others_ns)
@@ -217,7 +217,6 @@ def _since(
 
 
 def _waiting_share(first: Counts | None, last: Counts | None) -> float | None:
-    """Share of the time between the two in which the thread waited for a CPU."""
     if first is None or last is None or last.at_ns <= first.at_ns:
         return None
     wait_ns = _difference(first.cpu_wait_ns, last.cpu_wait_ns)

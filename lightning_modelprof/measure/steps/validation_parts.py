@@ -1,8 +1,8 @@
-"""How long each part of the validation loops inside a fit takes.
+"""Times each part of the validation loops inside a fit.
 
-The ledger knows one phase, validation. Its time is split where it grows: whenever another part begins, what
-the phase took since the part before began is that part's. So the parts sum to the phase by construction, and
-what is none of it (callbacks, checkpoints, the user's own profiler) is in no part, wherever it happens.
+The ledger knows one phase, validation, whose time is split as it grows: whenever a part starts, the time that
+the phase has gained belongs to the previous part. So the parts add up to the phase by construction, and
+anything else (callbacks, checkpoints, the user's own profiler) is in no part, wherever it happens.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ DATALOADER_INIT: Final = PART_INDEX["dataloader_init"]
 OTHER: Final = PART_INDEX["other"]
 
 _WITHOUT_CALLS: Final = {PART_INDEX[key] for key in ("epoch_end", "logging", "other")}
-"""Parts that nothing begins by itself: what is left between others."""
+"""Parts without a start of their own: what remains between others."""
 
 MAX_MARKS: Final = 2_048
-"""Marks that may wait for the device; with more the device's times are given up, so memory stays bounded."""
+"""Most marks that may wait for the device; beyond that, device times are dropped to bound memory."""
 
 
 class ValidationParts:
     """Time by part over all validation loops of a fit.
 
     Args:
-        device: puts marks on the device's stream where parts begin; ``None`` without a device.
+        device: puts marks on the device's stream where parts start; ``None`` without a device.
 
     Attributes:
-        num_runs: loops that began.
+        num_runs: loops started.
         total_ns: nanoseconds per part, in ``PARTS`` order.
-        fetch_ns: what the newest fetch of a batch took.
-        has_given_up: whether times of the device are missing, so that none is told.
+        fetch_ns: time of the newest batch fetch.
+        has_given_up: whether device times are missing, so that none is reported.
     """
 
     __slots__ = (
@@ -67,14 +67,14 @@ class ValidationParts:
         self._dataloader_idx: int | None = None
 
     def begin_run(self, part: int, phase_ns: int) -> None:
-        """A validation loop begins with a part, when the phase has taken so much of the step."""
+        """Start a validation loop with a part; ``phase_ns`` is the phase's time so far in the step."""
         self.num_runs += 1
         self.calls[DATALOADER_INIT] += 1
         self.part, self._seen_ns, self._dataloader_idx = part, phase_ns, None
         self._mark(part)
 
     def begin(self, part: int, phase_ns: int) -> None:
-        """A part begins, when the phase has taken so much of the step; until now it was another's."""
+        """Start a part; the phase's time up to ``phase_ns`` was the previous part's."""
         self.total_ns[self.part] += phase_ns - self._seen_ns
         self._seen_ns = phase_ns
         if part != self.part:
@@ -88,18 +88,18 @@ class ValidationParts:
         self._mark(None)
 
     def begin_batch(self, dataloader_idx: int) -> None:
-        """A batch is there, of a dataloader whose first one may have waited for its workers."""
+        """Note a batch's arrival; the first of each dataloader may have waited for its workers."""
         if dataloader_idx != self._dataloader_idx:
             self._dataloader_idx = dataloader_idx
             self._num_first_fetches += 1
             self._first_fetch_ns += self.fetch_ns
 
     def times(self) -> ValidationTimes | None:
-        """What was measured until now; ``None`` as long as there was no validation."""
+        """Return the times so far; ``None`` without a validation."""
         if not self.num_runs:
             return None
         self._collect()
-        has_device = any(self._device_ns) and not self.has_given_up  # it may not have come so far
+        has_device = any(self._device_ns) and not self.has_given_up  # it may not have got this far
         return ValidationTimes(
             num_runs=self.num_runs,
             parts=tuple(
@@ -121,12 +121,12 @@ class ValidationParts:
         self._marks.append((self._device.mark(), part))
         self._collect()
         if len(self._marks) > MAX_MARKS:
-            # They are dropped, not reused: the device may still be going to pass them.
+            # They are dropped, not reused, as the device may still have to pass them.
             self._marks.clear()
             self.has_given_up = True
 
     def _collect(self) -> None:
-        """Read the marks that the device has passed; does not wait."""
+        """Read the marks that the device has passed, without waiting."""
         device, marks = self._device, self._marks
         if device is None:
             return
@@ -137,7 +137,7 @@ class ValidationParts:
                 return
             marks.popleft()
             device.release(begin)
-            if elapsed_ns < 0:  # marks of streams that overtook each other tell nothing
+            if elapsed_ns < 0:  # marks of streams that overtook each other are useless
                 marks.clear()
                 self.has_given_up = True
             elif part is not None:

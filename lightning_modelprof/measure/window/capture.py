@@ -1,4 +1,4 @@
-"""The torch.profiler window: open, step, close, export, and what is refused.
+"""The torch.profiler window: opens, steps, closes and exports it, or refuses to.
 
 The schedule is ours (``schedule.py``); torch's profiler (``torch_profiler.py``) does the rest, so that steps
 which are neither warm-up nor active cost nothing.
@@ -39,11 +39,11 @@ BYTES_PER_MB: Final = 1_000_000
 
 
 class WindowOwner(Protocol):
-    """Whose windows they are.
+    """The owner of the windows.
 
     Attributes:
         rank: written into the traces.
-        epoch_step: number of the step that the running epoch began with.
+        epoch_step: first step of the running epoch.
     """
 
     @property
@@ -53,26 +53,26 @@ class WindowOwner(Protocol):
     def epoch_step(self) -> int: ...
 
     def why_no_window(self) -> str:
-        """Asked before each window but the first: why to leave it out, ``""`` if there is no reason."""
+        """Return why to skip the next window, ``""`` for no reason; called before each one but the first."""
 
     def raw_path(self, window: Window) -> Path:
-        """Where torch is to write the raw trace."""
+        """Return where torch writes the raw trace."""
 
     def trace_metadata(self, begin_ns: int, end_ns: int) -> Mapping[str, Any]:
-        """What else a trace is to say of a stretch of time, by key.
+        """Return additional trace metadata for a time span, by key.
 
-        Called in a thread of its own, while the training thread waits.
+        Called in a separate thread, while the training thread waits.
         """
 
     def take_window(self, window: Window, raw_path: Path | None) -> None:
-        """It has closed; without a raw trace if there is none."""
+        """Take a closed window; ``raw_path`` is ``None`` without a raw trace."""
 
 
 class Capture:
     """Opens and closes windows at step boundaries.
 
     Attributes:
-        plan: when they come.
+        plan: schedules the windows.
         ranges: set while a window records; the ledger writes phases into it.
     """
 
@@ -84,7 +84,7 @@ class Capture:
         self._owner = owner
         self._clock = clock
         self._profiler: Any = None
-        self._begun = -1  # what the watch said when ours was prepared or started
+        self._begun = -1  # the watch's count when our profiler was prepared or started
         self._cpu_at_start: CpuReading | None = None
         self._step_began_ns = 0
         self._recorded: dict[int, StepMark] = {}
@@ -97,20 +97,18 @@ class Capture:
 
     @property
     def is_open(self) -> bool:
-        """Whether a window warms up or records."""
         return self._profiler is not None
 
     @property
     def may_wait(self) -> bool:
-        """Whether no window has begun."""
+        """Whether no window has started."""
         return self.plan.is_first and not self.is_open
 
     def begin_step(self, step: int) -> StepTag:
-        """Step number ``step`` of the plan begins; returns the tags that this gives it."""
+        """Start step number ``step`` of the plan; returns its tags."""
         return self._step_window(step) | self.plan.begin_step(step)
 
     def _step_window(self, step: int) -> StepTag:
-        """Open, step or close the window of this rank."""
         tags = StepTag(0)
         if self.ranges is not None:
             if self._records_still():
@@ -147,7 +145,7 @@ class Capture:
         return tags
 
     def _why_full(self) -> str:
-        """Why not another step is to be recorded, ``""`` if there is room for one."""
+        """Return why no further step can be recorded, ``""`` if there's room for one."""
         limit, expected = self._options.max_trace_mb, self._size.with_another_step()
         if limit is None or expected is None or expected <= limit * BYTES_PER_MB:
             return ""
@@ -159,7 +157,7 @@ class Capture:
         )
 
     def finish(self, reason: str) -> None:
-        """No more steps come: what is open is closed with what it has, what never opened is said so."""
+        """Close an open window with what it has, and report one that never opened."""
         try:
             self._finish(reason)
         finally:
@@ -187,9 +185,9 @@ class Capture:
         self.plan.leave_rest()
 
     def abandon(self) -> None:
-        """Stop and keep nothing; safe to call at any time."""
+        """Stop and discard everything; safe to call at any time."""
         profiler, ranges = self._profiler, self.ranges
-        self._profiler = self.ranges = None  # first: it is safe to be interrupted here
+        self._profiler = self.ranges = None  # first: an interruption here is safe
         self.plan.leave_rest()
         self.plan.end()
         self._unwatch()
@@ -244,7 +242,7 @@ class Capture:
             self._give_up_warmup()
             return
         self._cpu_at_start = read_cpu()
-        self.ranges = TraceRanges()  # first: what records is ours then, whatever interrupts its start
+        self.ranges = TraceRanges()  # first: the recording is then ours, whatever interrupts its start
         watch.warming = None
         try:
             self._profiler.start_trace()
@@ -264,7 +262,7 @@ class Capture:
         self._next_window()
 
     def _refuse_after(self, error: Exception, what: str) -> None:
-        """Refuse the window that failed. If torch ran out of memory, no other one comes in this process."""
+        """Refuse the failed window; if torch ran out of memory, this process opens no more windows."""
         if not is_out_of_memory(error):
             self._refuse(f"{what}: {error}")
             return
@@ -278,28 +276,27 @@ class Capture:
             force_stop()
 
     def _is_replaced(self) -> bool:
-        """Whether another profiler was prepared or started since ours was, which ended ours."""
+        """Whether another profiler was prepared or started since, which ended ours."""
         return watch.begun != self._begun
 
     def _records_still(self) -> bool:
         return is_profiling() and not self._is_replaced()
 
     def _give_up_warmup(self) -> None:
-        """Starting ours as well, even where the other one has gone again, would crash the process."""
+        """Refuse the window: starting it, even after the other profiler ended, would crash the process."""
         self._throw_away()
         self._refuse("another torch profiler started recording during this window's warm-up")
 
     def _give_up(self) -> None:
-        """Another profiler came while ours recorded, and took our recording with it."""
+        """Refuse the window: another profiler started and destroyed our recording."""
         self._throw_away()
         if self.ranges is not None:
             self.ranges.close_all()
             self.ranges = None
-        self._recorded = {}  # what torch still has of them is not to be trusted, and crashes on export
+        self._recorded = {}  # torch's remaining data on them is unreliable, and crashes on export
         self._refuse("another torch profiler ran during this window and ended its recording")
 
     def _close(self, status: WindowStatus, reason: str = "") -> None:
-        """Stop, export and hand over the window that is open."""
         if self.ranges is not None and not self._records_still():
             self._give_up()
             return
@@ -313,7 +310,7 @@ class Capture:
         if ranges is None:
             self._profiler = None  # a warm-up must not be ended twice
         else:
-            ranges.close_all()  # what follows is in nobody's phase
+            ranges.close_all()  # what follows is in no phase
             metadata = {
                 "rank": self._owner.rank,
                 "window": window.index,
@@ -321,7 +318,7 @@ class Capture:
                 "step_marks": list(self._recorded.values()),
                 **self._noted(),
             }
-            # torch writes only what it is told before it stops.
+            # torch writes only metadata that it gets before it stops.
             profiler.add_metadata_json(TRACE_METADATA_KEY, encode_record(metadata).decode())
         path: Path | None = None
         watch.warming = None
@@ -342,13 +339,12 @@ class Capture:
         self._owner.take_window(replace(window, close_ns=self._clock() - begin_ns), path)
 
     def _let_go(self) -> None:
-        """No window is open, and none is being closed."""
         self._profiler = self.ranges = None
         self._is_closing = False
         self._give_back()
 
     def _throw_away(self) -> None:
-        """Whoever looks for a profiler that waits to be started must not find ours."""
+        """Discard our profiler, so that it isn't found waiting to start."""
         profiler, self._profiler = self._profiler, None
         watch.warming = None
         if profiler is not None:
@@ -359,7 +355,6 @@ class Capture:
         CLAIM.give_back(self)
 
     def _export(self, profiler: Any, window: Window) -> Path:
-        """Let torch write the trace; one that is not whole is removed."""
         path = self._owner.raw_path(window)
         try:
             profiler.export_chrome_trace(str(path))
@@ -367,15 +362,15 @@ class Capture:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-        with contextlib.suppress(OSError):  # whoever reads the trace says what is wrong with it
+        with contextlib.suppress(OSError):  # readers of the trace report what is wrong with it
             self._size.learn(path.stat().st_size)
         return path
 
     def _noted(self) -> dict[str, Any]:
-        """CPU times since the window started, ``None`` if they could not be read; what others know of it.
+        """Return CPU times since the window's start, ``None`` if unreadable, and the owner's metadata.
 
-        Read by a thread of its own: with stacks, torch would record each of the many Python calls, but only
-        in threads that there were when it started.
+        A separate thread reads them: with stacks, torch would record each of the many Python calls, but only
+        in threads that existed at its start.
         """
         start, self._cpu_at_start = self._cpu_at_start, None
         noted: dict[str, Any] = {"cpu": None}
@@ -409,10 +404,9 @@ class Capture:
         self._recorded = {}
 
 
-def _do_nothing() -> None:
-    """There is no watch to end."""
+def _do_nothing() -> None: ...
 
 
 StepMark = tuple[int, int, int]
-"""Of a recorded step: its number in the epoch, and the clock just after its range in the trace was opened and
-just after it was closed. So times by that clock can be told on the trace's."""
+"""Number of a recorded step within its epoch, and the clock right after its range in the trace opened and
+right after it closed. They map that clock's times to the trace's."""

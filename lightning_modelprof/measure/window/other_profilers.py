@@ -1,8 +1,8 @@
 """Other torch profilers in this process.
 
-torch has one profiler at a time and does not say so: whoever prepares or starts one ends what another
-records. Starting what another one has ended, or exporting it, crashes the process. While windows may open,
-the functions by which every torch profiler is prepared, started and stopped are therefore watched.
+torch has one profiler at a time but doesn't enforce it: preparing or starting one ends another's recording.
+Starting such an ended profiler, or exporting it, crashes the process. While windows may open, the functions
+that prepare, start and stop every torch profiler are therefore watched.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _WATCHED: Final = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
 
 
 class ProfilerWatch:
-    """What the torch profilers of this process do.
+    """Tracks this process's torch profilers.
 
     Attributes:
         begun: how often one was prepared or started.
-        is_waiting: whether one was prepared since, and has not started, which torch does not tell.
-        recording: what ``begun`` was when a window of ours began to record, and what ends its ranges;
-            ``None`` while none does.
-        warming: what ``begun`` was when a window of ours began to warm up, and what ends that; ``None`` while
-            none does, and while it is ended or started.
+        is_waiting: whether one was prepared since and hasn't started, which torch doesn't report.
+        recording: ``begun`` when one of our windows started to record, and a function that ends its ranges;
+            ``None`` while none records.
+        warming: ``begun`` when one of our windows started to warm up, and a function that ends that; ``None``
+            while none does, and while it is being ended or started.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class ProfilerWatch:
         self.is_waiting = False
         self.recording: tuple[int, Callable[[], None]] | None = None
         self.warming: tuple[int, Callable[[], None]] | None = None
-        self._none_waited = False  # when we came, of those that somebody had made before
+        self._none_waited = False  # none created before the watch started was waiting
 
     def begin(self) -> None:
-        """Begin to watch; each call needs an :meth:`end`."""
+        """Start watching; each call needs an :meth:`end`."""
         with self._lock:
             self._users += 1
             if self._users > 1 or not all(hasattr(torch_profiler, name) for name in _WATCHED):
@@ -69,10 +69,10 @@ class ProfilerWatch:
                 self._originals = {}
 
     def is_one_waiting(self) -> bool:
-        """Whether a profiler is prepared and has not started.
+        """Whether a profiler is prepared and hasn't started.
 
-        Where there may be a profiler, that takes 20 ms until it once said no, as it looks at all objects.
-        From then on what is prepared is seen.
+        If there may be a profiler, this takes 20 ms, as it searches all objects, until it has returned False
+        once. After that, newly prepared ones are seen.
         """
         if self.is_waiting or self._none_waited:
             return self.is_waiting
@@ -81,12 +81,12 @@ class ProfilerWatch:
         return is_waiting
 
     def leave(self, begun: int) -> None:
-        """Nobody will start the profiler that was the ``begun``-th, if it still waits."""
+        """Note that the ``begun``-th profiler won't be started, if it still waits."""
         if begun == self.begun:
             self.is_waiting = False
 
     def start_child(self) -> None:
-        """In a forked child: who held the lock may not be there."""
+        """Replace the lock in a forked child, where its holder may not exist."""
         self._lock = threading.RLock()
 
     def _on_prepare(self) -> None:
@@ -103,9 +103,9 @@ class ProfilerWatch:
         self.is_waiting = False
 
     def _make_way(self) -> None:
-        """End what a window of ours records or warms up: some profilers refuse to start beside it.
+        """End our window's recording or warm-up, as some profilers refuse to start alongside it.
 
-        That would be to the user's harm. Beside one that warms up, torch 2.11 refuses to prepare another.
+        The user's profiler has priority. While ours warms up, torch 2.11 refuses to prepare another.
         """
         warming, self.warming = self.warming, None
         if warming is not None and warming[0] == self.begun and self.is_waiting:
@@ -128,7 +128,7 @@ def _after(before: Callable[[], None], original: Callable[..., Any]) -> Callable
 
 
 def _is_one_waiting() -> bool:
-    """Whether a profiler that somebody made before we came is prepared and has not started."""
+    """Whether a profiler created before the watch started is prepared and hasn't started."""
     # Each profiler has a reference to its class.
     if is_profiling() or sys.getrefcount(torch_profiler.profile) <= _REFERENCES:
         return False
@@ -143,11 +143,11 @@ watch: Final = ProfilerWatch()
 
 
 AT_EXIT_S: Final = 5.0
-"""How long the end of a program waits for a daemon thread to come to its next step, and to stop there."""
+"""Seconds that the program's exit waits for a daemon thread to reach its next step and stop there."""
 
 
 _SAVING_S: Final = 2.0
-"""How long it waits then until that is saved."""
+"""Seconds that it then waits until the result is saved."""
 
 
 ENDING: Final = "the program is ending"
@@ -166,10 +166,10 @@ _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _skip_teardown() -> None:
-    """Let this process end without running the destructors of the libraries that its parent loaded.
+    """Let this process end without running destructors of libraries that its parent loaded.
 
-    When Python has ended, with its ``atexit`` handlers run, C calls these two last in, first out: it flushes
-    its streams and leaves with the exit status.
+    After Python has ended and run its ``atexit`` handlers, C calls these two in reverse order: it flushes its
+    streams and exits with the exit status.
     """
     if _LIBC is not None and hasattr(_LIBC, "on_exit"):
         _LIBC.on_exit(_LIBC._exit, None)
@@ -177,10 +177,10 @@ def _skip_teardown() -> None:
 
 
 class ProfilerClaim:
-    """Of the process; whoever is thrown away without having given it back does not have it any more.
+    """The process's claim to torch's profiler; a holder that is garbage-collected loses it.
 
     Attributes:
-        is_broken: whether torch's profiler ran out of memory, so that nobody gets it any more.
+        is_broken: whether torch's profiler ran out of memory, so that it can't be claimed any more.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class ProfilerClaim:
         self.forget()
 
     def start_child(self) -> None:
-        """In a forked child: nobody has it, and the child ends without torch's profiler."""
+        """Drop the claim in a forked child, and end the child without torch's profiler."""
         self.forget()
         if self._was_taken:
             self._was_taken = False  # a grandchild inherits what ends the child
@@ -218,14 +218,14 @@ class ProfilerClaim:
             return ""
 
     def give_back(self, who: Any) -> None:
-        """``who`` does not need it any more; does nothing if it does not have it."""
+        """Release it; does nothing if ``who`` doesn't have it."""
         with self._free:
             if self._holder is not None and self._holder() in (who, None):
                 self._holder = None
                 self._free.notify_all()
 
     def end(self) -> None:
-        """The program ends: a daemon thread that records is given the time to stop at its next step."""
+        """At the program's exit, give a recording daemon thread time to stop at its next step."""
         with self._free:
             self.is_ending = True
             was_held = self._is_daemon and self._is_held()
@@ -236,9 +236,9 @@ class ProfilerClaim:
         return self._holder is not None and self._holder() is not None
 
     def rest(self) -> None:
-        """The program ends, and what a daemon thread recorded is saved: it waits here for the end.
+        """At the program's exit, let a daemon thread whose recording is saved wait here for the end.
 
-        A thread that runs C++ when the interpreter ends may abort the process, before Python 3.14.
+        Before Python 3.14, a thread that runs C++ when the interpreter ends may abort the process.
         """
         with self._free:
             if self.is_ending and threading.current_thread().daemon:
@@ -253,20 +253,20 @@ CLAIM: Final = ProfilerClaim()
 atexit.register(CLAIM.end)
 
 
-if hasattr(os, "register_at_fork"):  # a child has neither the profiler's thread nor, perhaps, a free lock
+if hasattr(os, "register_at_fork"):  # a child lacks the profiler's thread, and its lock may be held
     os.register_at_fork(after_in_child=CLAIM.start_child)
     os.register_at_fork(after_in_child=watch.start_child)
 
 
 def is_profiling_anywhere() -> bool:
-    """Whether a torch profiler records in any thread, as far as torch tells; not one that only warms up."""
+    """Whether a torch profiler records in any thread, as reported by torch; warm-ups aren't seen."""
     in_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
     return bool(torch.autograd._profiler_enabled() or in_any_thread)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """No torch profiler sees the operators that run inside, in this thread."""
+    """Hide the operators inside, in this thread, from torch profilers."""
     if not is_profiling_anywhere():
         yield
         return

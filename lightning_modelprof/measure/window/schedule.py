@@ -1,7 +1,7 @@
-"""When a torch.profiler window opens and closes: a pure function of the step number.
+"""Computes from the step number when a torch.profiler window opens and closes.
 
-The words and their meaning are those of ``torch.profiler.schedule``; ``tests/measure/test_schedule.py`` holds
-the two against each other for every argument.
+Terms and their meaning are those of ``torch.profiler.schedule``; ``tests/measure/test_schedule.py`` compares
+the two for every argument.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning_modelprof.run.steps import StepTag
 
 
 class WindowAction(Enum):
-    """What the profiler does during a step, in ``torch.profiler.ProfilerAction``'s order."""
+    """The profiler's activity during a step, in ``torch.profiler.ProfilerAction``'s order."""
 
     WAIT = "wait"
     WARMUP = "warmup"
@@ -26,7 +26,7 @@ class WindowAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WindowSteps:
-    """The steps of one window; ``first_warmup == first`` when there is no warm-up."""
+    """The steps of one window; ``first_warmup == first`` without a warm-up."""
 
     index: int
     first_warmup: int
@@ -49,7 +49,7 @@ class Schedule:
 
     @staticmethod
     def from_range(start: int, end: int) -> Schedule:
-        """Paddle's half-open ``(start, end)``: record steps start .. end-1, with one step of warm-up."""
+        """Convert Paddle's half-open ``(start, end)``: record steps start .. end-1 after one warm-up step."""
         warmup = 1 if start >= 1 else 0
         return Schedule(wait=start - warmup, warmup=warmup, active=end - start, repeat=1)
 
@@ -58,7 +58,7 @@ class Schedule:
         return self.wait + self.warmup + self.active
 
     def window(self, index: int) -> WindowSteps | None:
-        """The steps of window number ``index`` (from 0), or ``None`` if there is no such window."""
+        """Return the steps of window number ``index`` (from 0), or ``None`` if there is no such window."""
         if self.active == 0 or (self.repeat and index >= self.repeat):
             return None
         start = self.skip_first + index * self.cycle + self.wait
@@ -66,7 +66,7 @@ class Schedule:
         return WindowSteps(index=index, first_warmup=start, first=first, last=first + self.active - 1)
 
     def action(self, step: int) -> WindowAction:
-        """What the profiler does during step number ``step`` (from 0)."""
+        """Return the profiler's activity during step number ``step`` (from 0)."""
         if self.active == 0 or step < self.skip_first:
             return WindowAction.WAIT
         index, position = divmod(step - self.skip_first, self.cycle)
@@ -87,13 +87,13 @@ _NAMES: Final = {
 
 
 def fit_schedule(name_of: Callable[[int], str]) -> Schedule | None:
-    """The schedule that does what a function of the step number says; ``None`` if none does.
+    """Return the schedule that matches a function of the step number; ``None`` if none does.
 
     Args:
-        name_of: step number → name of a ``torch.profiler.ProfilerAction``.
+        name_of: returns the name of a step number's ``torch.profiler.ProfilerAction``.
 
     Caveats:
-        The first 20,000 steps are looked at.
+        Compares only the first 20,000 steps.
     """
     actions = [_NAMES.get(name_of(step)) for step in range(_TRIED_STEPS)]
     if None in actions:
@@ -124,22 +124,22 @@ def fit_schedule(name_of: Callable[[int], str]) -> Schedule | None:
 
 
 NEVER: Final = 2**62
-"""A step number that does not come."""
+"""A step number that is never reached."""
 
 
 class WindowPlan:
-    """The windows of a schedule on one rank, and the steps that those of all ranks slow down.
+    """The windows of a schedule on one rank, and the steps that all ranks' windows slow down.
 
     Args:
         records: whether this rank has windows itself.
-        lag: steps that a rank may be ahead of one that profiles, because none of them has a collective: while
-            gradients accumulate. So many steps later it may be that it waits for the closing of a window.
-            ``None`` when there are no other ranks.
+        lag: steps that a rank may be ahead of one that profiles, as steps that only accumulate gradients have
+            no collective. It may wait for a window to close that many steps later. ``None`` without other
+            ranks.
 
     Attributes:
-        upcoming: the window of this rank that is open or comes next; ``None`` when none will come.
-        next_step: the next step number at whose start :meth:`begin_step` must be called.
-        why_late: why the first window comes later than it was to; ``""`` if it does not.
+        upcoming: this rank's open or next window; ``None`` without one.
+        next_step: next step number at whose start :meth:`begin_step` must be called.
+        why_late: why the first window comes later than scheduled; ``""`` if it doesn't.
     """
 
     def __init__(self, schedule: Schedule, *, records: bool = True, lag: int | None = None) -> None:
@@ -158,45 +158,43 @@ class WindowPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether no window is open and none will come, which every rank says at the same step."""
+        """Whether no window is open or upcoming; turns true at the same step on every rank."""
         return self.upcoming is None and self._of_others is None
 
     @property
     def is_first(self) -> bool:
-        """Whether no window of this rank was before."""
+        """Whether this rank has had no window yet."""
         return self.upcoming is not None and self.upcoming.index == 0
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether the next window is missed if it does not come: without an end there is always one more."""
+        """Whether a next window that doesn't come counts as missed; only the first of an endless schedule."""
         return bool(self.is_first or self._schedule.repeat)
 
     def postpone(self, steps: int, why: str) -> None:
-        """All windows come so many steps later, if the loop lasts; to be called before the first.
+        """Postpone all windows; call before the first one.
 
         Args:
-            steps: how many, the same on all ranks.
-            why: a clause that says so, for the report of a loop that does not.
+            steps: number of steps, the same on all ranks.
+            why: the reason, as a clause for the report of a loop that ends before.
         """
         self.why_late = why
         later = replace(self._schedule, skip_first=self._schedule.skip_first + steps)
         self._set(later, records=True)
 
     def next_window(self) -> None:
-        """The upcoming window is over, or will not be."""
+        """Move past the upcoming window, done or not."""
         assert self.upcoming is not None
         self.upcoming = self._schedule.window(self.upcoming.index + 1)
 
     def leave_rest(self) -> None:
-        """This rank has no further window."""
         self.upcoming = None
 
     def end(self) -> None:
-        """No more steps come."""
         self.next_step = NEVER
 
     def begin_step(self, step: int) -> StepTag:
-        """Step number ``step`` has begun; returns the tags that windows of other ranks give it."""
+        """Start step number ``step``; returns its tags from other ranks' windows."""
         tags = StepTag(0) if self._lag is None else self._step_others(step, self._lag)
         upcoming = (self.upcoming, self._of_others)
         next_step = min((max(step + 1, one.first_warmup) for one in upcoming if one), default=NEVER)

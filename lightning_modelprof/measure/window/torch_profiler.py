@@ -1,8 +1,7 @@
-"""torch's profiler, as far as we need it: what it records, whether one does, and how it is stopped.
+"""The parts of torch's profiler that we use: what it records, whether one records, and how to stop it.
 
-Its low-level calls (``prepare_trace``, ``start_trace``, ``stop_trace``) are ours to time. Nothing is ever
-asked of ``key_averages()`` or ``events()``: torch builds those in Python, many times slower than the C++
-export.
+We time its low-level calls (``prepare_trace``, ``start_trace``, ``stop_trace``) ourselves. ``key_averages()``
+and ``events()`` are never called: torch builds those in Python, many times slower than the C++ export.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
 
 
 _SILENT: Final = "6"
-"""With torch 2.13 the notices come up to level 5."""
+"""torch 2.13 prints its notices up to level 5."""
 
 
 class CaptureOptions(Record, frozen=True, kw_only=True):
     """What torch.profiler records, and how much.
 
-    The words are torch.profiler's own. ``activities=None``: all there are. A window ends early when another
+    Names are torch.profiler's own. ``activities=None`` means all available. A window ends early if another
     step would make its trace larger than ``max_trace_mb``.
     """
 
@@ -48,7 +47,7 @@ class CaptureOptions(Record, frozen=True, kw_only=True):
         )
 
     def make_profiler(self) -> Any:
-        """A torch profiler that records nothing yet."""
+        """Create a torch profiler that isn't recording yet."""
         activities = None
         if self.activities is not None:
             activities = [getattr(ProfilerActivity, name.upper()) for name in self.activities]
@@ -61,13 +60,13 @@ class CaptureOptions(Record, frozen=True, kw_only=True):
 
 
 def prepare(profiler: Any) -> None:
-    """Prepare a profiler, without the notices (``USDT: ... profiler_start``) that torch 2.13 would print.
+    """Prepare a profiler without the notices (``USDT: ... profiler_start``) that torch 2.13 prints.
 
-    Kineto reads how much it is to say when it is first prepared, and only then. The program's standard error
-    is not touched; whoever sets KINETO_LOG_LEVEL is heard.
+    Kineto reads its log level only when it is first prepared. The program's standard error isn't touched, and
+    the user's KINETO_LOG_LEVEL takes precedence.
 
     Raises:
-        RuntimeError: when torch cannot prepare it.
+        RuntimeError: when torch can't prepare it.
     """
     is_ours = _LOG_LEVEL not in os.environ
     if is_ours:
@@ -85,26 +84,26 @@ def stop(profiler: Any, ranges: TraceRanges | None) -> None:
         try:
             ranges.close_all()
         finally:
-            # Another one may have come and ended our recording; stopping it again would crash the process.
+            # Another one may have ended our recording; stopping it again would crash the process.
             if is_profiling():
                 profiler.stop_trace()
-    elif not is_profiling():  # another one that records ends what only warms up, which must not be started
-        profiler.start_trace()  # torch's own way out of a warm-up: start and stop at once
+    elif not is_profiling():  # another one's recording ends a warm-up, which must not be started then
+        profiler.start_trace()  # torch's own way to end a warm-up: start and immediately stop
         profiler.stop_trace()
 
 
 def free(profiler: Any) -> None:
-    """Drop what was recorded: several times the size of the trace, which else stays for long."""
+    """Free the recorded data, several times the trace's size, which would otherwise stay for long."""
     profiler.profiler = None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python or C++ found no memory."""
+    """Whether Python or C++ ran out of memory."""
     return isinstance(error, MemoryError) or "bad_alloc" in str(error)
 
 
 def force_stop() -> None:
-    """Stop what records after a call of ours failed, and tell torch, which else believes that it records."""
+    """Stop a recording after one of our calls failed, and reset torch's own state."""
     torchs: Any = autograd_profiler
     if is_profiling():
         with contextlib.suppress(RuntimeError, MemoryError):
@@ -114,12 +113,12 @@ def force_stop() -> None:
 
 
 def is_profiling() -> bool:
-    """Whether a torch profiler records in this process; one that only warms up cannot be seen."""
+    """Whether a torch profiler records in this process; warm-ups can't be seen."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 class TraceRanges:
-    """Named ranges on the training thread: one per phase that is open, innermost last."""
+    """Named ranges on the training thread: one per open phase, innermost last."""
 
     def __init__(self) -> None:
         self._open: list[Any] = []
@@ -144,9 +143,9 @@ class TraceRanges:
             self.pop()
 
     def end(self) -> None:
-        """Close all, and open no more: their recording ends, or is another profiler's from now on.
+        """Close all ranges and open no more: their recording ends, or now belongs to another profiler.
 
-        torch writes the end of a range into the recording that it began in, whether that is there or not.
+        torch writes a range's end into the recording in which it started, even if that no longer exists.
         """
         self._are_over = True
         self.close_all()
@@ -162,33 +161,33 @@ _JSON_PER_BYTE: Final = {
     (True, True, False): 1.07,
     (True, True, True): 1.33,
 }
-"""(record_shapes, with_stack, profile_memory) → bytes of JSON for each byte that torch keeps.
+"""(record_shapes, with_stack, profile_memory) → bytes of JSON per byte in torch's memory.
 
-The middle of what torch 2.13 wrote on the CPU for an MLP, a CNN, a transformer and a GRU, each of which is
-within 27 % of it (12 % without stacks).
+Midpoint of torch 2.13's results on the CPU for an MLP, a CNN, a transformer and a GRU, all within 27% of it
+(12% without stacks).
 """
 
 
 _LEAST_IN_USE: Final = 32 * 2**20
-"""Python with torch has more from malloc; where glibc knows of less, another allocator is in its place."""
+"""Python with torch uses more from malloc; if glibc reports less, another allocator replaces it."""
 
 
 _LEAST_STEPS: Final = 2
 
 
 _LEAST_LEARNT: Final = 1_000_000
-"""Bytes in memory; less is lost among what else a step leaves behind."""
+"""Bytes in memory; less would be lost in a step's other allocations."""
 
 
 _MOST_LEARNT: Final = 4
-"""Times the figure of the table: more is no recording, but memory that the training gave back meanwhile."""
+"""Largest multiple of the table's ratio; more means that training freed memory in the meantime."""
 
 
 class TraceSize:
-    """Estimates, step by step, the uncompressed size of a trace that is being recorded.
+    """Estimates, step by step, the uncompressed size of a trace being recorded.
 
     Args:
-        bytes_in_use: gives the memory that malloc has handed out, ``None`` where that cannot be known.
+        bytes_in_use: returns the memory that malloc has handed out, ``None`` if unknown.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class TraceSize:
         self._expected = _JSON_PER_BYTE[record_shapes, with_stack, profile_memory]
         self._json_per_byte = self._expected
         self._bytes_in_use = heap_bytes if bytes_in_use is None else bytes_in_use
-        self._json_per_step: float | None = None  # in the window before
+        self._json_per_step: float | None = None  # in the previous window
         self._last: int | None = None
         self._growth = self._largest = self._num_steps = 0
 
@@ -222,10 +221,11 @@ class TraceSize:
         self._largest = max(self._largest, grown)
 
     def with_another_step(self) -> float | None:
-        """Bytes that the trace would have with one more step like these; ``None`` if that is unknown.
+        """Return the trace's bytes with one more such step; ``None`` if unknown.
 
-        The step that grew most does not count: it may have allocated something for good. So nothing is known
-        after one step. Where memory cannot be read, steps are taken to be like those of the window before.
+        Excludes the step that grew most, as it may have allocated something for good, so the result is
+        unknown after one step. Where memory can't be read, steps are assumed to be like those of the previous
+        window.
         """
         if self._last is None:
             return None if self._json_per_step is None else self._json_per_step * (self._num_steps + 1)
@@ -234,13 +234,13 @@ class TraceSize:
         return self._json_per_byte * self._per_step() * (self._num_steps + 1)
 
     def _per_step(self) -> float:
-        """Bytes in memory for each step, without the one that grew most."""
+        """Return bytes in memory per step, without the one that grew most."""
         return max(0, self._growth - self._largest) / (self._num_steps - 1)
 
     def learn(self, num_bytes: int) -> None:
-        """The window closed, and its trace was written with so many bytes.
+        """Learn from the size of the closed window's trace.
 
-        A device's events may take more text for each byte than the table says, which is of the CPU.
+        A device's events may take more text per byte than in the table, which is for the CPU.
         """
         if self._num_steps:
             self._json_per_step = num_bytes / self._num_steps
@@ -253,9 +253,9 @@ class TraceSize:
 
 
 def heap_bytes() -> int | None:
-    """Bytes that malloc has handed out and not got back; ``None`` where glibc's malloc is not in use.
+    """Return the bytes that malloc has handed out and not got back; ``None`` without glibc's malloc.
 
-    Takes about a microsecond: glibc adds up what it knows anyway.
+    Takes about a microsecond, as glibc only adds up its own counters.
     """
     mallinfo2 = _mallinfo2()
     if mallinfo2 is None:
@@ -266,7 +266,7 @@ def heap_bytes() -> int | None:
 
 
 class _MallocInfo(ctypes.Structure):
-    """``struct mallinfo2`` of malloc.h; ``uordblks`` is in use in arenas, ``hblkhd`` in maps of its own."""
+    """``struct mallinfo2`` in malloc.h; ``uordblks`` is in use in arenas, ``hblkhd`` in separate maps."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -287,7 +287,7 @@ class _MallocInfo(ctypes.Structure):
 
 @functools.cache
 def _mallinfo2() -> Any:
-    """The function of glibc, from 2.33 on; ``None`` elsewhere."""
+    """Return the function from glibc 2.33 or newer; ``None`` elsewhere."""
     if sys.platform != "linux":
         return None
     function = getattr(ctypes.CDLL(None), "mallinfo2", None)

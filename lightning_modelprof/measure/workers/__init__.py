@@ -1,1 +1,1 @@
-"""What happens in the workers of a DataLoader, measured there."""
+"""Measurement inside the workers of a DataLoader."""

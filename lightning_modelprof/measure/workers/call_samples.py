@@ -1,4 +1,4 @@
-"""What samples of a worker's thread say of its transforms: shares of the time, and how sure they are."""
+"""Estimates transforms' shares of the time, with errors, from samples of a worker's thread."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from lightning_modelprof.measure.workers.calls import CallName, Calls
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples
 
 LEAST_SHARE: Final = 0.05
-"""Of the time in which batches are made: transforms that take less are not measured."""
+"""Of the time spent making batches; transforms below it aren't measured."""
 
 CONFIDENCE: Final = 0.95
 
 _LEAST_LOOKS: Final = 50
 _LEAST_BATCHES: Final = 5
-"""Fewer samples, or batches in which they were taken, measure no transform."""
+"""With fewer samples, or batches in which they were taken, no transform is measured."""
 
 
 class CallSums(msgspec.Struct):
-    """What was seen of one call. Times are seconds that samples stand for, added up batch by batch.
+    """Sums for one call. Times are the seconds that samples represent, summed by batch.
 
     Attributes:
-        time, own: in it with what it calls, and in it alone.
+        time: in the call and its callees.
+        own: in the call alone.
         squares: of the time in each batch.
         products: of that time and the time of all samples in the batch.
-        late: products of what samples stand for and how late they were.
+        late: products of the samples' times and their delays.
     """
 
     call: CallName
@@ -49,15 +50,15 @@ class CallSums(msgspec.Struct):
 
 
 class CallSamples(msgspec.Struct):
-    """What was seen of all calls while samples were made; sums of several workers add up.
+    """Samples of all calls while samples were made; sums of several workers add up.
 
     Attributes:
         calls: in the order in which a sample meets them.
-        looks: samples of the thread.
-        batches: in which they were taken.
-        time: that they stand for.
+        looks: number of samples of the thread.
+        batches: number of batches in which they were taken.
+        time: seconds that they represent.
         squares: of that time in each batch.
-        weights: squares of the time that each sample stands for.
+        weights: squares of the time that each sample represents.
     """
 
     calls: list[CallSums] = []
@@ -72,7 +73,7 @@ class CallSamples(msgspec.Struct):
         return self.looks >= _LEAST_LOOKS and self.batches >= _LEAST_BATCHES and self.time > 0
 
     def add(self, other: CallSamples) -> None:
-        """Add what another worker, or the same one before, has seen."""
+        """Add the samples of another worker, or of an earlier process in its place."""
         for name in ("looks", "batches", "time", "squares", "weights"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         known = {one.call: one for one in self.calls}
@@ -84,22 +85,22 @@ class CallSamples(msgspec.Struct):
                 setattr(mine, name, getattr(mine, name) + getattr(one, name))
 
     def error_ns(self, one: CallSums, number: int, *, fetch_ns: int, cpu_ns: int, samples: int) -> float:
-        """Half of what a call's time may be off by; only where there is enough.
+        """Return half the possible error of a call's time; only valid if there is enough.
 
-        Times of so many calls are all within twice their errors in 19 of 20 runs (Bonferroni).
+        All times of ``number`` calls are within twice their errors in 19 of 20 runs (Bonferroni).
 
         Samples of the thread inside one call aren't independent, but batches nearly are. So a share is a
-        ratio of sums over batches, with the standard error of such a ratio. With few batches that is itself
-        unsure, by as much as Student's t is wider than the normal distribution. Batches that happen to be
-        alike would make it too small: it's never less than that of as many independent samples, one more of
-        which would have been elsewhere.
+        ratio of sums over batches, with the standard error of such a ratio. With few batches that error is
+        itself uncertain, by as much as Student's t is wider than the normal distribution. Batches that happen
+        to be alike would make it too small: it is never less than that of as many independent samples, one
+        more of which would have been elsewhere.
 
         A sample that is due while the worker runs has to wait, and may find it in the next call. So each call
-        may have got as much as samples in it were late, but no more than the worker ran.
+        may have gained as much as samples in it were late, but no more than the worker ran.
 
         Args:
-            number: of calls whose errors are told.
-            fetch_ns: in which all samples of the data set were made.
+            number: of calls with reported errors.
+            fetch_ns: time spent making all samples of the data set.
             cpu_ns: CPU time of that.
             samples: of the data set.
         """
@@ -122,21 +123,21 @@ def merged(pieces: Iterable[CallSamples]) -> CallSamples:
 
 
 class State:
-    """The phase ledger of a worker: what it's at."""
+    """A worker's phase ledger, with its current state."""
 
     def __init__(self, phase: int, outside: Any) -> None:
         self.current, self.inspection = phase, outside
         self.ranges: Any = None
         self.in_validation, self.validation = False, None
-        self.batch = 0  # how many were begun
-        self.fetch_ns = 0  # when samples were begun that are being made; 0 otherwise
+        self.batch = 0  # number of batches started
+        self.fetch_ns = 0  # start of the samples being made; 0 otherwise
 
 
 class CallProbe:
-    """Notes which calls the thread that made it is in, each time that it's called from another thread.
+    """Notes which calls the thread that created it is in, whenever another thread calls it.
 
     Args:
-        before: what the worker before it in the same place has seen.
+        before: samples of the previous worker in the same place.
     """
 
     sampler: Sampler
@@ -151,9 +152,10 @@ class CallProbe:
         self._time = 0.0
 
     def look(self, elapsed_ns: int) -> None:
-        """Take a sample that stands for ``elapsed_ns``.
+        """Take a sample that represents ``elapsed_ns``.
 
-        One that was due before samples were begun is of what was before, which kept this thread from running.
+        A sample due before the worker started making samples is skipped: it belongs to earlier work, which
+        delayed it.
         """
         state = self._state
         if not state.fetch_ns or self.sampler.due_ns < state.fetch_ns:
@@ -177,7 +179,7 @@ class CallProbe:
             self._rows[running[0]].own += seconds
 
     def _running(self, frame: FrameType | None) -> list[int]:
-        """The calls that are running, innermost first."""
+        """Return the running calls, innermost first."""
         known, rows = self._calls.codes, []
         while frame is not None:
             by_first = known.get(id(frame.f_code))
@@ -198,7 +200,7 @@ class CallProbe:
             _add_batch(self._all, self._rows, time, times)
 
     def samples(self) -> CallSamples:
-        """What was seen so far; may be called while looks go on."""
+        """Return the samples so far; may be called while sampling continues."""
         found = merged([self._all])
         rows = {one.call: one for one in found.calls}
         if self._time:
@@ -219,17 +221,17 @@ def _add_batch(samples: CallSamples, rows: list[CallSums], time: float, times: d
         one.products += its * time
 
 
-# Which object a function that runs got first
+# First argument of a running function
 
 
 def first_argument(frame: FrameType, known: Container[int]) -> int | None:
-    """The id of what the function in a frame got first, usually ``self``; ``None`` where that can't be told.
+    """Return the id of a frame's first argument, usually ``self``; ``None`` if unknown.
 
-    ``frame.f_locals`` would tell, but before Python 3.13 that writes to what ``locals()`` gives the function.
+    Avoids ``frame.f_locals``, which before Python 3.13 changes the function's ``locals()``.
 
     Args:
-        frame: of a function that runs, while the interpreter is ours.
-        known: ids of objects, one of which it may be.
+        frame: of a running function, while we hold the interpreter.
+        known: ids of objects that it may be.
     """
     code = frame.f_code
     if not code.co_argcount:
@@ -238,7 +240,7 @@ def first_argument(frame: FrameType, known: Container[int]) -> int | None:
 
 
 def _by_name(frame: FrameType, name: str, _: Container[int]) -> int | None:
-    """Python 3.12 and later have a function for it."""
+    """Read it with the function of Python 3.12 and later."""
     try:
         return id(_get_var(frame, name))
     except NameError:  # it was deleted
@@ -246,11 +248,11 @@ def _by_name(frame: FrameType, name: str, _: Container[int]) -> int | None:
 
 
 _HEAD: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
-"""Bytes of any object before what is its own."""
+"""Bytes of any object before its own data."""
 
 
 def _in_memory(frame: FrameType, name: str, _: Container[int]) -> int | None:
-    """In Python 3.11: read where the interpreter has it, once two addresses there are the ones expected.
+    """Read it from the interpreter's memory in Python 3.11, once two addresses there match expectations.
 
     Source: Include/internal/pycore_frame.h and Include/cpython/pyframe.h of CPython 3.11.
     """
@@ -263,13 +265,13 @@ def _in_memory(frame: FrameType, name: str, _: Container[int]) -> int | None:
     if not inner or at(inner + 4 * word) != id(frame.f_code) or at(inner + 5 * word) != id(frame):
         return None
     first = at(inner + 9 * word)
-    if first and name in frame.f_code.co_cellvars:  # a function inside uses it, too
+    if first and name in frame.f_code.co_cellvars:  # an inner function uses it too
         first = at(first + _HEAD)
     return first or None
 
 
 def _among_referents(frame: FrameType, name: str, known: Container[int]) -> int | None:
-    """In Python 3.10: the garbage collector knows what a frame holds, its first variable first."""
+    """Find it in Python 3.10 among the garbage collector's referents of the frame, first variable first."""
     if name in frame.f_code.co_cellvars:
         return None
     held = map(id, gc.get_referents(frame))
@@ -281,7 +283,7 @@ def _unknown(frame: FrameType, name: str, known: Container[int]) -> None:  # noq
 
 
 def _way() -> Callable[[FrameType, str, Container[int]], int | None]:
-    """How it's told here, if it's told right of a method that runs."""
+    """Choose the method for this interpreter, if it works for a running method."""
     if sys.implementation.name != "cpython" or hasattr(sys, "gettotalrefcount"):
         return _unknown
     way = (
@@ -317,15 +319,15 @@ _first_argument: Final = _way()
 def merge_stacks(
     pieces: Sequence[StackSamples], *, most: int | None = None, without: str = ""
 ) -> StackSamples:
-    """The samples of several threads or processes as those of one.
+    """Merge the samples of several threads or processes.
 
     Args:
         pieces: at least one.
-        most: stacks that are kept, those with most time; the samples of others are dropped. ``None`` is all.
-        without: what modules begin with whose frames are left out; ``""`` leaves out none.
+        most: most stacks to keep, by time; samples of others are dropped. ``None`` keeps all.
+        without: prefix of modules whose frames are left out; ``""`` leaves out none.
 
     Caveats:
-        What other threads did is left out: their frames are those of a process of its own.
+        Other threads' stacks are left out, as they belong to a single process.
     """
     numbers: dict[StackFrame, int] = {}
     stacks: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}

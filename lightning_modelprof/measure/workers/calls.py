@@ -1,7 +1,7 @@
-"""Finds what makes a sample: the data set and the transforms that it holds. It only reads.
+"""Finds what makes a sample: the data set and its transforms. Only reads.
 
-Nothing in here runs code of the user's: no attribute is asked for, compared or hashed, and no iterator is
-made. Classes are read through ``type``'s own descriptors, which a metaclass can't change.
+Nothing here runs user code: no attribute is looked up, compared or hashed, and no iterator is created.
+Classes are read through ``type``'s own descriptors, which a metaclass can't change.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils.data import Dataset, IterableDataset
 from lightning_modelprof.measure.user_code import UserCode, absolute_file, library_of
 
 MOST_CALLS: Final = 64
-"""Rows of one worker."""
+"""Rows per worker."""
 
 _MOST_OBJECTS: Final = 1_000
 _DEEPEST: Final = 6
 
 _INSIDE: Final = ("transforms", "transform", "target_transform")
-"""Where objects of libraries hold transforms."""
+"""Attributes in which library objects hold transforms."""
 _FUNCTION: Final = ("f", "fn", "func", "function")
 
 _mro: Final = type.__dict__["__mro__"].__get__
@@ -34,7 +34,7 @@ _partial_func: Final = functools.partial.__dict__["func"].__get__
 
 
 class CallName(msgspec.Struct, frozen=True):
-    """One row, as the worker knows it; fields as of CallTimes."""
+    """One row, as the worker knows it; fields as in CallTimes."""
 
     name: str
     kind: str
@@ -46,12 +46,12 @@ class CallName(msgspec.Struct, frozen=True):
 
 
 def is_a(kind: Any, *bases: type) -> bool:
-    """``issubclass`` that asks no metaclass."""
+    """Like ``issubclass``, without calling metaclasses."""
     return any(one is base for one in _mro(kind) for base in bases)
 
 
 def _of_class(kind: Any, name: str) -> Any:
-    """What a class has by a name, as it's written there; ``None`` without."""
+    """Return what a class stores under a name, unchanged; ``None`` without."""
     spaces = (_namespace(one) for one in _mro(kind))
     return next((space[name] for space in spaces if name in space), None)
 
@@ -62,14 +62,13 @@ def _method(kind: Any, name: str) -> FunctionType | None:
 
 
 def _attributes(one: Any) -> dict[str, Any]:
-    """The object's own ``__dict__``, without a property of that name; empty with ``__slots__``."""
+    """Return the object's own ``__dict__``, bypassing a property of that name; empty with ``__slots__``."""
     descriptor = _of_class(type(one), "__dict__")
     found = descriptor.__get__(one) if type(descriptor) is GetSetDescriptorType else {}
     return {name: value for name, value in dict.items(found) if type(name) is str}
 
 
 def _innermost(function: FunctionType) -> FunctionType:
-    """What decorators wrap, as far as they say so."""
     for _ in range(_DEEPEST):
         inner = function.__dict__.get("__wrapped__")
         if type(inner) is not FunctionType:
@@ -79,7 +78,7 @@ def _innermost(function: FunctionType) -> FunctionType:
 
 
 def _running(call: Any) -> tuple[FunctionType | None, Any]:
-    """The Python function that runs when something is called, and what that gets first; ``None`` without."""
+    """Return the Python function that runs on a call, and its first argument; ``None`` without."""
     kind = type(call)
     if kind is FunctionType:
         return call, None
@@ -99,28 +98,28 @@ def _is_dataset(one: Any) -> bool:
 
 
 class Calls:
-    """The data set and transforms of one worker, and the code by which their frames are known.
+    """A worker's data set and transforms, and the code that identifies their frames.
 
     Attributes:
-        names: of the rows, in the order in which a sample meets them.
-        codes: id of a code → id of the object that it gets first, or 0 for a function → row.
+        names: names of the rows, in the order in which a sample meets them.
+        codes: id of a code → id of its first argument, or 0 for a function → row.
     """
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self.names: list[CallName] = []
         self.codes: dict[int, dict[int, int]] = {}
-        self._held: list[CodeType] = []  # so that ids stay theirs; codes hold nothing of the user's
+        self._held: list[CodeType] = []  # keeps ids unique; code objects hold no user data
         self._seen: set[int] = set()
         self._has_stages = False
 
     def find(self, dataset: Any) -> None:
-        """Look into a data set, which becomes the first row."""
+        """Search a data set, which becomes the first row."""
         self._has_stages = is_a(type(dataset), IterableDataset)
         self._dataset(dataset, 0)
         self._seen = set()
 
-    # What there is
+    # Structure
 
     def _dataset(self, dataset: Any, depth: int) -> None:
         if not self._is_new(dataset, depth):
@@ -135,7 +134,6 @@ class Calls:
         self._values(dataset, depth + 1)
 
     def _values(self, owner: Any, depth: int) -> None:
-        """Data sets and transforms that an object has by any name."""
         for name, value in _attributes(owner).items():
             if not name.startswith("__"):
                 self._value(value, owner, depth)
@@ -151,7 +149,6 @@ class Calls:
             self._values(value, depth)
 
     def _several(self, several: Any, depth: int) -> None:
-        """A list of transforms or data sets; those of one kind get numbers."""
         items = _items(several)
         if not self._are_calls(items):
             return
@@ -171,14 +168,13 @@ class Calls:
         )
 
     def _can_run(self, value: Any, owner: Any) -> bool:
-        """Whether it's called and runs Python code; a method of its own owner is no transform."""
+        """Whether it's callable and runs Python code; a method of its own owner isn't a transform."""
         if not callable(value) or is_a(type(value), type):
             return False
         function, first = _running(value)
         return function is not None and (owner is None or first is not owner)
 
     def _call(self, call: Any, depth: int, number: int = 1) -> None:
-        """One transform, and those that it holds."""
         if not self._is_new(call, depth):
             return
         function, first = _running(call)
@@ -201,7 +197,7 @@ class Calls:
             self._value(value, call, depth + 1)
 
     def _inside(self, call: Any) -> list[Any]:
-        """Attributes of a transform that hold transforms: all of the user's own, some of a library's."""
+        """Return attributes that hold transforms: all for the user's classes, some for a library's."""
         own = _attributes(call)
         if is_a(type(call), torch.nn.Module):
             modules = own.get("_modules")
@@ -224,7 +220,7 @@ class Calls:
         return self._can_run(value, owner)
 
     def _function_in(self, call: Any) -> FunctionType | None:
-        """The function that an object of a library does no more than call; ``None`` without one."""
+        """Return the function that a library's object merely calls; ``None`` without one."""
         if self._is_users(type(call)):
             return None
         own = _attributes(call)
@@ -245,10 +241,10 @@ class Calls:
         self._seen.add(id(one))
         return True
 
-    # What it's called
+    # Names
 
     def _name(self, name: str, kind: str, depth: int, function: FunctionType | None) -> CallName:
-        """What a row is called, and where its code is; ``""`` takes the name of the function."""
+        """Build a row's name with the place of its code; ``""`` uses the function's name."""
         if function is None:
             return CallName(name, kind, depth)
         function = _innermost(function)
@@ -284,7 +280,7 @@ class Calls:
 
 
 def _items(several: Any) -> tuple[Any, ...]:
-    """What a list, tuple or dictionary has, whatever methods of its own say; those that are long, nothing."""
+    """Return a list's, tuple's or dictionary's items without its own methods; nothing for long ones."""
     for kind in (list, tuple, dict):
         if is_a(type(several), kind):
             if kind.__len__(several) > _MOST_OBJECTS:
@@ -294,7 +290,7 @@ def _items(several: Any) -> tuple[Any, ...]:
 
 
 def _is_stage_of(value: Any, owner: Any) -> bool:
-    """Whether something that is iterated is of the same library, and so one of its stages."""
+    """Whether an iterable comes from the same library, so that it's one of its stages."""
     classes = (type(value), type(owner))
     libraries = {str(_of_class(kind, "__module__")).partition(".")[0] for kind in classes}
     is_iterated = _of_class(type(value), "__iter__") is not None

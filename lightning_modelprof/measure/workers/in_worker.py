@@ -1,7 +1,7 @@
-"""What runs in a worker: it writes down batches, and what its samples say of statements and transforms.
+"""Runs inside a worker: records batches, and samples of statements and transforms.
 
-The data set and its transforms stay as they are. Ours are two calls that torch makes on objects of its own in
-the worker: taking the next indices from its queue, with which a batch begins, and joining the samples.
+The data set and its transforms stay unchanged. We replace two calls that torch makes on its own objects in
+the worker: taking the next indices from its queue, which starts a batch, and collating the samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 try:
     import resource
-except ImportError:  # Windows, where workers are not looked into
+except ImportError:  # Windows, where workers aren't inspected
     resource = None  # type: ignore[assignment]
 from torch.utils.data import get_worker_info
 
@@ -47,29 +47,29 @@ from lightning_modelprof.run.stacks import StackSamples
 _SYSTEM_EVERY_NS: Final = 250_000_000
 _TEXT_EVERY_NS: Final = 1_000_000_000
 _FIRST_TEXT_NS: Final = 100_000_000
-"""What was seen is written down after so long, then after twice as long each time, up to the above."""
+"""Results are written after this time, then after twice as long each time, up to the above."""
 
 _INTERVAL_NS: Final = 5_000_000
 _LOOKS_PER_FOLD: Final = 1_000
-"""Samples are taken more often than in the training: shares of transforms need many."""
+"""More frequent than in training: transforms' shares need many samples."""
 
 _STATEMENTS_EVERY: Final = 4
-"""Of so many samples one is of statements as well."""
+"""Of this many samples, one covers statements too."""
 
 _MAIN_THREAD: Final = Path("/proc/self/schedstat")
 
 _OURS: Final = "lightning_modelprof.measure.workers."
-"""Frames of these modules are in no stack."""
+"""Stacks exclude frames of these modules."""
 
 OUTSIDE: Final = object()
-"""In place of an inspection: a worker that waits is not looked at."""
+"""Replaces an inspection: a waiting worker isn't sampled."""
 
 
 class WorkerText(msgspec.Struct):
-    """What a worker writes as a text.
+    """A worker's results that it writes as text.
 
     Attributes:
-        collate: the collate function; ``None`` where torch's loop is not as it was.
+        collate: the collate function; ``None`` if torch's loop differs from what we know.
     """
 
     stacks: StackSamples
@@ -78,32 +78,32 @@ class WorkerText(msgspec.Struct):
 
 
 def drop_frame(error: BaseException) -> None:
-    """Take the frame that has caught an error out of its traceback; a bare ``raise`` has to follow.
+    """Remove the catching frame from an error's traceback; a bare ``raise`` must follow.
 
-    What the user reads is then as without us. Before Python 3.11 such a frame stays.
+    The user then sees the same traceback as without us. Before Python 3.11 such a frame stays.
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
 def _itself(original: Any) -> tuple[Any, ...]:
-    """A pickle that becomes something of the user's, also where there is nothing of ours."""
+    """Return pickle data that becomes the user's object, even where this package isn't installed."""
     return cast, (None, original)
 
 
 class WorkerStart(StandIn):
-    """A ``worker_init_fn`` that begins to measure and calls the user's own.
+    """A ``worker_init_fn`` that starts measuring and calls the user's own.
 
-    While the loop runs it's an attribute of the user's DataLoader, and to all who ask but for ``is`` and
-    ``type`` it is the user's function. Copies and pickles that are not for a worker are that function.
+    While the loop runs, it's an attribute of the user's DataLoader and equivalent to the user's function
+    except for ``is`` and ``type``. Copies and pickles that aren't for a worker are that function.
 
     Args:
-        original: the user's; ``None`` without.
-        memory: where the workers write.
+        original: the user's function; ``None`` without one.
+        memory: memory that the workers write to.
         own: folders of packages that are the user's wherever they are.
 
     Attributes:
-        is_over: whether the loop has ended, and only the user's own is called.
+        is_over: whether the loop has ended, so that only the user's function is called.
     """
 
     __slots__ = ("__weakref__", "_memory", "_options", "_pid", "is_over")
@@ -131,9 +131,9 @@ class WorkerStart(StandIn):
     def __call__(self, worker_id: int) -> None:
         worker = None
         own, sampling = self._options
-        is_child = os.getpid() != self._pid or not self._memory.is_inherited  # and no loader without workers
+        is_child = os.getpid() != self._pid or not self._memory.is_inherited  # not in the training process
         if is_child and not self.is_over:
-            with suppress(Exception):  # it works without us
+            with suppress(Exception):  # the worker works without us
                 slot = self._memory.claim(worker_id)
                 worker = None if slot is None else Worker(slot, UserCode(roots=own), sampling=sampling)
         if self.original is not None:
@@ -146,21 +146,20 @@ class WorkerStart(StandIn):
         if worker is not None and info is not None:
             try:
                 worker.begin(info.dataset, _loop_frame())
-            except Exception:  # as without us
+            except Exception:  # the worker works without us
                 with suppress(Exception):
                     worker.end()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy that is not for a worker is the user's own function."""
+        """Copy as the user's own function, except for a worker."""
         if get_spawning_popen() is None or self.is_over:
             return _itself(self.original)
         return WorkerStart, (self.original, self._memory.not_inherited(), *self._options)
 
-    # As the user's function
+    # Behaves like the user's function
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """For ``isinstance``."""
         return type(self.original)
 
     def __bool__(self) -> bool:
@@ -189,8 +188,6 @@ class WorkerStart(StandIn):
 
 
 class Worker:
-    """Measures in one worker."""
-
     def __init__(self, slot: SlotWriter, user_code: UserCode, *, sampling: bool) -> None:
         self._slot, self._head = slot, slot.head
         self._calls = Calls(user_code)
@@ -213,13 +210,13 @@ class Worker:
         self._since_text_ns, self._text_after_ns = 0, _FIRST_TEXT_NS
         self._sampler_cost_ns = 0
 
-    # Life
+    # Lifecycle
 
     def begin(self, dataset: Any, loop: FrameType | None) -> None:
-        """Measure from now on.
+        """Start measuring.
 
         Args:
-            loop: the frame of torch's loop, which makes the batches; ``None`` where it's not as it was.
+            loop: frame of torch's loop, which makes the batches; ``None`` if it differs from what we know.
         """
         head = self._head
         head[Head.STARTS] += 1
@@ -257,7 +254,7 @@ class Worker:
             self._queue = queue
 
     def end(self) -> None:
-        """Measure no more, and leave torch's objects as they were."""
+        """Stop measuring and restore torch's objects."""
         queue, self._queue = self._queue, None
         if queue is not None:
             with suppress(AttributeError):
@@ -270,7 +267,7 @@ class Worker:
         self._read_system(time.perf_counter_ns())
 
     def take(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Wait for the next indices; a batch begins when they are there."""
+        """Wait for the next indices; a batch starts when they arrive."""
         state = self.state
         state.fetch_ns, state.inspection, self._begin = 0, OUTSIDE, (0, 0)
         if not self._has_fetcher:
@@ -282,12 +279,12 @@ class Worker:
             state.batch += 1
             self._begin = time.perf_counter_ns(), time.thread_time_ns()
             state.fetch_ns, state.inspection = self._begin[0], None
-        else:  # the end, or another epoch, for which torch makes another fetcher
+        else:  # the end, or another epoch, for which torch creates another fetcher
             self._has_fetcher = False
         return message
 
     def _wrap(self, fetcher: Any) -> None:
-        """Let a fetcher of torch's call us to join samples, and the one before as it did."""
+        """Make torch's fetcher call us to collate samples, and restore the previous fetcher."""
         before, self._fetcher = self._fetcher, None
         if before is not None:
             before.collate_fn = before.collate_fn.args[0]
@@ -310,10 +307,10 @@ class Worker:
                 self._end_batch(data, fetched, ready)
 
     def _end_batch(self, data: Any, fetched: tuple[int, int], ready: tuple[int, int]) -> None:
-        """Write down a batch.
+        """Record a batch.
 
         Args:
-            fetched: the clock, and that of CPU time, when it was called.
+            fetched: wall and CPU clock when collating started.
             ready: the same when it returned.
         """
         (begin_ns, cpu_begin_ns), (fetched_ns, fetched_cpu_ns), (ready_ns, cpu_ns) = (
@@ -322,7 +319,7 @@ class Worker:
             ready,
         )
         self._begin = (0, 0)
-        if not begin_ns:  # it's called twice for one batch
+        if not begin_ns:  # called twice for one batch
             return
         head = self._head
         index, indices = self._message
@@ -333,7 +330,7 @@ class Worker:
         head[Head.FETCH_CPU_NS] += fetched_cpu_ns - cpu_begin_ns
         head[Head.COLLATE_NS] += ready_ns - fetched_ns
         head[Head.CPU_NS] += cpu_ns - cpu_begin_ns
-        if self._last_ready_ns and not 0 <= index <= self._last_index:  # no epoch has begun in between
+        if self._last_ready_ns and not 0 <= index <= self._last_index:  # no epoch started in between
             head[Head.WAIT_NS] += begin_ns - self._last_ready_ns
         self._last_ready_ns, self._last_index = ready_ns, index
         written = head[Head.WRITTEN]
@@ -351,15 +348,14 @@ class Worker:
             self.end()
 
     def _number_of(self, data: Any, indices: Any) -> int:
-        """How many samples a batch has; only what torch made is asked."""
+        """Count a batch's samples, using only torch's own objects."""
         if not self._fetcher.auto_collation:
             return 1
         return next((len(one) for one in (data, indices) if type(one) is list or type(one) is tuple), 1)
 
-    # Now and then
+    # Periodic work
 
     def _read_system(self, now_ns: int) -> None:
-        """Add what the system knows of this process since the last time."""
         self._system_ns = now_ns
         usage = resource.getrusage(resource.RUSAGE_SELF)
         read_bytes, disk_bytes = _read_io()
@@ -385,7 +381,7 @@ class Worker:
             head[Head.THREADS] = max(head[Head.THREADS], len(os.listdir("/proc/self/task")))  # noqa: PTH208
 
     def _save_sometimes(self, elapsed_ns: int) -> None:
-        """A look of the sampling thread, which writes down what it has seen."""
+        """Write the results periodically; runs in the sampling thread."""
         self._since_text_ns += elapsed_ns
         if self._since_text_ns >= self._text_after_ns and self._sampler is not None:
             self._since_text_ns, self._text_after_ns = 0, min(2 * self._text_after_ns, _TEXT_EVERY_NS)
@@ -414,7 +410,7 @@ class Worker:
 
 
 def _one_in(number: int, look: Callable[[int], None]) -> Callable[[int], None]:
-    """One look in so many, which stands for the time of all."""
+    """Call ``look`` once in ``number`` times, with the time of all."""
     passed = [0, 0]
 
     def sometimes(elapsed_ns: int) -> None:
@@ -433,7 +429,7 @@ def _decoded(text: bytes) -> WorkerText | None:
 
 
 def _loop_frame() -> FrameType | None:
-    """The frame of torch's loop, which calls us; ``None`` where that is not as it was."""
+    """Return the frame of torch's loop that calls us; ``None`` if it differs from what we know."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(8):
         if frame is None or frame.f_code.co_name == "_worker_loop":
@@ -443,18 +439,17 @@ def _loop_frame() -> FrameType | None:
 
 
 def _locals(frame: FrameType | None, *names: str) -> list[Any]:
-    """Local variables of torch's loop; ``None`` for those that it doesn't have."""
+    """Return local variables of torch's loop; ``None`` for missing ones."""
     if frame is None:
         return [None] * len(names)
     found = frame.f_locals
     values = [found.get(name) for name in names]
-    if sys.version_info < (3, 13):  # a copy, which would hold what torch lets go
+    if sys.version_info < (3, 13):  # a copy, which would keep alive what torch drops
         found.clear()
     return values
 
 
 def _age_ns() -> int | None:
-    """How long ago this process was started; ``None`` where the system does not tell."""
     try:
         with open("/proc/self/stat") as file:  # noqa: PTH123
             ticks = int(file.read().rpartition(")")[2].split()[19])
@@ -465,7 +460,7 @@ def _age_ns() -> int | None:
 
 
 def _read_io() -> tuple[int, int]:
-    """Bytes that this process asked for, and those of them that came from a disk."""
+    """Return the bytes that this process read, and those of them that came from a disk."""
     try:
         with open("/proc/self/io") as file:  # noqa: PTH123
             counters = dict(line.split(": ") for line in file.read().splitlines())

@@ -1,4 +1,4 @@
-"""The workers of a loop's DataLoaders, as the training sees them: who is watched, and what was read."""
+"""Tracks the workers of a loop's DataLoaders from the training process, and reads their results."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from lightning_modelprof.measure.workers.ring import Head, ReadSlot, Rings
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 
 MOST_BATCHES: Final = 1_000
-"""Batches of a loader that are in its record, the newest."""
+"""Most batches in a loader's record; the newest are kept."""
 
 _MOST_HELD: Final = 20_000
-"""Batches that are held while the loop runs, for the timeline of a window."""
+"""Most batches held while the loop runs, for a window's timeline."""
 
 _SLOTS_OF_ONE: Final = 2
-"""Slots for each worker: all of the next epoch may begin before one of the epoch before has ended."""
+"""Slots per worker: all of the next epoch may start before one of the previous epoch has ended."""
 
 _MOST_ROUNDS: Final = 4
-"""A loader that was not made anew for so long is over."""
+"""Rounds without being created again after which a loader is finished."""
 
 _MOST_CLOSED: Final = 8
-"""Loaders that are over whose records are kept, the newest."""
+"""Most records of finished loaders; the newest are kept."""
 
 _MOST_HELD_LOADERS: Final = 100
-"""In a list of something that holds loaders; a longer one may be its data."""
+"""Per list in an object that holds loaders; a longer one may be its data."""
 
 
 class _Shape(NamedTuple):
-    """What tells one loader's workers from another's when it is made anew."""
+    """Identifies a loader's workers when the loader is created again."""
 
     position: int
     kind: str
@@ -58,7 +58,7 @@ class WorkerProbes:
 
     Args:
         own: folders of packages that are the user's wherever they are.
-        sampling: whether statements of workers are looked at.
+        sampling: whether workers' statements are sampled.
     """
 
     def __init__(self, own: tuple[str, ...] = (), *, sampling: bool = True) -> None:
@@ -72,11 +72,11 @@ class WorkerProbes:
         self._record: tuple[LoaderWorkers, ...] | None = None
 
     def add(self, loader: Any, round_number: Any = 0, position: int | None = None) -> None:
-        """Watch a loader whose workers have not started; where they have, say so.
+        """Watch a loader whose workers haven't started; note it if they have.
 
         Args:
-            round_number: changes when all loaders of the loop are made anew.
-            position: which one of the loop's it is; ``None`` counts those of the round.
+            round_number: changes when all loaders of the loop are created again.
+            position: the loader's index within the loop; ``None`` counts those of the round.
         """
         if self._round != round_number:
             self._round, self._position = round_number, 0
@@ -95,7 +95,7 @@ class WorkerProbes:
             if watched is not None and watched.has(loader):  # the same loader again
                 watched.round = self._num_rounds
                 return
-            _give_back(loader)  # with another number of workers, say
+            _give_back(loader)  # with another number of workers, for example
         if getattr(loader, "_iterator", None) is not None:
             self._notes[shape] = "Its workers weren't measured, because they started before this loop."
             return
@@ -104,18 +104,18 @@ class WorkerProbes:
                 watched = self._watched[shape] = _Watched(shape, loader, self._own, sampling=self._sampling)
             watched.round = self._num_rounds
             watched.enter(loader)
-        except Exception as error:  # no such memory here, or a loader whose functions cannot be set
+        except Exception as error:  # no such memory here, or a loader whose functions can't be set
             self._notes[shape] = f"Its workers couldn't be measured: {describe_error(error)}."
 
     def add_other(self, loader: Any) -> None:
-        """A loader of another loop, such as a validation inside a fit: it may be one of this loop's, too."""
+        """Note a loader of another loop, such as a validation inside a fit: it may also be this loop's."""
         for one in _loaders_in(loader):
             for watched in self._watched.values():
                 if watched.has(one):
                     watched.is_shared = True
 
     def begin(self, loaders: Iterable[Any]) -> None:
-        """The loop begins: what was watched before, such as in trial runs, was not it."""
+        """Start the loop; drops loaders watched before but not used, as in trial runs."""
         before, self._watched = self._watched, {}
         position = 0
         for one in (one for loader in loaders for one in _loaders_in(loader)):
@@ -129,7 +129,7 @@ class WorkerProbes:
             watched.end()
 
     def _close_old(self) -> None:
-        """Keep no more than the record of loaders that are over: each has memory and an open file."""
+        """Keep only the records of finished loaders, as each has memory and an open file."""
         for shape, watched in list(self._watched.items()):
             if watched.round <= self._num_rounds - _MOST_ROUNDS:
                 self._num_closed += 1
@@ -142,10 +142,10 @@ class WorkerProbes:
             watched.poll()
 
     def batches_between(self, begin_ns: int, end_ns: int) -> tuple[tuple[int, WorkerBatches], ...]:
-        """Batches that were made in a stretch of time, of those that are still held.
+        """Return the batches made in a time span, among those still held.
 
         Returns:
-            Of each loader its position and its batches.
+            Position and batches of each loader.
         """
         self.poll()
         return tuple(
@@ -167,7 +167,7 @@ class WorkerProbes:
         return tuple(sorted(records, key=lambda record: record.loader))
 
     def end(self) -> None:
-        """Keep what was measured, let workers that live on measure no more, and give loaders back."""
+        """Keep the results, stop measuring in surviving workers, and restore the loaders."""
         if self._record is not None:
             return
         try:
@@ -179,7 +179,7 @@ class WorkerProbes:
 
 
 def _loaders_in(loader: Any) -> list[DataLoader[Any]]:
-    """A DataLoader, or those that something of a library's holds, such as webdataset's WebLoader."""
+    """Return a DataLoader, or those held by a library's object such as webdataset's WebLoader."""
     if isinstance(loader, DataLoader):
         return [loader]
     held = getattr(loader, "__dict__", {}).values()
@@ -193,7 +193,7 @@ def _is_short_list(value: Any) -> bool:
 
 def _shape(loader: DataLoader[Any], position: int) -> _Shape:
     context = loader.multiprocessing_context
-    # Where nobody has set one, it can be set later: to ask for it would set it.
+    # An unset method can still be set later, but asking for it would set it.
     method = (torch.multiprocessing if context is None else context).get_start_method(allow_none=True)
     return _Shape(
         position,
@@ -214,11 +214,11 @@ def _of_shape(shape: _Shape) -> dict[str, Any]:
 
 
 class _Watched:
-    """One loader, and those that are made in its place.
+    """One loader and its later replacements.
 
     Attributes:
-        round: the newest in which it was there.
-        is_shared: whether another loop takes batches from it as well.
+        round: newest round in which it was there.
+        is_shared: whether another loop takes batches from it too.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class _Watched:
         self._num_held = 0
 
     def enter(self, loader: DataLoader[Any]) -> None:
-        """Begin each worker of a loader with a function of ours, which calls the user's own."""
+        """Start each worker of a loader with our function, which calls the user's own."""
         loader.worker_init_fn = start = WorkerStart(
             loader.worker_init_fn, self._rings.memory, self._own, self._sampling
         )
@@ -246,7 +246,7 @@ class _Watched:
         self._starts.append(weakref.ref(start))
 
     def has(self, loader: DataLoader[Any]) -> bool:
-        """Whether it is this one, and ours is still in it."""
+        """Whether it is this loader, with our function still in it."""
         return type(loader.worker_init_fn) is WorkerStart and any(one() is loader for one in self._loaders)
 
     def poll(self) -> None:
@@ -257,7 +257,6 @@ class _Watched:
             self._num_held -= len(self._batches.popleft())
 
     def batches(self, begin_ns: int | None = None, end_ns: int | None = None) -> WorkerBatches:
-        """Those that were made in a stretch of time, or else the newest."""
         if not self._batches:
             return WorkerBatches()
         rows = np.concatenate(list(self._batches))
@@ -317,12 +316,11 @@ def _give_back(loader: Any) -> None:
 def _text(slot: ReadSlot) -> WorkerText | None:
     try:
         return msgspec.json.decode(slot.text, type=WorkerText) if slot.text else None
-    except (msgspec.DecodeError, UnicodeDecodeError):  # its worker wrote it anew twice while it was read
+    except (msgspec.DecodeError, UnicodeDecodeError):  # its worker rewrote it twice while it was read
         return None
 
 
 def _calls(slots: Sequence[ReadSlot], texts: Sequence[WorkerText]) -> tuple[CallTimes, ...]:
-    """The calls of all workers, those that stand for the same call as one."""
     if not any(slot.head[Head.BATCHES] for slot in slots):
         return ()
     head = np.sum([slot.head for slot in slots], axis=0)

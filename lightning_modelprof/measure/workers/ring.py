@@ -1,8 +1,8 @@
-"""Memory that the training and the workers of one DataLoader share: a slot for each worker, without a name.
+"""Memory shared by the training and one DataLoader's workers: an unnamed slot per worker.
 
-A worker claims a slot and is the only one that writes there: sums, a ring of batches, and texts. Nobody waits
-for anybody. The memory is a file without a name (``memfd``), which is gone with the last process that has it,
-however that ends; the claim is a lock of the system's, which ends likewise.
+A worker claims a slot and is the only one to write there: sums, a ring of batches, and texts. Nothing ever
+waits. The memory is an unnamed file (``memfd``), which disappears with the last process that has it, however
+that ends. The claim is a system lock, which ends in the same way.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from lightning_modelprof.processes import OwnFile
 try:
     import fcntl
     import resource
-except ImportError:  # Windows, where there is no such memory either
+except ImportError:  # Windows, which has no such memory either
     fcntl = resource = None  # type: ignore[assignment]
 
 NUM_BATCHES: Final = 4096
-"""Batches that a worker may be ahead of who reads them. A power of two."""
+"""Most batches that a worker may be ahead of the reader. A power of two."""
 
 BATCH_COLUMNS: Final = 8
-"""Numbers that a batch takes in the ring; see :class:`SlotWriter`."""
+"""Numbers per batch in the ring; see :class:`SlotWriter`."""
 
 _SPARE_FILES: Final = 32
 _SPARE_FILES_OF_SLOT: Final = 4
-"""Files that the training must be able to open beside the memory: pipes to workers, and tensors that come."""
+"""Files that the training must be able to open as well: pipes to workers, and incoming tensors."""
 
 _SPARE_BYTES: Final = 256 * 2**20
-"""The same of address space, where it has a limit: each thread reserves some."""
+"""The same for address space, where it is limited: each thread reserves some."""
 
 _WORD: Final = 8
 _HEAD_WORDS: Final = 64
 _TEXT_BYTES: Final = 1 << 18
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _MAP_FIXED: Final = 0x10
-"""Of Linux, which alone has such memory; Python does not name it."""
+"""Linux's value, which Python doesn't name; no other system has such memory."""
 
 _NUM_TEXTS: Final = 2  # one is read while the other is written
 
@@ -55,18 +55,18 @@ _SLOT_BYTES: Final = -(-(_TEXTS_AT + _NUM_TEXTS * _TEXT_BYTES) // _PAGE) * _PAGE
 
 
 class Head:
-    """Places of numbers at the begin of a slot; plain ones, as they are fast. The file has the first."""
+    """Positions in the head of a slot; plain ints, for speed. ``SILENT`` is in the file's head instead."""
 
     SILENT: Final = 0
-    """Not 0 once the training wants to hear no more."""
+    """Nonzero once the training needs no more results."""
     WORKER: Final = 1
-    """Number of the worker, counted from 1; 0 where the slot was never used."""
+    """Number of the worker, counted from 1; 0 if the slot was never used."""
     STARTS: Final = 2
     """Processes that had the slot."""
     STARTS_NS: Final = 3
-    """From their start until they were ready, all together."""
+    """Total time from their start until they were ready."""
     STARTS_TIMED: Final = 4
-    """How many of them told."""
+    """Number of processes in ``STARTS_NS``."""
     BATCHES: Final = 5
     SAMPLES: Final = 6
     FETCH_NS: Final = 7
@@ -76,29 +76,29 @@ class Head:
     PROCESS_CPU_NS: Final = 11
     """CPU time of the whole process since it was ready."""
     SAMPLER_CPU_NS: Final = 12
-    """Of that, our own thread's."""
+    """The part of it that our own thread used."""
     READ_BYTES: Final = 13
     DISK_BYTES: Final = 14
     PAGE_FAULTS: Final = 15
     MEMORY_BYTES: Final = 16
     THREADS: Final = 17
     SYSTEM_KNOWN: Final = 18
-    """Not 0 where the numbers of the system above were read."""
+    """Nonzero if the system's numbers above were read."""
     FETCH_CPU_NS: Final = 19
-    """CPU time of the thread in making samples."""
+    """The thread's CPU time for making samples."""
     DROPPED: Final = 20
     WRITTEN: Final = 21
-    """Batches that were ever written to the ring."""
+    """Batches ever written to the ring."""
     READ: Final = 22
-    """Of those, the ones that were read; the only number that the training writes to a slot."""
+    """Batches read so far; the only number that the training writes to a slot."""
     TEXT: Final = 24
-    """Which text is the newest: 0 for none yet, then odd and even in turns."""
+    """The newest text: 0 for none yet, then alternately odd and even."""
     TEXT_BYTES_EVEN: Final = 25
     TEXT_BYTES_ODD: Final = 26
     CPU_WAIT_NS: Final = 28
-    """For which the main thread was ready to run and had no CPU, since the worker was ready."""
+    """Time that the main thread was ready to run without a CPU, since the worker was ready."""
     CPU_WAIT_KNOWN: Final = 29
-    """Not 0 where the system tells that."""
+    """Nonzero if the system reports that."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class ReadSlot:
 
     Attributes:
         head: int64, by :class:`Head`.
-        text: the newest one; empty without.
+        text: the newest text; empty without one.
     """
 
     head: NDArray[np.int64]
@@ -115,10 +115,10 @@ class ReadSlot:
 
 
 def _check_room(num_slots: int, size: int) -> None:
-    """Refuse where the training could need what this memory would take.
+    """Refuse to use memory that the training might need.
 
     Raises:
-        OSError: with what is short.
+        OSError: names the scarce resource.
     """
     files, addresses = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     left = files[0] - len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -131,16 +131,16 @@ def _check_room(num_slots: int, size: int) -> None:
 
 
 class Rings:
-    """The shared memory of one loader, as the training has it.
+    """One loader's shared memory in the training process.
 
     Args:
         num_slots: processes that may write at the same time.
 
     Attributes:
-        name: that no other memory has.
+        name: unique to this memory.
 
     Raises:
-        OSError: where the system has no such memory, or the training needs what it would take.
+        OSError: when the system has no such memory, or the training might need it.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -149,7 +149,7 @@ class Rings:
         size = _PAGE + num_slots * _SLOT_BYTES
         _check_room(num_slots, size)
         self.num_slots = num_slots
-        # A name that nobody else's file has: its number may be another file's once this one is closed.
+        # A unique name: once this file is closed, another may get its number.
         self.name = f"modelprof-workers-{secrets.token_hex(8)}"
         self._file = OwnFile(os.memfd_create(self.name))
         try:
@@ -165,7 +165,7 @@ class Rings:
 
     @property
     def fd(self) -> int:
-        """Number of the memory.
+        """Return the memory's file descriptor.
 
         Raises:
             OSError: when the program has closed it.
@@ -174,28 +174,28 @@ class Rings:
 
     @property
     def path(self) -> str:
-        """Where another process of the same user finds the memory while this one lives."""
+        """Return the path through which the same user's other processes find it while this one lives."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     @property
     def memory(self) -> SharedMemory:
-        """What a worker is told."""
+        """Return the handle that workers get."""
         return SharedMemory(self.fd, self.path, self.name, self.num_slots)
 
     @property
     def num_unclaimed(self) -> int:
-        """Processes that found no slot."""
+        """Count the processes that found no slot."""
         return int(np.frombuffer(self._map, np.int64, 2)[1])
 
     def silence(self) -> None:
-        """Ask all workers to measure no more."""
+        """Ask all workers to stop measuring."""
         self._map[:_WORD] = (1).to_bytes(_WORD, "little")
 
     def new_batches(self) -> list[tuple[int, NDArray[np.int64]]]:
-        """Batches since the last call.
+        """Return the batches since the last call.
 
         Returns:
-            Of each slot that has some: number of the worker, and int64 of shape (n, ``BATCH_COLUMNS``).
+            For each slot with batches, the worker's number and int64 of shape (n, ``BATCH_COLUMNS``).
         """
         found = []
         for slot, head in enumerate(self._heads):
@@ -208,7 +208,7 @@ class Rings:
         return found
 
     def slots(self) -> list[ReadSlot]:
-        """Copies of all slots that were ever used."""
+        """Copy all slots that were ever used."""
         return [self._slot(slot) for slot, head in enumerate(self._heads) if head[Head.WORKER]]
 
     def _slot(self, slot: int) -> ReadSlot:
@@ -217,16 +217,16 @@ class Rings:
         return ReadSlot(head, _read_text(self._map, at, head))
 
     def close(self) -> None:
-        """Let the memory go; what was read before stays."""
+        """Free the memory; earlier results stay."""
         self._heads = []
         self._map.close()
         self._file.close()
 
 
 def _mapped(fd: int, size: int) -> mmap.mmap:
-    """The memory behind a number, without a number of its own.
+    """Map a file descriptor's memory without a second descriptor.
 
-    Python keeps a second one for a map of a file, and closes it with the map, whatever it is by then.
+    Python would keep one for a file's map and close it with the map, whatever file it is by then.
 
     Raises:
         OSError: when there is no room.
@@ -261,16 +261,16 @@ def _read_text(memory: Any, at: int, head: Any) -> bytes:
 
 
 class SlotWriter:
-    """A slot, as the worker that has it sees it.
+    """A slot, from the side of its worker.
 
     Args:
-        memory: of all slots.
+        memory: memory of all slots.
 
     Attributes:
         head: int64, by :class:`Head`.
-        silent: int64: the first is not 0 once the training wants to hear no more.
-        batches: int64: ``BATCH_COLUMNS`` numbers for each batch: its number in the epoch, begin, samples
-            there, ready, CPU time, samples.
+        silent: int64; the first is nonzero once the training needs no more results.
+        batches: int64, ``BATCH_COLUMNS`` numbers per batch: its number in the epoch, start, samples fetched,
+            ready, CPU time, sample count.
     """
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
@@ -288,7 +288,7 @@ class SlotWriter:
         return _read_text(self._map, self._at, self.head)
 
     def write_text(self, text: bytes) -> bool:
-        """Put a text in the place of the one before; returns whether it was short enough."""
+        """Write a text next to the previous one; returns whether it was short enough."""
         if len(text) > _TEXT_BYTES:
             return False
         newest = self.head[Head.TEXT] + 1
@@ -300,10 +300,10 @@ class SlotWriter:
 
 
 class SharedMemory(NamedTuple):
-    """The memory of a loader, as its workers are told of it.
+    """A loader's memory, as passed to its workers.
 
     Attributes:
-        fd: its number in a child that inherits it; -1 in one that does not, which opens ``path``.
+        fd: descriptor in a child that inherits it; -1 in one that doesn't, which opens ``path``.
     """
 
     fd: int
@@ -319,13 +319,13 @@ class SharedMemory(NamedTuple):
         return self._replace(fd=-1)
 
     def claim(self, worker: int) -> SlotWriter | None:
-        """A slot for this process, see :func:`claim_slot`."""
+        """Claim a slot for this process, see :func:`claim_slot`."""
         fd = self.fd if self.is_inherited else open_memory(self.path, self.name)
         return None if fd is None else claim_slot(fd, self.name, self.num_slots, worker)
 
 
 def open_memory(path: str, name: str) -> int | None:
-    """The memory in a child that inherits nothing; ``None`` where that path is another file by now."""
+    """Open the memory in a child that inherits nothing; ``None`` if the path is another file by now."""
     if not _is_memory(path, name):
         return None
     fd = os.open(path, os.O_RDWR)
@@ -340,13 +340,13 @@ def _is_memory(path: str, name: str) -> bool:
 
 
 def claim_slot(fd: int, name: str, num_slots: int, worker: int) -> SlotWriter | None:
-    """A slot that no living process has, in a worker; its own number's if that is free.
+    """Claim a slot without a living owner in a worker; preferably that of its own number.
 
     Args:
-        fd: of the memory; stays open as long as the claim is to hold.
+        fd: descriptor of the memory; must stay open to hold the claim.
 
     Returns:
-        ``None`` where all are taken, or the number is another file's by now.
+        ``None`` if all are taken, or the descriptor is another file's by now.
     """
     if not _is_memory(f"/proc/self/fd/{fd}", name):
         return None
